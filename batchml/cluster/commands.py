@@ -35,27 +35,29 @@ from batchml.model.run import describe_state
 from batchml.runs.commands.usage import USED, cells_of, memory, number
 from batchml.runs.find import check_queues
 
-FEW = 20  # runs or hosts that are shown without a terminal
-LONGEST = 32  # characters of a name
-NODES = 8  # nodes of a run that have a line
+FEW = 20  # the most runs or hosts to show without a terminal
+LONGEST = 32  # the most characters of a name
+NODES = 8  # the most lines for the nodes of a run
 SORTS = ("state", "age", "cpu", "gpu")  # orders of runs; the key s takes the next
 
+# Columns that a narrow window leaves out, the first one first.
 _QUEUE_GIVES_WAY = (
     "SUBMITTED", "PENDING", "MEMORY", "PRIORITY", "STARTING", "GPUS", "VCPUS", "NEXT WAITS FOR",
 )  # fmt: skip
 _HOST = "HOST (REASON)"
-_LEAST_HOST = 16  # cells to which that column is cut before other columns are left out
-_RUN_GIVES_WAY = ("QUEUE", "GPU MEM", "OUT", "IN", "MEMORY")  # left out before _HOST is cut
-_RUN_GIVES_WAY_LATER = ("GPU", "CPU", _HOST, "ID")
+_LEAST_HOST = 16  # cells to which the column _HOST may be cut
+_RUN_GIVES_WAY = ("QUEUE", "GPU MEM", "OUT", "IN", "MEMORY")  # before _HOST is cut
+_RUN_GIVES_WAY_LATER = ("GPU", "CPU", _HOST, "ID")  # after _HOST is cut
 
 
 class TopView(NamedTuple):
-    """The table and the order that keys choose."""
+    """The view that the user's keys choose: hosts or runs, and the order of runs."""
 
     hosts: bool = False
     sort: str = SORTS[0]
 
     def after(self, key: str) -> "TopView":
+        """The view after a key is pressed."""
         if key == "h":
             return self._replace(hosts=not self.hosts)
         if key == "s" and not self.hosts:
@@ -98,51 +100,51 @@ def top(
     context = open_context(env)
     queues = [context.queue(name) for name in queue or ()]
     check_queues(context.batch, queues)
-    poller, priced, view = open_poller(context), HostPrices(context).add_to, TopView(hosts)
+    poller, add_prices, view = open_poller(context), HostPrices(context).add_to, TopView(hosts)
     if json_:
-        print_json(_json(priced(poller.poll(queues)), context.env))
+        print_json(_json(add_prices(poller.poll(queues)), context.env))
     elif once or not sys.stdout.isatty():
-        found = poller.poll(queues)
-        found = priced(found) if hosts else found
-        print_line(_view(found, context.env, screen(), FEW, view=view))
+        snapshot = poller.poll(queues)
+        snapshot = add_prices(snapshot) if hosts else snapshot
+        print_line(_view(snapshot, context.env, screen(), FEW, view=view))
     else:
         with reading_keys(context.clock.sleep) as rest:
             now = context.clock.now
-            _live(lambda: poller.poll(queues), priced, view, context.env, every, rest, now)
+            _live(lambda: poller.poll(queues), add_prices, view, context.env, every, rest, now)
 
 
 def _live(
-    look: Callable[[], ClusterSnapshot],
-    priced: Callable[[ClusterSnapshot], ClusterSnapshot],
+    poll: Callable[[], ClusterSnapshot],
+    add_prices: Callable[[ClusterSnapshot], ClusterSnapshot],
     view: TopView,
     env: str,
     every: float,
     rest: Rest,
     now: Callable[[], float],
 ) -> None:
-    """Draw snapshots until the key `q`, which `rest` reads while it sleeps, or Ctrl-C.
+    """Draw snapshots until the user presses q or Ctrl-C. `rest` sleeps, and returns a pressed key.
 
-    `priced` asks for the prices of hosts, only when hosts are shown.
+    `add_prices` asks AWS for prices. It is called only when hosts are shown.
     """
     from rich.console import Console
     from rich.live import Live
 
-    console, found = Console(), ClusterSnapshot(0)
+    console, snapshot = Console(), ClusterSnapshot(0)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 trouble = ""
                 try:
-                    found = look()
+                    snapshot = poll()
                 except (ServiceError, ServiceUnreachable) as error:
-                    if not found.at:  # an error of the first poll will not pass
+                    if not snapshot.at:  # an error of the first poll will not pass
                         raise
-                    trouble = f"No contact; these are the last values. Still trying: {error}"
-                until = now() + poll_pause(found.calls, every)
+                    trouble = f"AWS does not answer; these are the last values. Retrying: {error}"
+                until = now() + poll_pause(snapshot.calls, every)
                 key = " "
                 while key:  # a key changes the view at once
-                    found = priced(found) if view.hosts else found
-                    _draw(live, console, found, env, trouble, view)
+                    snapshot = add_prices(snapshot) if view.hosts else snapshot
+                    _draw(live, console, snapshot, env, trouble, view)
                     key = rest(max(0.0, until - now()))
                     if key == "q":
                         return
@@ -152,53 +154,53 @@ def _live(
 
 
 def _draw(
-    live: Any, console: Any, found: ClusterSnapshot, env: str, trouble: str, view: TopView
+    live: Any, console: Any, snapshot: ClusterSnapshot, env: str, trouble: str, view: TopView
 ) -> None:
     from rich.text import Text
 
-    tables = len(found.computes) if view.hosts else len(found.queues)
-    extra = bool(trouble) + (found.hosts is not None) + bool(found.missing)
+    tables = len(snapshot.computes) if view.hosts else len(snapshot.queues)
+    extra = bool(trouble) + (snapshot.hosts is not None) + bool(snapshot.missing)
     room = console.size.height - tables - 6 - extra
     on = screen()._replace(width=console.size.width)
-    text = Text.from_ansi(_view(found, env, on, max(1, room), trouble, view.hint, view))
+    text = Text.from_ansi(_view(snapshot, env, on, max(1, room), trouble, view.hint, view))
     text.no_wrap, text.overflow = True, "ellipsis"
     live.update(text, refresh=True)
 
 
 def _view(
-    found: ClusterSnapshot,
+    snapshot: ClusterSnapshot,
     env: str,
     on: Screen,
     most: int,
     trouble: str = "",
     hint: str = "",
-    view: TopView = TopView(),  # noqa: B008  (it does not change)
+    view: TopView = TopView(),  # noqa: B008  (a TopView is immutable)
 ) -> str:
     """One screen of text, no wider than the window if possible."""
-    top = f"{env}  {timestamp(found.at)[:19].replace('T', ' ')}Z"
-    total = total_line(found)
+    top = f"{env}  {timestamp(snapshot.at)[:19].replace('T', ' ')}Z"
+    total = total_line(snapshot)
     lines = [f"{top}  {hint}".rstrip(), *([total] if total else [])]
     lines += [printable(trouble.replace("\n", " ")), ""] if trouble else [""]
     if view.hosts:
-        lines += host_lines(found, on, most)
+        lines += host_lines(snapshot, on, most)
     else:
-        rows = narrow_columns(_queue_rows(found), on.width, _QUEUE_GIVES_WAY)
-        lines += [table(rows, on), "", *_run_lines(found, on, most, view.sort)]
-    missing = missing_line(found)
+        rows = narrow_columns(_queue_rows(snapshot), on.width, _QUEUE_GIVES_WAY)
+        lines += [table(rows, on), "", *_run_lines(snapshot, on, most, view.sort)]
+    missing = missing_line(snapshot)
     return "\n".join([*lines, *([missing] if missing else [])])
 
 
-def _run_lines(found: ClusterSnapshot, on: Screen, most: int, sort: str) -> list[str]:
-    if not found.runs:
+def _run_lines(snapshot: ClusterSnapshot, on: Screen, most: int, sort: str) -> list[str]:
+    if not snapshot.runs:
         return ["Nothing runs and nothing waits."]
-    shown = _fitting(_sorted(found.runs, sort), most)
-    rows = narrow_columns(_run_rows(shown, found), on.width, _RUN_GIVES_WAY)
-    rows = narrow_columns(_with_short_hosts(rows, on.width), on.width, _RUN_GIVES_WAY_LATER)
-    more = len(found.runs) - len(shown)
+    first = _take_lines(_sort(snapshot.runs, sort), most)
+    rows = narrow_columns(_run_rows(first, snapshot), on.width, _RUN_GIVES_WAY)
+    rows = narrow_columns(_cut_hosts(rows, on.width), on.width, _RUN_GIVES_WAY_LATER)
+    more = len(snapshot.runs) - len(first)
     return [table(rows, on), *([f"and {more} more"] if more else [])]
 
 
-def _with_short_hosts(rows: list[list[str]], width: int) -> list[list[str]]:
+def _cut_hosts(rows: list[list[str]], width: int) -> list[list[str]]:
     """Cut the last column of a table that is too wide."""
     over = max(map(cells, table(rows, Screen()).splitlines())) - width
     if not width or over <= 0 or rows[0][-1] != _HOST:
@@ -208,36 +210,39 @@ def _with_short_hosts(rows: list[list[str]], width: int) -> list[list[str]]:
     return [[*row[:-1], cut(row[-1], most)] for row in rows]
 
 
-def _sorted(rows: Sequence[RunRow], sort: str) -> Sequence[RunRow]:
-    """Sort runs: by state as they are, by age the oldest first, by usage the largest first."""
+def _sort(rows: Sequence[RunRow], sort: str) -> Sequence[RunRow]:
+    """Sort runs by age, the oldest first, or by usage, the largest first.
+
+    A snapshot's runs are already sorted by state.
+    """
     if sort == "age":
         return sorted(rows, key=lambda row: row.run.started_at or row.run.created_at or sys.maxsize)
     if sort in ("cpu", "gpu"):
-        return sorted(rows, key=lambda row: -_use(row, sort))
+        return sorted(rows, key=lambda row: -_total_usage(row, sort))
     return rows
 
 
-def _use(row: RunRow, name: str) -> float:
+def _total_usage(row: RunRow, name: str) -> float:
     """The usage of a run, or of all its nodes together; -1 if unknown."""
-    known = [each.usage[name] for each in (row, *row.nodes) if name in each.usage]
-    return sum(known) if known else -1.0
+    usage = [each.usage[name] for each in (row, *row.nodes) if name in each.usage]
+    return sum(usage) if usage else -1.0
 
 
-def _queue_rows(found: ClusterSnapshot) -> list[list[str]]:
-    states = list(reversed(LIVE))
-    rows = [["QUEUE", *(state.value for state in states), "VCPUS", "MEMORY", "GPUS", "PRIORITY",
+def _queue_rows(snapshot: ClusterSnapshot) -> list[list[str]]:
+    statuses = list(reversed(LIVE))
+    rows = [["QUEUE", *(status.value for status in statuses), "VCPUS", "MEMORY", "GPUS", "PRIORITY",
              "STATE", "NEXT WAITS FOR"]]  # fmt: skip
-    for queue in found.queues:
-        known = queue.state
-        word = state_word(known.is_enabled, known.status) if known else ""
+    for queue in snapshot.queues:
+        state = queue.state
+        word = state_word(state.is_enabled, state.status) if state else ""
         rows.append(
             [
                 printable(queue.name)[:LONGEST],
-                *(number(queue.counts[state]) for state in states),
-                held_and_asked(queue.vcpus, queue.asked_vcpus, queue.is_whole),
+                *(number(queue.counts[status]) for status in statuses),
+                held_and_asked(queue.vcpus, queue.asked_vcpus, queue.is_exact),
                 memory(queue.memory_mib),
-                held_and_asked(queue.gpus, queue.asked_gpus, queue.is_whole),
-                str(known.priority) if known and len(found.queues) > 1 else "",
+                held_and_asked(queue.gpus, queue.asked_gpus, queue.is_exact),
+                str(state.priority) if state and len(snapshot.queues) > 1 else "",
                 "" if word == "ENABLED" else word,
                 printable(queue.reason),
             ]
@@ -245,20 +250,19 @@ def _queue_rows(found: ClusterSnapshot) -> list[list[str]]:
     return rows
 
 
-def _fitting(runs: Sequence[RunRow], most: int) -> list[RunRow]:
-    """The first runs, in at most `most` lines; without their nodes if the lines do not suffice."""
-    if len(runs) + sum(_node_lines(row) for row in runs) > most:
+def _take_lines(runs: Sequence[RunRow], most: int) -> list[RunRow]:
+    """The first runs, in at most `most` lines; without their nodes if these need too many lines."""
+    lines = len(runs)
+    for row in runs:
+        nodes = min(len(row.nodes), NODES)
+        lines += nodes + (row.run.nodes > nodes > 0)  # and the line "and N more nodes"
+    if lines > most:
         runs = [replace(row, nodes=()) for row in runs]
     return list(runs[:most])
 
 
-def _node_lines(row: RunRow) -> int:
-    """The number of lines of a run's nodes, with the line "and N more nodes"."""
-    return min(len(row.nodes), NODES) + (row.run.nodes > min(len(row.nodes), NODES) > 0)
-
-
-def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]:
-    is_one = len(found.hosts or ()) < 2  # then its name tells nothing
+def _run_rows(runs: Iterable[RunRow], snapshot: ClusterSnapshot) -> list[list[str]]:
+    is_one = len(snapshot.hosts or ()) < 2  # the name of an only host tells nothing
     rows = [["ID", "NAME", "QUEUE", "STATUS", "FOR", *USED, _HOST]]
     for row in runs:
         run = row.run
@@ -268,7 +272,7 @@ def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]
                 ("  " if row.head else "") + printable(run.name)[:LONGEST],
                 printable(run.queue)[:LONGEST],
                 describe_state(run),
-                age_text(run, found.at),
+                age_text(run, snapshot.at),
                 *cells_of(run, row.usage),
                 "" if is_one and row.hosts else host_or_reason(row),
             ]
@@ -284,36 +288,26 @@ def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]
     return rows
 
 
-def _json(found: ClusterSnapshot, env: str) -> dict[str, Any]:
+def _json(snapshot: ClusterSnapshot, env: str) -> dict[str, Any]:
     return {
         "env": env,
-        "at": found.at,
-        "total": total_json(found),
-        "queues": [{"jobQueue": queue.name, **queue_json(queue)} for queue in found.queues],
+        "at": snapshot.at,
+        "total": total_json(snapshot),
+        "queues": [{"jobQueue": queue.name, **queue_json(queue)} for queue in snapshot.queues],
         "runs": [
             {
                 **run_json(row.run),
                 "usage": row.usage or None,
                 **position_json(row),
-                **_head_json(row),
-                **_nodes_json(row),
+                **({"head": row.head} if row.head else {}),
+                **({"nodes": list(map(_node_json, row.nodes))} if row.nodes else {}),
             }
-            for row in found.runs
+            for row in snapshot.runs
         ],
-        "computeEnvironments": [compute_json(row) for row in found.computes],
-        "hosts": None if found.hosts is None else [host_json(row) for row in found.hosts],
-        "missing": list(found.missing),
+        "computeEnvironments": [compute_json(row) for row in snapshot.computes],
+        "hosts": None if snapshot.hosts is None else [host_json(row) for row in snapshot.hosts],
+        "missing": list(snapshot.missing),
     }
-
-
-def _head_json(row: RunRow) -> dict[str, str]:
-    """The head of workers in a group run; nothing for any other run."""
-    return {"head": row.head} if row.head else {}
-
-
-def _nodes_json(row: RunRow) -> dict[str, Any]:
-    """The nodes of a multi-node run; nothing for any other run."""
-    return {"nodes": [_node_json(node) for node in row.nodes]} if row.nodes else {}
 
 
 def _node_json(row: RunRow) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Compute environments and hosts as table rows: their resources, use and runs. Pure."""
+"""Compute environments and hosts as table rows: their resources, usage and runs. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import reduce
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,19 +16,19 @@ from batchml.model.run import Run
 class ClusterState(Struct, frozen=True):
     """Queues, compute environments and hosts, as AWS last described them.
 
-    `computes` and `hosts` are None if AWS refused the call; then `missing` names it. `is_local`:
-    this machine is the only host.
+    `computes` or `hosts` is None if AWS refused the call for it. `is_local`: this machine is the
+    only host.
     """
 
     queues: dict[str, QueueState] = {}
     computes: dict[str, ComputeState] | None = None
     hosts: tuple[ClusterHost, ...] | None = None
     fronts: dict[str, tuple[str, ...]] = {}  # queue -> job ids at its head, in order
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # calls that AWS refused
     is_local: bool = False
     held: dict[str, int] = {}  # queue -> vCPUs of its runs that hold a host
 
-    def of_queue(self, name: str) -> list[ComputeState]:
+    def computes_of(self, name: str) -> list[ComputeState]:
         """The compute environments of a queue, in the order in which AWS Batch tries them."""
         queue = self.queues.get(name)
         computes = self.computes or {}
@@ -38,8 +39,8 @@ class ClusterState(Struct, frozen=True):
     def hosts_of(self, compute: ComputeState) -> list[ClusterHost]:
         return [each for each in self.hosts or () if belongs_to(each, compute)]
 
-    def held_of(self, computes: Iterable[ComputeState]) -> int:
-        """vCPUs that runs of queues with no other compute environments hold."""
+    def vcpus_held_in(self, computes: Iterable[ComputeState]) -> int:
+        """vCPUs held by the runs of queues that use only these compute environments."""
         names = {each.name for each in computes}
         return sum(
             vcpus for queue, vcpus in self.held.items()
@@ -63,11 +64,11 @@ class HostRow(Struct, frozen=True):
 
 
 class ComputeRow(Struct, frozen=True):
-    """A compute environment. `room`: resources of its hosts, which those of `local` share."""
+    """A compute environment. `resources`: resources of its hosts, which those of `local` share."""
 
     state: ComputeState
     hosts: dict[HostState, int] = {}
-    room: HostResources = HostResources()
+    resources: HostResources = HostResources()
 
 
 class HostTotal(Struct, frozen=True):
@@ -78,7 +79,7 @@ class HostTotal(Struct, frozen=True):
     """
 
     hosts: dict[HostState, int] = {}
-    room: HostResources = HostResources()
+    resources: HostResources = HostResources()
     cpu: float | None = None
     gpu: float | None = None
     price: Decimal | None = None
@@ -92,20 +93,21 @@ def host_rows(
     cluster: ClusterState, runs: Iterable[Run], usage: Mapping[str, Mapping[str, float]]
 ) -> tuple[HostRow, ...]:
     """Rows of hosts, by compute environment and state. `runs`: containers that hold a host."""
-    there: dict[str, list[Run]] = {}
+    by_host: dict[str, list[Run]] = {}
     for run in runs:
-        there.setdefault(run.host, []).append(run)
+        by_host.setdefault(run.host, []).append(run)
     rows = []
     for host in cluster.hosts or ():
-        own = [*there.get(host.id, ()), *(there.get(host.instance, ()) if host.instance else ())]
-        serves = [each for each in (cluster.computes or {}).values() if belongs_to(host, each)]
+        ids = (host.id, host.instance) if host.instance else (host.id,)
+        on_host = [run for each in ids for run in by_host.get(each, ())]
+        computes = [each for each in (cluster.computes or {}).values() if belongs_to(host, each)]
         rows.append(
             HostRow(
                 host,
-                tuple(sorted(each.name for each in serves)),
-                any(each.is_spot for each in serves),
-                tuple(own),
-                _usage([(run, usage.get(run.job_id, {})) for run in own]),
+                tuple(sorted(each.name for each in computes)),
+                any(each.is_spot for each in computes),
+                tuple(on_host),
+                _sum_usage([(run, usage.get(run.job_id, {})) for run in on_host]),
             )
         )
     order = list(HostState)
@@ -114,15 +116,14 @@ def host_rows(
     )
 
 
-def _usage(runs: Sequence[tuple[Run, Mapping[str, float]]]) -> dict[str, float]:
-    """The sum of the usage that runs report. Percent of a run's GPUs become whole GPUs."""
+def _sum_usage(runs: Iterable[tuple[Run, Mapping[str, float]]]) -> dict[str, float]:
+    """Sum the usage that runs report. Percent of a run's GPUs become a number of GPUs."""
     total: dict[str, float] = {}
     for run, used in runs:
-        for name in ("cpu", "memory", "gpu_memory"):
+        for name in ("cpu", "memory", "gpu_memory", "gpu"):
             if name in used:
-                total[name] = total.get(name, 0.0) + used[name]
-        if "gpu" in used:
-            total["gpu"] = total.get("gpu", 0.0) + used["gpu"] / 100 * max(1, run.gpus)
+                value = used[name] / 100 * max(1, run.gpus) if name == "gpu" else used[name]
+                total[name] = total.get(name, 0.0) + value
     return total
 
 
@@ -139,11 +140,11 @@ def price_item(row: HostRow) -> str:
 def compute_rows(cluster: ClusterState, names: Sequence[str] = ()) -> tuple[ComputeRow, ...]:
     """Rows of all compute environments, or of those of some queues, by name."""
     computes = cluster.computes or {}
-    wanted = {each.name for name in names for each in cluster.of_queue(name)} if names else computes
+    if names:
+        computes = {each.name: each for name in names for each in cluster.computes_of(name)}
     return tuple(
-        ComputeRow(each, states_of(hosts), room_of(hosts))
-        for name, each in sorted(computes.items())
-        if name in wanted
+        ComputeRow(each, count_states(hosts), sum_resources(hosts))
+        for _, each in sorted(computes.items())
         for hosts in [cluster.hosts_of(each)]
     )
 
@@ -151,40 +152,32 @@ def compute_rows(cluster: ClusterState, names: Sequence[str] = ()) -> tuple[Comp
 def sum_hosts(rows: Sequence[HostRow]) -> HostTotal:
     """Sum the resources, usage and prices of hosts."""
     hosts = [row.host for row in rows]
-    room = room_of(hosts)
+    resources = sum_resources(hosts)
     cpu = [row.usage["cpu"] for row in rows if "cpu" in row.usage]
     gpu = [row.usage["gpu"] for row in rows if "gpu" in row.usage]
     prices = [row.price for row in rows]
     known = [price for price in prices if price is not None]
     return HostTotal(
-        states_of(hosts),
-        room,
-        min(1.0, sum(cpu) / room.vcpus) if cpu and room.vcpus else None,
-        min(1.0, sum(gpu) / room.gpus) if gpu and room.gpus else None,
+        count_states(hosts),
+        resources,
+        min(1.0, sum(cpu) / resources.vcpus) if cpu and resources.vcpus else None,
+        min(1.0, sum(gpu) / resources.gpus) if gpu and resources.gpus else None,
         sum(known, Decimal()) if known and len(known) == len(prices) else None,
     )
 
 
-def room_of(hosts: Iterable[ClusterHost]) -> HostResources:
+def sum_resources(hosts: Iterable[ClusterHost]) -> HostResources:
     """Sum the resources of hosts."""
-    found = HostResources()
-    for host in hosts:
-        found = found.plus(host.room)
-    return found
+    return reduce(HostResources.plus, (host.resources for host in hosts), HostResources())
 
 
-def vcpus_now(state: ComputeState, room: HostResources, *, is_local: bool = False) -> int:
-    """vCPUs now, up to maxvCpus: those that AWS Batch desires, on `local` those of this machine."""
-    now = round(room.vcpus) if is_local else state.desired_vcpus
+def vcpus_now(state: ComputeState, resources: HostResources, *, is_local: bool = False) -> int:
+    """vCPUs now, up to maxvCpus: desiredvCpus in AWS, those of this machine on `local`."""
+    now = round(resources.vcpus) if is_local else state.desired_vcpus
     return min(now, state.max_vcpus)
 
 
-def states_of(hosts: Iterable[ClusterHost]) -> dict[HostState, int]:
+def count_states(hosts: Iterable[ClusterHost]) -> dict[HostState, int]:
     """The number of hosts in each state, in the order of `HostState`."""
     states = [host.state for host in hosts]
     return {each: states.count(each) for each in HostState if each in states}
-
-
-def names_of_hosts(cluster: ClusterState) -> dict[str, str]:
-    """Host id, as a run has it -> host name."""
-    return {host.id: host.name for host in cluster.hosts or ()}

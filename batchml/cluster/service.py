@@ -1,4 +1,4 @@
-"""The pollers of an environment, and the prices of its hosts."""
+"""Poll the runs, queues, compute environments and hosts of an environment, and ask for prices."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from batchml.aws.batch.cluster import ClusterApi
 from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
 from batchml.aws.pricing.prices import describe_failure
-from batchml.cluster.rows import ClusterState, belongs_to, price_item, room_of, with_prices
+from batchml.cluster.rows import ClusterState, belongs_to, price_item, sum_resources, with_prices
 from batchml.cluster.snapshot import (
     NO_CLUSTER,
     ClusterSnapshot,
@@ -25,19 +25,16 @@ from batchml.model.run import JobStatus, Run, first_child_id, first_start
 from batchml.runs.metrics.usage import MAX_MARK_AGE
 from batchml.runtime.protocol.log_marks import parse_mark
 
-# --- poller ---------------------------------------------------------------------------------------
-# Poll AWS for queues, compute environments, hosts, runs and the usage of runs.
-
-
+# --- pollers --------------------------------------------------------------------------------------
 USAGE_EVERY = 15.0  # seconds between two polls; our runtime reports usage twice a minute
 PACE = 0.5  # seconds of pause for each call, so that a poll makes at most two calls a second
-MOST = 100  # runs of one DescribeJobs
-MOST_NODES = 16  # nodes of one run that are polled
+MAX_DESCRIBED = 100  # runs of one DescribeJobs
+MAX_NODES = 16  # nodes of one run that are polled; the others are not shown
 COMPUTE_EVERY = 15.0  # seconds between two polls; hosts take minutes to come and go
 
 
 class ComputePoller:
-    """Polls queues, compute environments and hosts at most every 15 seconds."""
+    """Polls queues, compute environments and hosts, at most every 15 seconds."""
 
     def __init__(
         self, api: ClusterApi, now: Callable[[], float], *, is_local: bool = False
@@ -45,13 +42,13 @@ class ComputePoller:
         self._api = api
         self._now = now
         self._is_local = is_local
-        self._at: float | None = None
-        self._hosts_at: float | None = None
+        self._polled_at: float | None = None
+        self._hosts_polled_at: float | None = None
         self._queues: dict[str, QueueState] = {}
         self._computes: dict[str, ComputeState] | None = None
         self._hosts: tuple[ClusterHost, ...] | None = None
         self._fronts: dict[str, tuple[str, ...]] = {}
-        self._asked: dict[str, float] = {}  # queue -> when its front was asked for
+        self._fronts_polled_at: dict[str, float] = {}  # queue -> when its front was asked for
 
     @property
     def calls(self) -> int:
@@ -63,34 +60,34 @@ class ComputePoller:
         Raises AccessError, ServiceError, ServiceUnreachable.
         """
         now = self._now()
-        if self._at is None or now - self._at >= COMPUTE_EVERY:
+        if self._polled_at is None or now - self._polled_at >= COMPUTE_EVERY:
             self._api.missing.clear()
             self._queues = self._api.queues()
             self._computes = self._api.computes()
-            self._at = now
+            self._polled_at = now
         return list(self._queues)
 
     def poll(
         self, queues: Sequence[str], waiting: Iterable[str], *, with_hosts: bool = True
     ) -> ClusterState:
-        """The state of queues. `waiting`: the queues with waiting runs, whose order is asked for.
+        """The state of queues. `waiting`: the queues with waiting runs, to ask for their order.
 
-        Without `with_hosts`, hosts are asked for only if a run waits.
+        Without `with_hosts`, AWS is asked for hosts only if a run waits.
         """
         self.queues()
         waiting = list(waiting)
         for queue in waiting:
-            if self._asked.get(queue, -COMPUTE_EVERY) + COMPUTE_EVERY <= self._now():
+            if self._fronts_polled_at.get(queue, -COMPUTE_EVERY) + COMPUTE_EVERY <= self._now():
                 self._fronts[queue] = self._api.front(queue) or ()
-                self._asked[queue] = self._now()
+                self._fronts_polled_at[queue] = self._now()
         known = ClusterState(self._queues, self._computes)
         wanted = {
-            each.name: each for name in queues or self._queues for each in known.of_queue(name)
+            each.name: each for name in queues or self._queues for each in known.computes_of(name)
         }
         if not queues:  # also compute environments that no queue uses
             wanted = dict(self._computes or {})
-        if self._hosts_at != self._at and (with_hosts or waiting):
-            self._hosts_at, self._hosts = self._at, self._poll_hosts(wanted)
+        if self._hosts_polled_at != self._polled_at and (with_hosts or waiting):
+            self._hosts_polled_at, self._hosts = self._polled_at, self._poll_hosts(wanted)
         return ClusterState(
             self._queues,
             self._computes,
@@ -109,25 +106,25 @@ class ComputePoller:
         short = [each for each in computes.values() if _is_short(each, joined)]
         if self._is_local or not short:
             return joined
-        there = {host.instance for host in joined}
-        coming = self._api.launched(each.name for each in short)
-        return (*joined, *(host for host in coming if host.instance not in there))
+        instances = {host.instance for host in joined}
+        launched = self._api.launched(each.name for each in short)
+        return (*joined, *(host for host in launched if host.instance not in instances))
 
 
 def _is_short(compute: ComputeState, joined: Sequence[ClusterHost]) -> bool:
-    """Whether desiredvCpus is more than the hosts that joined have."""
+    """Whether a host is starting, or desiredvCpus is more than the hosts that joined have."""
     own = [host for host in joined if belongs_to(host, compute)]
-    coming = any(host.state is HostState.STARTING for host in own)
-    return coming or compute.desired_vcpus > room_of(own).vcpus
+    is_starting = any(host.state is HostState.STARTING for host in own)
+    return is_starting or compute.desired_vcpus > sum_resources(own).vcpus
 
 
 def poll_pause(calls: int, wanted: float) -> float:
-    """Seconds until the next poll: as wanted, or longer if a poll takes many calls."""
+    """Seconds until the next poll: `wanted`, or longer if a poll takes many calls."""
     return max(wanted, calls * PACE)
 
 
 class ClusterPoller:
-    """Polls everything. Values of a run that do not change are asked for once.
+    """Polls everything. AWS is asked only once for values of a run that do not change.
 
     Without a `cluster` poller, snapshots have runs and queues only.
     """
@@ -146,8 +143,8 @@ class ClusterPoller:
         self._details: dict[str, Run] = {}
         self._begun: set[str] = set()  # runs that were described when they held a host
         self._usage: dict[str, dict[str, float]] = {}
-        self._nodes: dict[str, dict[str, Run]] = {}  # run -> node -> how it was last
-        self._usage_at = 0.0
+        self._nodes: dict[str, dict[str, Run]] = {}  # run -> node -> its last description
+        self._usage_polled_at = 0.0
         self._queues: list[str] = []
 
     def poll(
@@ -162,20 +159,24 @@ class ClusterPoller:
             self._queues, calls = self._batch.queues(), 1
         names = list(queues) or self._queues
         # In the order of statuses: a run that moves on meanwhile is listed twice, never missed.
-        met = [run for queue in names for status in LIVE for run in self._live.runs(queue, status)]
-        runs = {run.job_id: run for run in met}
+        runs = {
+            run.job_id: run
+            for queue in names
+            for status in LIVE
+            for run in self._live.runs(queue, status)
+        }
         self._forget(runs)
         calls += self._describe(list(runs.values()))
-        whole = [self._with_details(run) for run in runs.values()]
-        running = [run for run in whole if run.status is JobStatus.RUNNING]
+        detailed = [self._with_details(run) for run in runs.values()]
+        running = [run for run in detailed if run.status is JobStatus.RUNNING]
         calls += self._poll_usage(running) if with_usage else 0
         nodes = {job_id: list(each.values()) for job_id, each in self._nodes.items()}
         cluster = NO_CLUSTER
         if self._cluster is not None:
-            waiting = dict.fromkeys(run.queue for run in whole if count_runnable(run))
+            waiting = dict.fromkeys(run.queue for run in detailed if count_runnable(run))
             cluster = self._cluster.poll(queues, waiting, with_hosts=with_hosts)
         at = int(self._now() * 1000)
-        found = make_snapshot(names, whole, self._usage, at, nodes, cluster, queues)
+        found = make_snapshot(names, detailed, self._usage, at, nodes, cluster, queues)
         return replace(found, calls=calls + self._count_calls() - before)
 
     def _count_calls(self) -> int:
@@ -184,17 +185,19 @@ class ClusterPoller:
     def _describe(self, runs: Sequence[Run]) -> int:
         """Describe runs that hold a host and are new or have a new attempt.
 
-        Then, as far as one call goes, waiting runs, whose request does not change.
+        The rest of the last call describes waiting runs, the oldest first: their request does not
+        change. Returns the number of calls.
         """
-        asked = [run.job_id for run in runs if count_placed(run) and not self._is_known(run)][:MOST]
-        self._begun.update(asked)
+        unknown = [run for run in runs if not self._is_known(run)]
+        placed = [run.job_id for run in unknown if count_placed(run)][:MAX_DESCRIBED]
+        self._begun.update(placed)
         firsts = [
-            first_child_id(run.job_id) for run in runs if run.children and run.job_id in asked
+            first_child_id(run.job_id) for run in runs if run.children and run.job_id in placed
         ]
-        oldest = sorted(runs, key=lambda run: run.created_at or 0)
-        later = [run.job_id for run in oldest if not count_placed(run) and not self._is_known(run)]
-        ids = [*asked, *firsts]
-        ids += later[: -len(ids) % MOST if ids else MOST]
+        oldest = sorted(unknown, key=lambda run: run.created_at or 0)
+        waiting = [run.job_id for run in oldest if not count_placed(run)]
+        ids = [*placed, *firsts]
+        ids += waiting[: -len(ids) % MAX_DESCRIBED if ids else MAX_DESCRIBED]
         if not ids:
             return 0
         described = self._batch.describe(ids)
@@ -202,7 +205,7 @@ class ClusterPoller:
         for job_id, run in described.items():
             start = run.started_at or starts.get(first_child_id(job_id))
             self._details[job_id] = replace(run, started_at=start)
-        return -(-len(ids) // MOST)
+        return -(-len(ids) // MAX_DESCRIBED)
 
     def _is_known(self, run: Run) -> bool:
         """Whether the details of a run are up to date.
@@ -229,9 +232,9 @@ class ClusterPoller:
     def _poll_usage(self, running: Sequence[Run]) -> int:
         """Read the usage of runs from their logs; return the number of calls to AWS Batch."""
         now = self._now()
-        if now - self._usage_at < USAGE_EVERY:
+        if now - self._usage_polled_at < USAGE_EVERY:
             return 0
-        self._usage_at = now
+        self._usage_polled_at = now
         calls = self._poll_nodes([run for run in running if run.nodes])
         nodes = [node for each in self._nodes.values() for node in each.values()]
         # The last attempt of each is the current one.
@@ -250,26 +253,28 @@ class ClusterPoller:
         return calls
 
     def _poll_nodes(self, running: Sequence[Run]) -> int:
-        """Describe the nodes that had not begun before, in at most one call."""
+        """Describe the nodes that had not begun at the last poll, by at most one call.
+
+        Returns the number of calls.
+        """
         asked: dict[str, str] = {}  # node -> run
         for run in running:
             known = self._nodes.get(run.job_id, {})
-            ids = [f"{run.job_id}#{index}" for index in range(min(run.nodes, MOST_NODES))]
+            ids = [f"{run.job_id}#{index}" for index in range(min(run.nodes, MAX_NODES))]
             asked |= {each: run.job_id for each in ids if not _has_begun(known.get(each))}
-        ids = list(asked)[:MOST]
+        ids = list(asked)[:MAX_DESCRIBED]
         for job_id, node in (self._batch.describe(ids) if ids else {}).items():
             self._nodes.setdefault(asked[job_id], {})[job_id] = node
         return int(bool(ids))
 
     def _forget(self, runs: Mapping[str, Run]) -> None:
-        """Drop runs that have ended; describe those again that lost their host."""
-        gone = {job_id for job_id in self._details if job_id not in runs}
-        gone |= {
+        """Forget runs that have ended, and runs that lost their host: these are described again."""
+        stale = {job_id for job_id in (*self._details, *self._nodes) if job_id not in runs}
+        stale |= {
             each for each, run in runs.items() if each in self._begun and not count_placed(run)
         }
-        gone |= {job_id for job_id in self._nodes if job_id not in runs}
-        self._begun -= gone
-        for job_id in gone:
+        self._begun -= stale
+        for job_id in stale:
             self._details.pop(job_id, None)
             for each in (job_id, *self._nodes.pop(job_id, ())):
                 self._usage.pop(each, None)
@@ -299,7 +304,8 @@ def _open_poller(context: Context, computes: ComputePoller) -> ClusterPoller:
 def poll_queues(context: Context) -> tuple[ClusterSnapshot, str]:
     """Poll all queues with their runs, and hosts if a run waits.
 
-    If ListJobs is denied, only the queues, and the reason. Raises the errors of DescribeJobQueues.
+    If ListJobs is denied, returns only the queues, and the reason. Raises the errors of
+    DescribeJobQueues.
     """
     computes = _open_computes(context)
     computes.queues()  # raises errors that do not concern runs
@@ -324,13 +330,13 @@ class HostPrices:
         self._known: dict[str, Decimal] = {}
         self._asked: set[str] = set()
 
-    def add_to(self, found: ClusterSnapshot) -> ClusterSnapshot:
-        """Add the known prices. Raises nothing: prices that AWS does not tell stay unknown."""
-        if not found.hosts:
-            return found
-        items = sorted({price_item(row) for row in found.hosts if row.host.type})
+    def add_to(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+        """Add the known prices. Raises nothing: a price that AWS does not give stays unknown."""
+        if not snapshot.hosts:
+            return snapshot
+        items = sorted({price_item(row) for row in snapshot.hosts if row.host.type})
         self._ask([item for item in items if item not in self._asked])
-        return replace(found, hosts=with_prices(found.hosts, self._known))
+        return replace(snapshot, hosts=with_prices(snapshot.hosts, self._known))
 
     def _ask(self, items: Sequence[str]) -> None:
         if not items:

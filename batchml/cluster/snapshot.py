@@ -15,24 +15,22 @@ from batchml.cluster.rows import (
     HostTotal,
     compute_rows,
     host_rows,
-    names_of_hosts,
-    room_of,
     sum_hosts,
+    sum_resources,
 )
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import GANG_TAG
-from batchml.model.hosts import ClusterHost, HostResources, HostState
+from batchml.model.hosts import ClusterHost, HostState
 from batchml.model.names import short_duration, short_id
 from batchml.model.run import JobStatus, Run, effective_state
 from batchml.runtime.protocol.launch import RAY, LaunchPlan
 
 # --- queueing -------------------------------------------------------------------------------------
-# Positions of runs in a queue, and short reasons why a run waits, like squeue's REASON. Pure.
-#
-# `batchml explain` gives long reasons. Sources: AWS Batch User Guide, "Job scheduling" (first in,
-# first out by the time of submission, unless the queue has a scheduling policy; the head of a
-# queue blocks the runs behind it) and "Jobs stuck in RUNNABLE" (AWS Batch's status reasons).
+# Positions of runs in a queue, and why a run waits, in a few words, like squeue's REASON.
+# `batchml explain` says more. Sources: AWS Batch User Guide, "Job scheduling" (first in, first out
+# by the time of submission, unless the queue has a scheduling policy; the head of a queue blocks
+# the runs behind it) and "Jobs stuck in RUNNABLE" (AWS Batch's status reasons).
 
 
 _SHORT_REASONS = {
@@ -62,22 +60,22 @@ def positions(
     """
     waiting = {run.job_id: run for run in runs if count_runnable(run)}
     found: dict[str, int] = {}
-    place = 0
+    position = 0
     for each in front or ():
         owner = each.partition(":")[0].partition("#")[0]
         if owner in waiting:  # other runs have started since
-            place += 1
-            found.setdefault(owner, place)
+            position += 1
+            found.setdefault(owner, position)
     if is_fair:
         return found
     rest = [run for job_id, run in waiting.items() if job_id not in found]
     for run in sorted(rest, key=lambda run: (run.created_at or 0, run.job_id)):
-        found[run.job_id] = place + 1
-        place += count_runnable(run)
+        found[run.job_id] = position + 1
+        position += count_runnable(run)
     return found
 
 
-def short_reason(run: Run, place: int | None, cluster: ClusterState) -> str:
+def short_reason(run: Run, position: int | None, cluster: ClusterState) -> str:
     """Why a run waits, in a few words; empty if it does not wait or the reason is unknown."""
     if run.status.is_terminal or run.status.holds_resources:
         return ""
@@ -85,11 +83,11 @@ def short_reason(run: Run, place: int | None, cluster: ClusterState) -> str:
         return _not_runnable(run)
     if run.status_reason and not run.children:
         return shorten_reason(run.status_reason)
-    if place is None:
+    if position is None:
         return "waits for its share's turn" if _is_fair(run.queue, cluster) else ""
-    if place > 1:
-        return f"{place - 1} before it"
-    return _of_queue(run.queue, cluster) or _of_hosts(run, cluster)
+    if position > 1:
+        return f"{position - 1} before it"
+    return _queue_reason(run.queue, cluster) or _host_reason(run, cluster)
 
 
 def describe_move(run: Run, now: float) -> str:
@@ -106,11 +104,7 @@ def describe_move(run: Run, now: float) -> str:
     if not since:
         return ""
     left = int(after) - (now - since) / 1000
-    return (
-        f"moves to {queue} in {short_duration(math.ceil(left))}"
-        if left > 0
-        else f"moves to {queue}"
-    )
+    return f"moves to {queue}" + (f" in {short_duration(math.ceil(left))}" if left > 0 else "")
 
 
 def shorten_reason(status_reason: str) -> str:
@@ -134,11 +128,12 @@ def _not_runnable(run: Run) -> str:
 
 
 def _is_fair(queue: str, cluster: ClusterState) -> bool:
-    known = cluster.queues.get(queue)
-    return known is not None and bool(known.policy)
+    """Whether a queue has a scheduling policy."""
+    state = cluster.queues.get(queue)
+    return state is not None and bool(state.policy)
 
 
-def _of_queue(name: str, cluster: ClusterState) -> str:
+def _queue_reason(name: str, cluster: ClusterState) -> str:
     """The fault of the queue, or of all its compute environments."""
     queue = cluster.queues.get(name)
     if queue is None:
@@ -149,7 +144,7 @@ def _of_queue(name: str, cluster: ClusterState) -> str:
         return "queue is DISABLED"
     if not queue.environments:
         return "queue has no compute"
-    computes = cluster.of_queue(name)
+    computes = cluster.computes_of(name)
     if not computes or any(_is_usable(each) for each in computes):
         return ""
     bad = computes[0]
@@ -160,9 +155,9 @@ def _is_usable(compute: ComputeState) -> bool:
     return compute.is_enabled and compute.status in ("VALID", "UPDATING")
 
 
-def _of_hosts(run: Run, cluster: ClusterState) -> str:
+def _host_reason(run: Run, cluster: ClusterState) -> str:
     """Why the head of a queue without faults waits."""
-    computes = [each for each in cluster.of_queue(run.queue) if _is_usable(each)]
+    computes = [each for each in cluster.computes_of(run.queue) if _is_usable(each)]
     if not computes or not run.vcpus:
         return ""
     asked = run.vcpus * max(1, run.nodes)
@@ -174,26 +169,27 @@ def _of_hosts(run: Run, cluster: ClusterState) -> str:
     hosts = _hosts_of(computes, cluster)
     fit = [
         host for host in hosts
-        if host.takes_runs and host.room.holds(run.vcpus, run.memory_mib, run.gpus)
+        if host.takes_runs and host.resources.holds(run.vcpus, run.memory_mib, run.gpus)
     ]  # fmt: skip
     if len(fit) >= max(1, run.nodes):
-        return _of_maximum(asked, computes, cluster) or "next to start"
-    if any(host.state is HostState.STARTING for host in hosts) or _grows(computes, cluster):
+        return _maximum_reason(asked, computes, cluster) or "next to start"
+    if any(host.state is HostState.STARTING for host in hosts) or _is_growing(computes, cluster):
         return "hosts are starting"
     if hosts and (cluster.is_local or not any(each.is_managed for each in computes)):
-        return _lacking(run, hosts)
-    used = room_of(hosts).used_vcpus
-    if all(_used(each, cluster) + asked > each.max_vcpus for each in computes):
-        return f"compute is full: {used:g} of {sum(each.max_vcpus for each in computes)} vCPUs"
+        return _lacking_reason(run, hosts)
+    used = {c.name: sum_resources(cluster.hosts_of(c)).used_vcpus for c in computes}
+    if all(used[each.name] + asked > each.max_vcpus for each in computes):
+        total = sum(each.max_vcpus for each in computes)
+        return f"compute is full: {sum_resources(hosts).used_vcpus:g} of {total} vCPUs"
     return "waits for a host"
 
 
-def _of_maximum(asked: int, computes: Sequence[ComputeState], cluster: ClusterState) -> str:
-    """Whether a `local` compute environment is at its maximum, though the machine has room.
+def _maximum_reason(asked: int, computes: Sequence[ComputeState], cluster: ClusterState) -> str:
+    """Say that `local`'s compute environments are at maxvCpus, although the machine has free vCPUs.
 
-    In AWS the maximum bounds only the start of new hosts.
+    Empty in AWS, where maxvCpus limits only the start of new hosts.
     """
-    total, held = sum(each.max_vcpus for each in computes), cluster.held_of(computes)
+    total, held = sum(each.max_vcpus for each in computes), cluster.vcpus_held_in(computes)
     if not cluster.is_local or not total or held + asked <= total:
         return ""
     return f"compute is full: {held:g} of {total} vCPUs"
@@ -204,31 +200,28 @@ def _hosts_of(computes: Iterable[ComputeState], cluster: ClusterState) -> list[C
     return list({host.id: host for each in computes for host in cluster.hosts_of(each)}.values())
 
 
-def _grows(computes: Iterable[ComputeState], cluster: ClusterState) -> bool:
+def _is_growing(computes: Iterable[ComputeState], cluster: ClusterState) -> bool:
     """Whether desiredvCpus is more than the hosts have."""
-    return any(each.desired_vcpus > room_of(cluster.hosts_of(each)).vcpus for each in computes)
+    return any(
+        each.desired_vcpus > sum_resources(cluster.hosts_of(each)).vcpus for each in computes
+    )
 
 
-def _used(compute: ComputeState, cluster: ClusterState) -> float:
-    return room_of(cluster.hosts_of(compute)).used_vcpus
-
-
-def _lacking(run: Run, hosts: Iterable[ClusterHost]) -> str:
-    """The resource that is too scarce for the run: GPUs first, memory last."""
+def _lacking_reason(run: Run, hosts: Iterable[ClusterHost]) -> str:
+    """The resource of which no host has enough for the run: GPUs first, memory last."""
     if run.nodes > 1:
         return f"needs {run.nodes} times {run.vcpus} vCPUs at once"
-    rooms: list[HostResources] = [host.room for host in hosts if host.takes_runs]
-    asked: dict[str, tuple[int, list[float]]] = {
-        "GPU": (run.gpus, [room.gpus - room.used_gpus for room in rooms]),
-        "vCPU": (run.vcpus, [room.vcpus - room.used_vcpus for room in rooms]),
-        "MiB": (run.memory_mib, [room.memory_mib - room.used_memory_mib for room in rooms]),
-    }
-    for unit, (wanted, free) in asked.items():
-        most = max(free, default=0)
-        if wanted > most:
-            return (
-                f"needs {wanted} {unit}{'s' if wanted > 1 and unit != 'MiB' else ''}, {most:g} free"
-            )
+    free = [host.resources for host in hosts if host.takes_runs]
+    requests: tuple[tuple[str, int, list[float]], ...] = (
+        ("GPU", run.gpus, [each.gpus - each.used_gpus for each in free]),
+        ("vCPU", run.vcpus, [each.vcpus - each.used_vcpus for each in free]),
+        ("MiB", run.memory_mib, [each.memory_mib - each.used_memory_mib for each in free]),
+    )
+    for unit, requested, available in requests:
+        most = max(available, default=0)
+        if requested > most:
+            plural = "s" if requested > 1 and unit != "MiB" else ""
+            return f"needs {requested} {unit}{plural}, {most:g} free"
     return "no host has room for it"
 
 
@@ -241,8 +234,9 @@ NO_CLUSTER = ClusterState()
 class QueueRow(Struct, frozen=True):
     """The runs of a queue by status, the resources that they hold, and those that they request.
 
-    Unless `is_whole`, the requests of some runs are unknown, and `asked_*` are lower bounds.
-    `head`: the run that is next; `reason`: why it waits. `state`: None if it was not asked for.
+    Unless `is_exact`, the requests of some runs are unknown, and `asked_*` are lower bounds.
+    `head`: the job id of the run that is next; `reason`: why it waits. `state`: None if AWS was not
+    asked for it.
     """
 
     name: str
@@ -253,18 +247,19 @@ class QueueRow(Struct, frozen=True):
     asked_vcpus: int = 0
     asked_memory_mib: int = 0
     asked_gpus: int = 0
-    is_whole: bool = True
+    is_exact: bool = True
     state: QueueState | None = None
-    head: str = ""  # job id
+    head: str = ""
     reason: str = ""
 
     @property
     def running(self) -> int:
-        """Containers that hold a host."""
+        """The number of containers that hold a host."""
         return sum(count for state, count in self.counts.items() if state.holds_resources)
 
     @property
     def waiting(self) -> int:
+        """The number of containers without a host."""
         return sum(self.counts.values()) - self.running
 
 
@@ -272,9 +267,9 @@ class RunRow(Struct, frozen=True):
     """A run.
 
     `usage`: cpu in cores, memory and gpu_memory in MiB, gpu in percent, net_in and net_out in bytes
-    a second; empty if unknown. `nodes`: the first nodes of a multi-node run. `head`: of a worker in
-    a group run the job id of the head, whose row is above. `position`: in its queue, from 1, and
-    `reason`: why it waits. `hosts`: names of its hosts.
+    a second; empty if unknown. `nodes`: the first nodes of a multi-node run. `head`: for a worker
+    of a group run, the job id of the head, whose row is above. `position`: the position in its
+    queue, from 1. `reason`: why it waits. `hosts`: the names of its hosts.
     """
 
     run: Run
@@ -321,75 +316,65 @@ def make_snapshot(
     Workers of a group run follow their head. `names`: the queues that were asked for, if any.
     """
     queues = list(queues)
-    held = {name: sum(run.vcpus * count_placed(run) for run in runs if run.queue == name)
-            for name in queues}  # fmt: skip
+    of_queue = {name: [run for run in runs if run.queue == name] for name in queues}
+    held = {name: sum(run.vcpus * count_placed(run) for run in of_queue[name]) for name in queues}
     cluster = replace(cluster, held=held)
-    heads = _heads(runs)
-    places = _positions(queues, runs, cluster)
-    called = names_of_hosts(cluster)
+    heads = _group_heads(runs)
+    places: dict[str, int] = {}  # job id -> its position in its queue
+    for name, own in of_queue.items():
+        places |= positions(own, cluster.fronts.get(name), is_fair=_is_fair(name, cluster))
+    host_names = {host.id: host.name for host in cluster.hosts or ()}
 
     def row(run: Run) -> RunRow:
         parts = tuple(map(row, nodes.get(run.job_id, ())))
-        own = [run.host] if not run.nodes and run.status.holds_resources else []
-        there = [called.get(host, host) for host in own if host]
-        place = places.get(run.job_id)
+        is_placed = run.host and not run.nodes and run.status.holds_resources
+        hosts = [host_names.get(run.host, run.host)] if is_placed else []
+        position = places.get(run.job_id)
         return RunRow(
             run,
             dict(usage.get(run.job_id, {})),
             parts,
             heads.get(run.job_id, ""),
-            place,
-            _reason(run, place, cluster, at),
-            tuple(dict.fromkeys([*there, *(host for part in parts for host in part.hosts)])),
+            position,
+            _reason(run, position, cluster, at),
+            tuple(dict.fromkeys([*hosts, *(host for part in parts for host in part.hosts)])),
         )
 
     def order(run: Run) -> tuple[float, ...]:
         state = JobStatus(effective_state(run))
-        place = 0 if state.holds_resources else places.get(run.job_id, sys.maxsize)
-        return (-state.order, place, -(run.created_at or 0))
+        position = 0 if state.holds_resources else places.get(run.job_id, sys.maxsize)
+        return (-state.order, position, -(run.created_at or 0))
 
-    ordered = _behind_heads(sorted(runs, key=order), heads)
+    ordered = _sort_behind_heads(sorted(runs, key=order), heads)
     return ClusterSnapshot(
         at=at,
-        queues=tuple(
-            _queue_row(name, [run for run in runs if run.queue == name], places, cluster, at)
-            for name in queues
-        ),
+        queues=tuple(_queue_row(name, own, places, cluster, at) for name, own in of_queue.items()),
         runs=tuple(map(row, ordered)),
         computes=compute_rows(cluster, names),
-        hosts=None if cluster.hosts is None else host_rows(cluster, _holding(runs, nodes), usage),
+        hosts=None
+        if cluster.hosts is None
+        else host_rows(cluster, _placed_containers(runs, nodes), usage),
         missing=cluster.missing,
         is_local=cluster.is_local,
     )
 
 
-def _reason(run: Run, place: int | None, cluster: ClusterState, at: int) -> str:
+def _reason(run: Run, position: int | None, cluster: ClusterState, at: int) -> str:
     """Why a run waits, and where its fallback moves it."""
-    return ", ".join(filter(None, (short_reason(run, place, cluster), describe_move(run, at))))
+    return ", ".join(filter(None, (short_reason(run, position, cluster), describe_move(run, at))))
 
 
-def _holding(runs: Iterable[Run], nodes: Mapping[str, Sequence[Run]]) -> list[Run]:
+def _placed_containers(runs: Iterable[Run], nodes: Mapping[str, Sequence[Run]]) -> list[Run]:
     """Containers that hold a host: runs, and the nodes of multi-node runs."""
     found = [run for run in runs if count_placed(run) and not run.nodes]
     return found + [node for each in nodes.values() for node in each if node.status.holds_resources]
 
 
-def _positions(queues: Iterable[str], runs: Sequence[Run], cluster: ClusterState) -> dict[str, int]:
-    """Job id -> its position in its queue."""
-    found: dict[str, int] = {}
-    for name in queues:
-        state = cluster.queues.get(name)
-        is_fair = state is not None and bool(state.policy)
-        own = [run for run in runs if run.queue == name]
-        found |= positions(own, cluster.fronts.get(name), is_fair=is_fair)
-    return found
+def _group_heads(runs: Iterable[Run]) -> dict[str, str]:
+    """Job id of a worker of a group run -> job id of the head, if both are listed.
 
-
-def _heads(runs: Iterable[Run]) -> dict[str, str]:
-    """Job id of workers in a group run -> job id of the head, if both are listed.
-
-    Tags and variables of runs without a host are unknown. The tags of the workers or the variables
-    of the head suffice.
+    AWS Batch lists runs without their tags and variables, so that these are known only of runs that
+    were described. Either the worker's tags or the head's variables suffice.
     """
     runs = list(runs)
     by_key = {run.key: run.job_id for run in runs if run.key}
@@ -403,7 +388,7 @@ def _heads(runs: Iterable[Run]) -> dict[str, str]:
     return {worker: head for worker, head in found.items() if head and not found.get(head)}
 
 
-def _behind_heads(runs: Sequence[Run], heads: Mapping[str, str]) -> list[Run]:
+def _sort_behind_heads(runs: Sequence[Run], heads: Mapping[str, str]) -> list[Run]:
     workers: dict[str, list[Run]] = {}
     for run in runs:
         if run.job_id in heads:
@@ -432,7 +417,7 @@ def _queue_row(
         asked_vcpus=sum(run.vcpus * count_waiting(run) for run in runs),
         asked_memory_mib=sum(run.memory_mib * count_waiting(run) for run in runs),
         asked_gpus=sum(run.gpus * count_waiting(run) for run in runs),
-        is_whole=all(run.vcpus for run in runs if count_waiting(run)),
+        is_exact=all(run.vcpus for run in runs if count_waiting(run)),
         state=cluster.queues.get(name),
         head=head.job_id if head else "",
         reason=_reason(head, 1, cluster, at) if head else "",

@@ -13,8 +13,8 @@ from batchml.model.names import short_id
 from batchml.model.run import Run
 from batchml.runs.commands.usage import memory
 
-LONGEST = 32  # characters of a name
-RUNS = 3  # runs of a host that are named
+LONGEST = 32  # the most characters of a name
+RUNS = 3  # the most runs of a host to name
 
 # Columns that a narrow window leaves out, the least important first.
 HOST_GIVES_WAY = ("MEMORY", "ZONE", "COMPUTE", "UP", "GPU", "CPU", "USD/H", "RUNS", "GPUS", "VCPUS")
@@ -26,120 +26,123 @@ def queue_table(rows: Sequence[QueueRow], bare: Callable[[str], str]) -> list[li
 
     `bare` converts a name in AWS to that of batchml.toml.
     """
-    found = [["NAME", "PRIORITY", "STATE", "RUNNING", "WAITING", "VCPUS", "GPUS", "COMPUTE",
+    cells = [["NAME", "PRIORITY", "STATE", "RUNNING", "WAITING", "VCPUS", "GPUS", "COMPUTE",
               "ORDER", "REASON"]]  # fmt: skip
     for row in sorted(rows, key=lambda row: (-(row.state.priority if row.state else 0), row.name)):
         state = row.state
         if state is None:
             continue
-        found.append(
+        cells.append(
             [
                 printable(bare(row.name)),
                 str(state.priority),
                 state_word(state.is_enabled, state.status),
                 str(row.running) if row.counts else "",
                 str(row.waiting) if row.counts else "",
-                held_and_asked(row.vcpus, row.asked_vcpus, row.is_whole),
-                held_and_asked(row.gpus, row.asked_gpus, row.is_whole),
+                held_and_asked(row.vcpus, row.asked_vcpus, row.is_exact),
+                held_and_asked(row.gpus, row.asked_gpus, row.is_exact),
                 ", ".join(map(bare, state.environments)),
                 "fair share" if state.policy else "first come",
                 printable(state.status_reason if state.status != "VALID" else row.reason),
             ]
         )
-    return found
+    return cells
 
 
-def host_lines(found: ClusterSnapshot, on: Screen, most: int) -> list[str]:
+def host_lines(snapshot: ClusterSnapshot, on: Screen, most: int) -> list[str]:
     """Tables of compute environments and of at most `most` hosts."""
     lines = []
-    if found.computes:
+    if snapshot.computes:
         rows = narrow_columns(
-            compute_table(found.computes, is_local=found.is_local), on.width, COMPUTE_GIVES_WAY
+            compute_table(snapshot.computes, is_local=snapshot.is_local),
+            on.width,
+            COMPUTE_GIVES_WAY,
         )
         lines += [table(rows, on), ""]
-    if found.hosts:
-        rows = narrow_columns(host_table(found.hosts[:most], found.at), on.width, HOST_GIVES_WAY)
+    if snapshot.hosts:
+        rows = narrow_columns(
+            host_table(snapshot.hosts[:most], snapshot.at), on.width, HOST_GIVES_WAY
+        )
         lines.append(table(rows, on))
-        if len(found.hosts) > most:
-            lines.append(f"and {len(found.hosts) - most} more")
-    elif found.hosts is not None:
+        if len(snapshot.hosts) > most:
+            lines.append(f"and {len(snapshot.hosts) - most} more")
+    elif snapshot.hosts is not None:
         lines.append("No hosts: AWS Batch starts hosts for waiting runs and ends them afterwards.")
     return lines
 
 
 def host_table(rows: Sequence[HostRow], now_ms: int) -> list[list[str]]:
     """A row for each host, with a heading."""
-    found = [["HOST", "STATE", "COMPUTE", "TYPE", "ZONE", "VCPUS", "GPUS", "MEMORY", "CPU", "GPU",
+    cells = [["HOST", "STATE", "COMPUTE", "TYPE", "ZONE", "VCPUS", "GPUS", "MEMORY", "CPU", "GPU",
               "UP", "USD/H", "RUNS"]]  # fmt: skip
 
     for row in rows:
-        host, room, use = row.host, row.host.room, row.usage
+        host, resources, use = row.host, row.host.resources, row.usage
         kind = f"{host.type} spot" if row.spot and host.type else host.type
-        found.append(
+        cells.append(
             [
                 printable(host.name)[:LONGEST],
                 host.state.value,
                 names_text(row.computes),
                 "" if host.type == host.name else printable(kind),
                 printable(host.zone),
-                used_of(room.used_vcpus, room.vcpus),
-                used_of(room.used_gpus, room.gpus),
-                _memory_of(room),
-                percent(use["cpu"] / room.vcpus) if "cpu" in use and room.vcpus else "",
-                percent(use["gpu"] / room.gpus) if "gpu" in use and room.gpus else "",
+                used_of(resources.used_vcpus, resources.vcpus),
+                used_of(resources.used_gpus, resources.gpus),
+                _memory_of(resources),
+                percent(use["cpu"] / resources.vcpus) if "cpu" in use and resources.vcpus else "",
+                percent(use["gpu"] / resources.gpus) if "gpu" in use and resources.gpus else "",
                 _age(host.since, now_ms),
                 "" if row.price is None else f"{row.price:.2f}",
-                _names(row),
+                _run_names(row),
             ]
         )
-    return found
+    return cells
 
 
-def _names(row: HostRow) -> str:
+def _run_names(row: HostRow) -> str:
     """The runs of a host: some names, and the number of other runs."""
-    known = [
+    names = [
         printable(run.name)[:LONGEST] if run.node_index is None else
         f"{short_id(run.job_id.partition('#')[0])} node {run.node_index}"
         for run in row.runs
     ]  # fmt: skip
-    more = max(row.host.tasks, len(known)) - len(known[:RUNS])
-    if not known:
+    more = max(row.host.tasks, len(names)) - len(names[:RUNS])
+    if not names:
         return f"{more} of arrays or other programs" if more else ""
-    return ", ".join(known[:RUNS]) + (f" and {more} more" if more else "")
+    return ", ".join(names[:RUNS]) + (f" and {more} more" if more else "")
 
 
 def compute_table(rows: Sequence[ComputeRow], *, is_local: bool = False) -> list[list[str]]:
     """A row for each compute environment, with a heading."""
-    found = [["COMPUTE", "VCPUS MIN/NOW/MAX", "STATE", "KIND", "HOSTS", "VCPUS", "GPUS", "NOTE"]]
+    cells = [["COMPUTE", "VCPUS MIN/NOW/MAX", "STATE", "KIND", "HOSTS", "VCPUS", "GPUS", "NOTE"]]
     for row in rows:
         state = row.state
-        now = vcpus_now(state, row.room, is_local=is_local)
+        now = vcpus_now(state, row.resources, is_local=is_local)
         limits = f"{state.min_vcpus}/{now}/{state.max_vcpus}" if state.is_managed else ""
-        found.append(
+        cells.append(
             [
                 printable(state.name)[:LONGEST],
                 limits,
                 state_word(state.is_enabled, state.status),
                 "" if is_local else _kind(state),
                 states_text(row.hosts),
-                used_of(row.room.used_vcpus, row.room.vcpus),
-                used_of(row.room.used_gpus, row.room.gpus),
+                used_of(row.resources.used_vcpus, row.resources.vcpus),
+                used_of(row.resources.used_gpus, row.resources.gpus),
                 _note(row),
             ]
         )
-    return found
+    return cells
 
 
 def names_text(names: Sequence[str], most: int = LONGEST) -> str:
     """`one, two and 3 more`: as many names as fit; a single name that is too long is cut."""
-    known = [printable(name) for name in names]
-    for count in range(len(known), 0, -1):
-        more = f" and {len(known) - count} more" if count < len(known) else ""
-        text = ", ".join(known[:count]) + more
+    names = [printable(name) for name in names]
+    for count in range(len(names), 0, -1):
+        more = f" and {len(names) - count} more" if count < len(names) else ""
+        text = ", ".join(names[:count]) + more
         if len(text) <= most:
             return text
-    more = f" and {len(known) - 1} more" if len(known) > 1 else ""
-    return known[0][: most - len(more)] + more if known else ""
+    return names[0][: most - len(more)] + more if names else ""
 
 
 def _kind(state: ComputeState) -> str:
@@ -150,7 +153,7 @@ def _note(row: ComputeRow) -> str:
     state = row.state
     if state.status not in ("VALID", "UPDATING"):
         return printable(state.status_reason)
-    missing = state.desired_vcpus - row.room.vcpus
+    missing = state.desired_vcpus - row.resources.vcpus
     return f"{missing:g} vCPUs are starting" if missing > 0 and row.hosts else ""
 
 
@@ -159,23 +162,23 @@ def state_word(is_enabled: bool, status: str) -> str:
     return status if status not in ("VALID", "") else "ENABLED" if is_enabled else "DISABLED"
 
 
-def total_line(found: ClusterSnapshot) -> str:
+def total_line(snapshot: ClusterSnapshot) -> str:
     """`3 hosts: 1 allocated, 2 idle   vCPUs 40/96   GPUs 6/8   in use: CPU 61%, GPU 93%`.
 
     Empty if the hosts are unknown.
     """
-    if found.hosts is None:
+    if snapshot.hosts is None:
         return ""
-    total = found.total
+    total = snapshot.total
     count = sum(total.hosts.values())
-    who = "this machine" if found.is_local else f"{count} host{'' if count == 1 else 's'}"
-    words = [f"{who}: {states_text(total.hosts, found.is_local)}" if total.hosts else "no hosts"]
+    who = "this machine" if snapshot.is_local else f"{count} host{'' if count == 1 else 's'}"
+    words = [f"{who}: {states_text(total.hosts, snapshot.is_local)}" if total.hosts else "no hosts"]
     for name, used, had in (
-        ("vCPUs", total.room.used_vcpus, total.room.vcpus),
-        ("GPUs", total.room.used_gpus, total.room.gpus),
+        ("vCPUs", total.resources.used_vcpus, total.resources.vcpus),
+        ("GPUs", total.resources.used_gpus, total.resources.gpus),
     ):
         words += [f"{name} {used_of(used, had)}"] if had else []
-    words += [f"memory {_memory_of(total.room)}"] if total.room.memory_mib else []
+    words += [f"memory {_memory_of(total.resources)}"] if total.resources.memory_mib else []
     words += [_in_use(total)] if total.cpu is not None or total.gpu is not None else []
     words += [f"{total.price:.2f} USD/h"] if total.price is not None else []
     return "   ".join(words)
@@ -190,9 +193,9 @@ def states_text(hosts: Mapping[HostState, int], is_one: bool = False) -> str:
     return ", ".join(state if is_one else f"{count} {state}" for state, count in hosts.items())
 
 
-def missing_line(found: ClusterSnapshot) -> str:
+def missing_line(snapshot: ClusterSnapshot) -> str:
     """The calls that AWS refused; empty without any."""
-    words = " ".join("; ".join(found.missing).split())
+    words = " ".join("; ".join(snapshot.missing).split())
     return printable(f"Not shown: {words}.") if words else ""
 
 
@@ -204,9 +207,11 @@ def percent(part: float) -> str:
     return f"{100 * part:.0f}%"
 
 
-def _memory_of(room: HostResources) -> str:
+def _memory_of(resources: HostResources) -> str:
     return (
-        f"{memory(room.used_memory_mib) or 0}/{memory(room.memory_mib)}" if room.memory_mib else ""
+        f"{memory(resources.used_memory_mib) or 0}/{memory(resources.memory_mib)}"
+        if resources.memory_mib
+        else ""
     )
 
 
@@ -219,11 +224,11 @@ def age_text(run: Run, now_ms: int) -> str:
     return _age(run.started_at or run.created_at or 0, now_ms)
 
 
-def held_and_asked(held: int, asked: int, is_whole: bool) -> str:
+def held_and_asked(held: int, asked: int, is_exact: bool) -> str:
     """`12+40`: held by running runs, requested by waiting runs; `12+>40` for a lower bound."""
     if not held and not asked:
         return ""
-    return f"{held}+{'' if is_whole else '>'}{asked}" if asked else str(held)
+    return f"{held}+{'' if is_exact else '>'}{asked}" if asked else str(held)
 
 
 def host_or_reason(row: RunRow) -> str:
@@ -251,7 +256,7 @@ def queue_json(row: QueueRow) -> dict[str, Any]:
             "vcpus": row.asked_vcpus,
             "memory": row.asked_memory_mib,
             "gpus": row.asked_gpus,
-            "whole": row.is_whole,
+            "whole": row.is_exact,
         },
         "head": {"jobId": row.head, "reason": row.reason or None} if row.head else None,
     }
@@ -273,7 +278,7 @@ def compute_json(row: ComputeRow) -> dict[str, Any]:
         "maxvCpus": state.max_vcpus,
         "spot": state.is_spot,
         "hosts": {each.value: count for each, count in row.hosts.items()},
-        "room": room_json(row.room),
+        "room": resources_json(row.resources),
     }
 
 
@@ -290,32 +295,32 @@ def host_json(row: HostRow) -> dict[str, Any]:
         "spot": row.spot,
         "since": host.since or None,
         "tasks": host.tasks,
-        "room": room_json(host.room),
+        "room": resources_json(host.resources),
         "usage": row.usage or None,
         "usdPerHour": None if row.price is None else float(row.price),
         "runs": [run.job_id for run in row.runs],
     }
 
 
-def total_json(found: ClusterSnapshot) -> dict[str, Any] | None:
-    if found.hosts is None:
+def total_json(snapshot: ClusterSnapshot) -> dict[str, Any] | None:
+    if snapshot.hosts is None:
         return None
-    total = found.total
+    total = snapshot.total
     return {
         "hosts": {each.value: count for each, count in total.hosts.items()},
-        "room": room_json(total.room),
+        "room": resources_json(total.resources),
         "cpuInUse": total.cpu,
         "gpuInUse": total.gpu,
         "usdPerHour": None if total.price is None else float(total.price),
     }
 
 
-def room_json(room: HostResources) -> dict[str, Any]:
+def resources_json(resources: HostResources) -> dict[str, Any]:
     return {
-        "vcpus": room.vcpus,
-        "memory": room.memory_mib,
-        "gpus": room.gpus,
-        "usedVcpus": room.used_vcpus,
-        "usedMemory": room.used_memory_mib,
-        "usedGpus": room.used_gpus,
+        "vcpus": resources.vcpus,
+        "memory": resources.memory_mib,
+        "gpus": resources.gpus,
+        "usedVcpus": resources.used_vcpus,
+        "usedMemory": resources.used_memory_mib,
+        "usedGpus": resources.used_gpus,
     }

@@ -1,4 +1,4 @@
-"""Why a run waits: causes in hosts, in the queue and in its compute environments. Pure.
+"""Why a run waits: causes in hosts and in compute environments. Pure.
 
 A public function is named after the cause that it looks for. It returns the explanation, or None
 if this is not the cause. Most causes count only after some time: a host takes minutes to boot, and
@@ -12,11 +12,9 @@ from msgspec import Struct
 
 from batchml.explain.suggest import (
     CommandWriter,
-    count,
     describe_memory,
     describe_request,
     describe_time,
-    name_and_id,
 )
 from batchml.model.explanation import (
     ComputeState,
@@ -27,7 +25,7 @@ from batchml.model.explanation import (
     QueueState,
     ScalingActivity,
 )
-from batchml.model.run import CANNOT_START, JobStatus, Run
+from batchml.model.run import CANNOT_START, Run
 
 # --- a waiting run ---------------------------------------------------------------------------
 
@@ -361,134 +359,12 @@ def _describe_activity(activity: ScalingActivity, now: int) -> str:
     return f"Auto Scaling said {describe_time(now - activity.at)} ago: {activity.message}"
 
 
-# --- the queue ------------------------------------------------------------------------------
+# --- its compute environments ---------------------------------------------------------------
 
-_MOST_SHARES = 500  # active shares of a queue; AWS Batch User Guide, "Service quotas"
-_FRONT = 100  # runs in a snapshot of a queue: AWS Batch API reference, GetJobQueueSnapshot
 
 # In the status reason of an INVALID compute environment; AWS Batch User Guide, "INVALID compute
 # environment".
 _NO_HOST_JOINED = "none of the instances joined"
-
-
-def queue_gone(waiting: WaitingRun) -> Explanation | None:
-    """The queue was deleted, or cannot be used."""
-    commands = waiting.commands
-    if waiting.queue is None:
-        return None
-    if waiting.queue.status in ("DELETING", "DELETED"):
-        return Explanation(
-            "queue-gone", f"Its queue {waiting.queue.name} does not exist any more.",
-            (), "Submit it again to another queue.", commands.batchml("queue", "list"),
-        )  # fmt: skip
-    if waiting.queue.status == "INVALID":
-        return Explanation(
-            "queue-invalid", f"Its queue {waiting.queue.name} is INVALID.",
-            (f"AWS Batch says: {waiting.queue.status_reason or 'nothing'}",),
-            "Let setup repair it.", commands.batchml("setup", "--plan"),
-        )  # fmt: skip
-    return None
-
-
-def queue_disabled(waiting: WaitingRun) -> Explanation | None:
-    """The queue is DISABLED. Other causes come first: AWS may still start runs in the queue."""
-    if waiting.queue is None or waiting.queue.is_enabled:
-        return None
-    name = waiting.commands.bare(waiting.queue.name)
-    return Explanation(
-        "queue-disabled", f"Its queue {name} is DISABLED.", (f"state of {name}: DISABLED",),
-        "Enable the queue.", waiting.commands.batchml("queue", "update", name, "--enable"),
-    )  # fmt: skip
-
-
-def behind_stuck_run(waiting: WaitingRun) -> Explanation | None:
-    """The head of the queue cannot start, and blocks all other runs: first in, first out."""
-    head = waiting.head
-    if head is None or not head.status_reason or head.status is not JobStatus.RUNNABLE:
-        return None
-    if head.status_reason.startswith("CAPACITY") or (
-        waiting.is_early and "JOB_RESOURCE" in head.status_reason
-    ):
-        return None
-    return Explanation(
-        "behind-stuck-run", f"The run at the head of its queue cannot start: {name_and_id(head)}.",
-        (f"AWS Batch says of that run: {head.status_reason}", _describe_position(waiting)),
-        "See what that run needs, or cancel it.", waiting.commands.batchml("explain", head.job_id),
-    )  # fmt: skip
-
-
-def queue_position(waiting: WaitingRun) -> Explanation | None:
-    """Other runs are before it."""
-    snapshot = waiting.snapshot
-    if snapshot is None or waiting.reason:
-        return None
-    is_far_behind = len(snapshot.front) >= _FRONT and waiting.runs_before is None
-    if not is_far_behind and not waiting.runs_before:
-        return None
-    if waiting.runs_before and AwsQuestion.HEAD not in waiting.asked:
-        return None
-    evidence = [_describe_position(waiting)]
-    if waiting.head is not None:
-        evidence.append(f"at the head: {name_and_id(waiting.head)}, {waiting.head.status}")
-    evidence += [_describe_use(waiting)] if waiting.usable else []
-    if waiting.run.share:
-        used = snapshot.shares.get(waiting.run.share)
-        use = f"{used:g} vCPUs in use" if used is not None else "not among the largest shares"
-        evidence.append(
-            f"its share {waiting.run.share}: {use}; {snapshot.active_shares} are active"
-        )
-    if waiting.queue and waiting.queue.policy:
-        cause = "share-waits"
-        verdict = "It waits for its share's turn: shares that have used less go first."
-    else:
-        place, cause = waiting.runs_before, "queue-position"
-        runs = "at least 100 runs are" if place is None else count(place, "run is", "runs are")
-        verdict = f"It waits for its turn: {runs} before it in queue {waiting.queue_name}."
-    return Explanation(
-        cause, verdict, tuple(evidence), is_problem=False,
-        command=waiting.commands.batchml("ls", "--queue", waiting.queue_name),
-    )  # fmt: skip
-
-
-def share_limit(waiting: WaitingRun) -> Explanation | None:
-    """A queue serves 500 shares at a time; other shares wait until one of them has no runs."""
-    snapshot = waiting.snapshot
-    if snapshot is None or not waiting.run.share or snapshot.active_shares < _MOST_SHARES:
-        return None
-    if waiting.runs_before is not None or waiting.run.share in snapshot.shares:
-        return None
-    return Explanation(
-        "share-limit",
-        f"Its queue serves {_MOST_SHARES} shares at a time, but {waiting.run.share} is not active.",
-        (f"active shares: {snapshot.active_shares}",), "Submit it under an active share.",
-        waiting.commands.batchml("ls", "--queue", waiting.queue_name),
-    )  # fmt: skip
-
-
-def consumable(waiting: WaitingRun) -> Explanation | None:
-    """A consumable resource, such as a licence, is used up. AWS's count may lag half a minute."""
-    stock = waiting.stock
-    if stock is None:
-        return None
-    wanted = waiting.run.consumables.get(stock.name, 1)
-    free = stock.total - stock.in_use
-    if free >= wanted:
-        return None
-    never = stock.total < wanted
-    end = "it has too few in all" if never else "runs that hold it have to end first"
-    return Explanation(
-        "consumable",
-        f"It needs {wanted} of the consumable resource {stock.name}; free: {max(0, free)}.",
-        (f"{stock.name}: {stock.in_use} of {stock.total} in use",),
-        f"Raise its total quantity, or wait: {end}.",
-        waiting.commands.batchml("ls", "--queue", waiting.queue_name, "--status", "RUNNING")
-        if waiting.commands.is_local
-        else f"aws batch list-jobs-by-consumable-resource --consumable-resource {stock.name}",
-        is_problem=never,
-    )  # fmt: skip
-
-
-# --- its compute environments ---------------------------------------------------------------
 
 
 def no_compute(waiting: WaitingRun) -> Explanation | None:
@@ -639,7 +515,7 @@ def full(waiting: WaitingRun) -> Explanation | None:
     return Explanation(
         "full", "It is next. Running runs use what it needs.",
         (
-            f"it needs {describe_request(waiting.run)}", _describe_use(waiting),
+            f"it needs {describe_request(waiting.run)}", describe_use(waiting),
             f"next for {describe_time(waiting.waited)}",
         ),
         is_problem=False,
@@ -647,14 +523,7 @@ def full(waiting: WaitingRun) -> Explanation | None:
     )  # fmt: skip
 
 
-def _describe_use(waiting: WaitingRun) -> str:
+def describe_use(waiting: WaitingRun) -> str:
     total = sum(each.max_vcpus for each in waiting.usable)
     used = waiting.snapshot.used_vcpus if waiting.snapshot else 0
     return f"in use by runs of the queue: {used:g} of at most {total} vCPUs"
-
-
-def _describe_position(waiting: WaitingRun) -> str:
-    if waiting.runs_before is None:
-        return f"not among the first {_FRONT} of queue {waiting.queue_name}"
-    waited = describe_time(waiting.waited)
-    return f"place {waiting.runs_before + 1} in queue {waiting.queue_name}, for {waited}"

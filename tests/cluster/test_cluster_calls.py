@@ -175,7 +175,7 @@ def test_a_host_is_read_from_what_ecs_says() -> None:
         "7", "C", "", "i-7", "g5.12xlarge", "us-east-1b", "ACTIVE", True, 1,
         int(JOINED.timestamp() * 1000), HostResources(48, 180_000, 4, 24, 90_000, 3),
     )  # fmt: skip
-    assert to_host({"containerInstanceArn": "a/b/c"}, "C").room == HostResources()
+    assert to_host({"containerInstanceArn": "a/b/c"}, "C").resources == HostResources()
 
 
 def test_a_round_is_few_calls_and_the_next_one_fewer(rig: Rig) -> None:
@@ -281,7 +281,7 @@ def test_what_waits_is_asked_about_once_and_again_when_it_starts(rig: Rig) -> No
 def test_of_thousands_that_wait_a_hundred_are_asked_about_a_round(rig: Rig) -> None:
     rig.account.status = {str(number): "RUNNABLE" for number in range(1, 251)}
     found = [rig.look().queues[0] for _ in range(4)]
-    assert [(row.is_whole, row.asked_vcpus // 24) for row in found] == [
+    assert [(row.is_exact, row.asked_vcpus // 24) for row in found] == [
         (False, 100), (False, 200), (True, 250), (True, 250)
     ]  # fmt: skip
 
@@ -341,4 +341,4 @@ def test_this_machine_is_read_as_any_host_is(tmp_path: Path) -> None:
     answer = describe_container_instances(view, {**asked, "containerInstances": [arn]})
     host = to_host(answer["containerInstances"][0], "batchml-local")
     assert (host.name, host.state) == ("this-machine", HostState.MIXED)
-    assert host.room == HostResources(4, 1000, 2, 1, 100, 1)
+    assert host.resources == HostResources(4, 1000, 2, 1, 100, 1)

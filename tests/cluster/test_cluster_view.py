@@ -41,10 +41,10 @@ QUEUES = {
 
 
 def host(name: str, used: float = 0, gpus: int = 0, **more: Any) -> ClusterHost:
-    room = HostResources(48, 190_000, 4, used, int(used) * 1000, gpus)
+    resources = HostResources(48, 190_000, 4, used, int(used) * 1000, gpus)
     return ClusterHost(**{"id": f"ci-{name}", "cluster": "c1", "instance": name,
                           "type": "g5.12xlarge", "zone": "us-east-1a", "tasks": int(used > 0),
-                          "since": 1_000, "room": room, **more})  # fmt: skip
+                          "since": 1_000, "resources": resources, **more})  # fmt: skip
 
 
 def run(job_id: str, status: str = "RUNNING", on: str = "", **more: Any) -> Run:
@@ -86,7 +86,11 @@ def test_a_host_s_row_has_what_its_runs_use_and_the_free_ones_stand_last() -> No
     assert rows[0].usage == {"cpu": 24.0, "gpu": 3.0}  # 2 GPUs in full, 2 by half
     assert rows[0].spot and rows[0].computes == (GPU.name,)
     whole = sum_hosts(rows)
-    assert (whole.room.used_vcpus, whole.room.vcpus, whole.room.used_gpus) == (72, 144, 6)
+    assert (whole.resources.used_vcpus, whole.resources.vcpus, whole.resources.used_gpus) == (
+        72,
+        144,
+        6,
+    )
     assert (whole.cpu, whole.gpu, whole.price) == (24 / 144, 3 / 12, None)
 
 
@@ -102,17 +106,17 @@ def test_environments_that_share_a_machine_share_its_room_and_it_counts_once() -
     one = ComputeState("one", max_vcpus=8, cluster="local")
     two = ComputeState("two", max_vcpus=4, cluster="local")
     here = ClusterState({}, {"one": one, "two": two}, (host("this-machine", 2, cluster="local"),))
-    assert [row.room.vcpus for row in compute_rows(here)] == [48, 48]
+    assert [row.resources.vcpus for row in compute_rows(here)] == [48, 48]
     (row,) = host_rows(here, [], {})
     assert row.computes == ("one", "two")
-    assert sum_hosts([row]).room.vcpus == 48
+    assert sum_hosts([row]).resources.vcpus == 48
 
 
 def test_now_is_at_most_the_maximum_and_names_are_never_cut_at_a_comma() -> None:
     one = ComputeState("one", max_vcpus=1, cluster="local")
-    room = HostResources(vcpus=2)
-    assert vcpus_now(one, room, is_local=True) == 1
-    assert vcpus_now(GPU, room) == 96  # AWS Batch's own word
+    resources = HostResources(vcpus=2)
+    assert vcpus_now(one, resources, is_local=True) == 1
+    assert vcpus_now(GPU, resources) == 96  # AWS Batch's own word
     assert names_text(("one", "this-machine")) == "one, this-machine"
     assert (
         names_text(("one", "this-machine", "rehearsal-of-spot")) == "one, this-machine and 1 more"
@@ -138,7 +142,7 @@ def test_top_says_where_runs_are_and_why_others_wait() -> None:
     assert rows == [("a", "i-1"), ("b", "i-2"), ("first-one", "(#1 next to start)"), ("d", "(#2)")]
     (gpu, _) = BUSY.queues
     assert (gpu.running, gpu.waiting, gpu.head, gpu.reason) == (2, 2, "first-one", "next to start")
-    assert held_and_asked(gpu.vcpus, gpu.asked_vcpus, gpu.is_whole) == "48+48"
+    assert held_and_asked(gpu.vcpus, gpu.asked_vcpus, gpu.is_exact) == "48+48"
     shown = _view(BUSY, "dev", Screen(), 20)
     assert "3 hosts: 1 allocated, 1 mixed, 1 idle   vCPUs 72/144   GPUs 6/12" in shown
     assert "in use: CPU 7%, GPU 15%" in shown
@@ -148,7 +152,7 @@ def test_top_says_where_runs_are_and_why_others_wait() -> None:
 def test_what_is_asked_for_is_at_least_so_much_until_all_are_known() -> None:
     found = snapshot(run("a", "RUNNABLE"), run("b", "RUNNABLE", vcpus=0, memory_mib=0, gpus=0))
     (gpu, _) = found.queues
-    assert held_and_asked(gpu.vcpus, gpu.asked_vcpus, gpu.is_whole) == "0+>24"
+    assert held_and_asked(gpu.vcpus, gpu.asked_vcpus, gpu.is_exact) == "0+>24"
     assert held_and_asked(0, 0, True) == ""
 
 

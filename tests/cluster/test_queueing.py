@@ -30,8 +30,8 @@ def array(job_id: str, runnable: int, **more: Any) -> Run:
 
 
 def host(used: float = 0, gpus_used: int = 0, **more: Any) -> ClusterHost:
-    room = HostResources(8, 1000, 2, used_vcpus=used, used_gpus=gpus_used)
-    return ClusterHost(**{"id": "h1", "cluster": "c", "room": room, **more})
+    resources = HostResources(8, 1000, 2, used_vcpus=used, used_gpus=gpus_used)
+    return ClusterHost(**{"id": "h1", "cluster": "c", "resources": resources, **more})
 
 
 def compute(**more: Any) -> ComputeState:

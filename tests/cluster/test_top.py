@@ -8,7 +8,7 @@ from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
 from batchml.cli.render import narrow_columns
 from batchml.cli.terminal import Screen
 from batchml.cluster.commands import _json, _view
-from batchml.cluster.service import MOST_NODES, USAGE_EVERY, ClusterPoller, poll_pause
+from batchml.cluster.service import MAX_NODES, USAGE_EVERY, ClusterPoller, poll_pause
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, make_snapshot
 from batchml.model.run import JobStatus, Run
 from batchml.runtime.protocol.launch import RAY, LaunchPlan, WorkerGroup
@@ -118,7 +118,7 @@ def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account:
     first = poller.poll()
     assert first.calls == len(session.calls) == 1 + 5 + 1 + 1 + 1  # the last two: nodes, usage
     (row,) = (row for row in first.runs if row.run.nodes)
-    assert len(row.nodes) == MOST_NODES
+    assert len(row.nodes) == MAX_NODES
     assert {node.usage["cpu"] for node in row.nodes} == {1.5}
     clock.time += USAGE_EVERY
     assert poller.poll().calls == 5 + 1
@@ -128,7 +128,7 @@ def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account:
     assert "  and 12 more nodes" in shown
     assert "node" not in _view(first, "dev", Screen(), 5).partition("NAME")[2]
     told = {each["jobId"]: len(each.get("nodes", ())) for each in _json(first, "dev")["runs"]}
-    assert told == {"1": 0, "7": MOST_NODES}
+    assert told == {"1": 0, "7": MAX_NODES}
     account.status = {"1": "RUNNING"}
     assert len(poller.poll().runs) == 1
 

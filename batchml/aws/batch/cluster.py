@@ -158,7 +158,7 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
         is_connected=entry.get("agentConnected", True),
         tasks=entry.get("runningTasksCount", 0) + entry.get("pendingTasksCount", 0),
         since=int(joined.timestamp() * 1000) if joined else 0,
-        room=HostResources(
+        resources=HostResources(
             vcpus=had.get("CPU", 0) / _UNITS,
             memory_mib=had.get("MEMORY", 0),
             gpus=had.get("GPU", 0),

@@ -105,7 +105,7 @@ def _vcpus_here(context: Context) -> int:
     if not context.settings.is_local:
         return 0
 
-    return round(open_poller(context).poll(with_usage=False).total.room.vcpus)
+    return round(open_poller(context).poll(with_usage=False).total.resources.vcpus)
 
 
 @compute_app.command("create", epilog="Example: batchml compute create gpu --max-vcpus 64")
