@@ -123,7 +123,7 @@ def test_one_that_changed_in_the_store_is_passed_over(
     bucket.put(f"{PREFIX}step-0000000020/model", b"after 2O")
     step, said = fetched(bucket, tmp_path / "second")
     assert step == 10
-    assert "step-0000000020 is skipped: model has changed" in said
+    assert "step-0000000020 in the store is skipped: model has changed" in said
     assert sorted(os.listdir(tmp_path / "second")) == ["step-0000000010"]
 
 
@@ -217,7 +217,7 @@ def test_only_checkpoints_that_would_go_with_the_attempt_are_kept(tmp_path: Path
         temporary.remove()
 
 
-# --- through the entry, with S3 -----------------------------------------------------------------
+# --- through the entry, with S3 -------------------------------------------------------------------
 
 PROGRAM = """
 import os, sys, time
@@ -308,7 +308,7 @@ def test_another_run_goes_on_from_the_bucket_and_has_its_own_copy_there(
         assert Path(found.path, "deep", "optimizer").read_text() == "x"
     finally:
         temporary.remove()
-    assert said == ["batchml notice: resumes from step 10 of train old"]
+    assert said == ["batchml notice: this run resumes from step 10 of train old"]
     new = open_store(environ["BATCHML_STORE"], environ)
     assert f"{PREFIX}step-0000000010/MANIFEST.json" in new.keys(PREFIX)
     assert {key: old.get(key) for key in old.keys("")} == before

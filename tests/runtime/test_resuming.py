@@ -91,14 +91,14 @@ def new(tmp_path: Path) -> New:
     return New(tmp_path)
 
 
-# --- in the container -----------------------------------------------------------------------
+# --- in the container -----------------------------------------------------------------------------
 
 
 def test_the_newest_is_copied_before_the_command_and_the_old_one_is_only_read(new: New) -> None:
     save(new.old, 10, 20)
     before = tree(new.old)
     assert new.begin() == 20
-    assert new.said == [f"batchml notice: resumes from step 20 of train {OLD}"]
+    assert new.said == [f"batchml notice: this run resumes from step 20 of train {OLD}"]
     found = checkpoint.newest(str(new.own))
     assert found is not None and Path(found.path, "model").read_text() == "after 20"
     save(new.own, 30)
@@ -148,7 +148,7 @@ def test_files_of_a_programs_own_come_with_their_times_and_links(new: New) -> No
     for ours in (".batchml-generations.json", ".batchml-fence.json", RESUMED):
         (new.old / ours).write_text("{}")
     new.begin()
-    assert new.said == [f"batchml notice: resumes from the 2 files of train {OLD}"]
+    assert new.said == [f"batchml notice: this run resumes from the 2 files of train {OLD}"]
     assert (new.own / "latest" / "weights").read_text() == "w"
     assert (new.own / "snapshot.pt").stat().st_mtime_ns == 7_000_000_000
     assert sorted(os.listdir(new.own)) == [RESUMED, "latest", "snapshot.pt", "step-5"]
@@ -278,7 +278,7 @@ def test_a_container_sees_the_old_folder_to_read_it_and_no_other(tmp_path: Path)
     assert asked(tmp_path)[0] == asked(home.runs / ".." / OLD)[0] == []
 
 
-# --- before it is sent ----------------------------------------------------------------------
+# --- before it is sent ----------------------------------------------------------------------------
 
 RUN = Run(OLD, "train", "q", JobStatus.FAILED, key="2key")
 FOUND = FoundRun(RUN, None)

@@ -205,7 +205,7 @@ def _by_child(
                 below.setdefault(prefix, []).append(key.removeprefix(prefix))
     for prefix, number in prefixes.items():
         saved = Saved.among(below.get(prefix, ()))
-        whole = saved.whole()
+        whole = saved.with_manifest()
         others = [name for name in saved.others if not _is_ours(name)]
         yield (
             number,

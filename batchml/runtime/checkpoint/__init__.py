@@ -13,8 +13,8 @@
         if stops:
             break
 
-A step counts once it is finished. Checkpoints are never unpickled or parsed here. Programs that
-write files of their own into BATCHML_CHECKPOINT_DIR need none of this.
+Steps are counted when they are finished. This module never unpickles or parses a program's files.
+Programs that write files into BATCHML_CHECKPOINT_DIR in their own way need none of this.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ from batchml.runtime.entry.stopping import should_stop
 
 __all__ = ["Checkpoint", "newest", "newest_step", "save", "save_shards", "should_stop"]
 
-KEEP = 2  # checkpoints
+KEEP = 2  # checkpoints that stay
 LIMIT = 600.0  # seconds that ranks wait for each other
-_APART = "its ranks are on several nodes, whose folders are not shared. Name a workspace"
-_calls = 0  # of save_shards: the same number in all ranks
+_APART = "its ranks are on several nodes, which do not share the checkpoint folder. Use a workspace"
+_calls = 0  # calls of `save_shards`: the same number in all ranks
 
 
 def save(writer: Writer, step: int, *, folder: str = "", keep: int = KEEP) -> bool:
-    """Save the checkpoint of `step` finished steps. True if it is saved.
+    """Save a checkpoint after `step` finished steps. Return True if it is saved.
 
-    `writer(path)` writes its files into the empty folder `path`. They are made durable, described
-    with their SHA-256 in MANIFEST.json, and get their final name at once. If this process is killed
-    before, they never do. Then older checkpoints are removed, except the newest `keep`.
+    `writer(path)` writes its files into the empty folder `path`. The files are made durable,
+    described with their SHA-256 in MANIFEST.json, and the folder gets its final name: a checkpoint
+    appears at once, or not at all if this process is killed before. Then older checkpoints are
+    removed, except the newest `keep`.
 
     A full disk, or a file system that fails, is reported once on stderr: the old checkpoint is
-    kept, and training goes on. A writer's own mistake (TypeError and the like) is raised.
+    kept, and training goes on. An error of the writer's code (TypeError and the like) is raised.
 
     In a run whose ranks share BATCHML_CHECKPOINT_DIR, only rank 0 saves, and this does nothing in
     the others, unless a `folder` is given.
@@ -74,7 +75,7 @@ def save(writer: Writer, step: int, *, folder: str = "", keep: int = KEEP) -> bo
 
 
 def _save(writer: Writer, step: int, folder: str, keep: int, term: FenceTerm) -> str:
-    """Save, and return ""; or return why this generation may not save."""
+    """Save, and return an empty text; or return why this generation may not save."""
     os.makedirs(folder, exist_ok=True)
     refusal = claim_folder(folder, term)
     if refusal:
@@ -102,12 +103,13 @@ def save_shards(
     keep: int = KEEP,
     limit: float = LIMIT,
 ) -> bool:
-    """Save one checkpoint to which each of `world` ranks contributes files. True if it is saved.
+    """Save a checkpoint to which each of `world` ranks contributes files. True if it is saved.
 
-    All ranks call it at the same step, with one folder that they share. `write_mine(path)` is
-    called in each with the same path, and may itself wait for the others, as
-    `torch.distributed.checkpoint.save` does. The checkpoint appears once all ranks have written.
-    If a rank fails, or shows no sign of life for `limit` seconds, nothing is saved, as in `save`.
+    All ranks call this function at the same step, with one folder that they share.
+    `write_mine(path)` is called in each rank with the same path, and may itself wait for the other
+    ranks, as `torch.distributed.checkpoint.save` does. The checkpoint appears once all ranks have
+    written. If a rank fails, or shows no sign of life for `limit` seconds, nothing is saved, and
+    the failure is reported as in `save`.
     """
     global _calls
     _calls += 1
@@ -120,10 +122,10 @@ def save_shards(
 
 
 def newest(folder: str = "") -> Optional[Checkpoint]:
-    """The checkpoint to continue from: the newest whose files are all there and unchanged.
+    """The checkpoint to continue from: the newest whose files are complete and unchanged.
 
-    All files are read. Damaged checkpoints are skipped, with a line on stderr. None without a
-    checkpoint. If ranks must agree, call this in one rank, and send its step to the others.
+    This reads all files. Damaged checkpoints are skipped, with a line on stderr. None without a
+    checkpoint. If ranks must agree, call this in one rank, and send the step to the others.
 
     Raises OSError if the folder cannot be read, because starting again from the beginning would be
     worse.
@@ -131,22 +133,22 @@ def newest(folder: str = "") -> Optional[Checkpoint]:
     path = resolve_folder(folder)
     if path == resolve_folder(""):
         _claim(path)
-    for each in list_checkpoints(path):
-        found = os.path.join(path, each.name)
+    for entry in list_checkpoints(path):
+        found = os.path.join(path, entry.name)
         try:
-            why = find_damage(found, each.step)
+            why = find_damage(found, entry.step)
             if why:
                 damaged_paths.add(found)
         except OSError as error:
             why = f"it cannot be read: {error.strerror or error}"
         if not why:
-            return Checkpoint(found, each.step)
+            return Checkpoint(found, entry.step)
         say(f"the checkpoint {found} is skipped: {why}")
     return None
 
 
 def _claim(folder: str) -> None:
-    """From now on an earlier generation of this run, if one still lives, may not save."""
+    """Forbid an earlier generation of this run, if one still lives, to save from now on."""
     try:
         if os.path.isdir(folder):
             claim_folder(folder, FenceTerm.read(os.environ))

@@ -1,6 +1,6 @@
-"""The layout of checkpoints on a disk: `step-0000000120/` with files, and a manifest written last.
+"""Checkpoints on a disk: folders such as `step-0000000120/`, whose manifest is written last.
 
-This needs no locks, only atomic renames, which NFS, EFS and Lustre have.
+Saving needs no locks, only atomic renames, which NFS, EFS and Lustre have.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from batchml.runtime.processes import process_age
+from batchml.runtime.protocol.variables import number_of
 from batchml.runtime.storage.files import read_json, sync_folder, write_json, write_new
 
-# --- fence ----------------------------------------------------------------------------------------
-# The fence: of two generations of a run that live at once, only the later one may save.
+# --- The fence ------------------------------------------------------------------------------------
+# Of two generations of a run that live at once, only the later one may save.
 #
-# The fence is a file beside the checkpoints. A generation writes its number there when it searches
-# for the checkpoint to continue from, or at its first save. An earlier generation that still
-# lives, for example without network, reads the fence before each save, and does not save.
-# Microseconds lie between that read and the rename of a save; without a lock, which shared file
-# systems often do not have, more is not possible.
+# The fence is a file beside the checkpoints. A generation writes its number into it when it
+# searches for the checkpoint to continue from, or at its first save. An earlier generation that
+# still lives, for example on a host without network, reads the fence before each save, and does not
+# save. Microseconds lie between that read and the rename of a save; only a lock could prevent a
+# mistake in between, and shared file systems often have no locks.
 
 
 FENCE = ".batchml-fence.json"
@@ -44,12 +45,12 @@ class FenceTerm(NamedTuple):
         run = environ.get("BATCHML_RUN") or environ.get("AWS_BATCH_JOB_ID", "")
         attempt = environ.get("BATCHML_ATTEMPT") or environ.get("AWS_BATCH_JOB_ATTEMPT", "")
         return cls(
-            run.partition("#")[0], _number(attempt, 1), _number(environ.get(GENERATION, ""), 0),
-            _began(),
+            run.partition("#")[0], number_of(attempt, 1), number_of(environ.get(GENERATION), 0),
+            time.time() - process_age(),
         )  # fmt: skip
 
     def is_before(self, other: FenceTerm) -> bool:
-        """Whether `other` is later. Of two jobs, as in batches of a sweep, only the clock tells."""
+        """Whether `other` is later. For two jobs, as in batches of a sweep, the clock decides."""
         if self.run == other.run:
             return (self.attempt, self.generation) < (other.attempt, other.generation)
         return self.began < other.began
@@ -59,7 +60,7 @@ class FenceTerm(NamedTuple):
 
 
 def claim_folder(folder: str, term: FenceTerm) -> str:
-    """Claim a folder for a generation. Return "", or that a later generation saves there.
+    """Claim a folder for a generation. Return why it may not save there, or an empty text.
 
     Raises OSError if the fence can be neither read nor written.
     """
@@ -85,15 +86,7 @@ def _holder(path: str) -> FenceTerm | None:
         return None  # missing or invalid
 
 
-def _number(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
-
-
-def _began() -> float:
-    return time.time() - process_age()
-
-
-# --- layout ---------------------------------------------------------------------------------------
+# --- Checkpoints ----------------------------------------------------------------------------------
 
 
 MANIFEST = "MANIFEST.json"
@@ -115,7 +108,7 @@ class CheckpointName(NamedTuple):
     """The parsed name of a checkpoint's folder. Later checkpoints are greater."""
 
     step: int
-    version: int  # a step may be saved again; the old folder stays until the new one is there
+    version: int  # above 0 if the step was saved again: the old folder stays until that is done
     name: str
 
 
@@ -165,10 +158,10 @@ def read_manifest(path: str) -> Dict[str, Any]:
 
 
 def find_damage(path: str, step: int, thorough: bool = True) -> str:
-    """What is wrong with a checkpoint; empty for a complete one.
+    """The damage of a checkpoint in words; empty if it is complete.
 
-    `thorough` reads all its files; otherwise only their sizes are compared. Raises OSError if it
-    cannot be read, which does not mean that it is damaged.
+    With `thorough` all files are read, else only their sizes are compared. Raises OSError if the
+    checkpoint cannot be read, which does not mean that it is damaged.
     """
     try:
         found = read_manifest(path)
@@ -201,16 +194,13 @@ def looks_whole(path: str, step: int) -> bool:
 
 def digest_of(path: str, sync: bool = False) -> str:
     """The SHA-256 of a file. With `sync` the file is durable afterwards."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while True:
-            block = file.read(_BLOCK)
-            if not block:
-                break
-            found.update(block)
+        for block in iter(lambda: file.read(_BLOCK), b""):
+            digest.update(block)
         if sync:
             os.fsync(file.fileno())
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def describe_files(folder: str, names: Optional[Sequence[str]] = None) -> Files:
@@ -223,7 +213,7 @@ def describe_files(folder: str, names: Optional[Sequence[str]] = None) -> Files:
 
 
 def all_files(folder: str) -> List[str]:
-    """Paths below a folder, of regular files and links to regular files.
+    """The paths, below a folder, of its regular files and links to regular files.
 
     Raises OSError if a subfolder cannot be read: a checkpoint without it would look complete.
     """
@@ -232,21 +222,17 @@ def all_files(folder: str) -> List[str]:
         raise error
 
     found = []
-    for path, _, names in os.walk(folder, onerror=fail):
-        whole = [os.path.join(path, name) for name in names]
-        found += [os.path.relpath(each, folder) for each in whole if os.path.isfile(each)]
+    for below, _, names in os.walk(folder, onerror=fail):
+        paths = [os.path.join(below, name) for name in names]
+        found += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
     return sorted(found)
-
-
-def sync_folders(folder: str) -> None:
-    for path, _, _ in os.walk(folder):
-        sync_folder(path)
 
 
 def commit(folder: str, temporary: str, manifest: Dict[str, Any]) -> str:
     """Write the manifest and rename the folder. Return its final name. Raises OSError."""
     write_new(os.path.join(temporary, MANIFEST), json.dumps(manifest).encode(), 0o644)
-    sync_folders(temporary)
+    for below, _, _ in os.walk(temporary):
+        sync_folder(below)
     name = free_name(folder, manifest["step"])
     os.rename(temporary, os.path.join(folder, name))
     sync_folder(folder)
@@ -256,17 +242,21 @@ def commit(folder: str, temporary: str, manifest: Dict[str, Any]) -> str:
 def select_old(found: Sequence[CheckpointName], whole: Set[str], keep: int, new: str) -> List[str]:
     """The names of the checkpoints that may be removed after `new` was saved.
 
-    Of the complete ones (`whole`) the newest `keep` stay, each step once. `new` always stays.
+    Of the complete checkpoints (`whole`) the newest `keep` stay, one for each step. `new` always
+    stays.
     """
     kept: Dict[int, str] = {}
-    for each in sorted(found, reverse=True):
-        if each.name in whole and len(kept) < max(1, keep):
-            kept.setdefault(each.step, each.name)
-    return [each.name for each in found if each.name != new and each.name not in kept.values()]
+    for entry in sorted(found, reverse=True):
+        if entry.name in whole and len(kept) < max(1, keep):
+            kept.setdefault(entry.step, entry.name)
+    return [entry.name for entry in found if entry.name not in (new, *kept.values())]
 
 
 def remove(folder: str, name: str) -> None:
-    """Remove a checkpoint. It is renamed first, so that it never looks complete. Ignores errors."""
+    """Remove a checkpoint, and ignore errors.
+
+    It is renamed first, so that a partly removed checkpoint never looks complete.
+    """
     path = os.path.join(folder, name)
     if not name.startswith((SAVING, REMOVING)):
         gone = os.path.join(folder, f"{REMOVING}{os.urandom(4).hex()}-{name}")
@@ -279,7 +269,10 @@ def remove(folder: str, name: str) -> None:
 
 
 def prune(folder: str, keep: int, new: str, damaged: Set[str]) -> None:
-    """Remove old checkpoints, and those with a name in `damaged`."""
+    """Remove all checkpoints except `new` and the newest `keep` complete ones.
+
+    A checkpoint with a name in `damaged` does not count as complete.
+    """
     found = list_checkpoints(folder)
     whole = {
         each.name

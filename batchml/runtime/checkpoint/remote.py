@@ -1,9 +1,9 @@
-"""Keep the checkpoints of a run without a workspace in its store, and fetch them from there.
+"""Keep the checkpoints of a run without a workspace in the run's store, and fetch them from there.
 
-A complete checkpoint is sent at once, its manifest last, so that it is never partly complete in
-the store. Other files of the folder are sent once they have not changed for a while. Files that the
-program removes are removed from the store, too. A sweep keeps its trials' checkpoints in its own
-store in the same way.
+A complete checkpoint is sent at once, with its manifest last: a checkpoint in the store that has a
+manifest is complete. Other files of the folder are sent once they have not changed for a while.
+Files that the program removes are removed from the store, too. In the same way a sweep keeps its
+trials' checkpoints in the sweep's store.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
 
 from batchml.runtime.checkpoint.layout import (
     FENCE,
@@ -30,24 +30,26 @@ from batchml.runtime.checkpoint.layout import (
 )
 from batchml.runtime.checkpoint.sharded import KEPT_APART
 from batchml.runtime.entry.attempt import AttemptHandle
-from batchml.runtime.entry.folders import is_kept_in_store
+from batchml.runtime.entry.folders import FileState, is_kept_in_store
 from batchml.runtime.entry.outputs import OutputSender, StorePoller, files_of
-from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
+from batchml.runtime.protocol.log_marks import error_line
+from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node, seconds_of
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store
 
-LATEST = "LATEST.json"  # the newest checkpoint in the store and the attempt that sent it
+LATEST = "LATEST.json"  # names the newest checkpoint in the store and the attempt that sent it
 EVERY = 5.0  # seconds between two polls
-VARIABLE = "BATCHML_KEEP_EVERY"  # the variable that sets another interval, in seconds
-_State = Tuple[int, int]  # of a file: size, time of the last change
-RESUMED = ".batchml-resumed.json"  # the checkpoint of another run was copied: resume.py
+VARIABLE = "BATCHML_KEEP_EVERY"  # sets another interval between two polls, in seconds
+RESUMED = (
+    ".batchml-resumed.json"  # records that the checkpoint of another run was copied: resume.py
+)
 _OURS = (FENCE, KEPT_APART, LATEST, RESUMED)  # files that are not sent
 
 
 class CheckpointFiles(NamedTuple):
-    """The files of a folder or store: by checkpoint, and others."""
+    """The files of a folder or store: those of each checkpoint, and the other files."""
 
-    checkpoints: Dict[CheckpointName, List[str]]  # the files begin with the checkpoint's name
+    checkpoints: Dict[CheckpointName, List[str]]  # each file begins with the checkpoint's name
     others: List[str]
 
     @classmethod
@@ -63,7 +65,7 @@ class CheckpointFiles(NamedTuple):
                 others.append(name)
         return cls(checkpoints, others)
 
-    def whole(self) -> List[CheckpointName]:
+    def with_manifest(self) -> List[CheckpointName]:
         """The checkpoints with a manifest, the newest first."""
         found = self.checkpoints.items()
         return sorted((e for e, names in found if f"{e.name}/{MANIFEST}" in names), reverse=True)
@@ -75,6 +77,7 @@ def run_prefix(env: RuntimeEnv) -> str:
 
 
 def child_prefix(child: Optional[int]) -> str:
+    """The prefix of the checkpoints of one child of an array; of a run that is none with None."""
     return "checkpoints/" if child is None else f"checkpoints/{child}/"
 
 
@@ -92,23 +95,22 @@ def fetch(env: RuntimeEnv, environ: Mapping[str, str], say: Callable[[str], None
 
 
 def fetch_newest(store: Store, prefix: str, folder: str, say: Callable[[str], None]) -> None:
-    """Fetch the newest complete checkpoint, unless the folder has one as new, and all other files.
+    """Fetch the newest complete checkpoint, unless the folder has one as new; and all other files.
 
     Raises StoreError and OSError.
     """
     found = CheckpointFiles.among(key[len(prefix) :] for key in store.keys(prefix))
-    here = [
-        each for each in list_checkpoints(folder) if looks_whole(f"{folder}/{each.name}", each.step)
-    ]
-    for entry in found.whole():
-        if here and entry <= here[0]:
+    names = list_checkpoints(folder)
+    local = [name for name in names if looks_whole(f"{folder}/{name.name}", name.step)]
+    for entry in found.with_manifest():
+        if local and entry <= local[0]:
             break
         why = fetch_checkpoint(store, prefix, folder, entry, found.checkpoints[entry])
         if not why:
             prune(folder, 2, entry.name, set())
             say(f"batchml notice: the checkpoint of step {entry.step} was fetched from the store")
             break
-        say(f"batchml notice: the kept checkpoint {entry.name} is skipped: {why}")
+        say(f"batchml notice: the checkpoint {entry.name} in the store is skipped: {why}")
     for name in found.others:
         _fetch_file(store, prefix + name, os.path.join(folder, *name.split("/")))
 
@@ -116,7 +118,7 @@ def fetch_newest(store: Store, prefix: str, folder: str, say: Callable[[str], No
 def fetch_checkpoint(
     store: Store, prefix: str, folder: str, entry: CheckpointName, names: List[str]
 ) -> str:
-    """Fetch a checkpoint. Return what is wrong with it, or ""."""
+    """Fetch a checkpoint into `folder`. Return its damage in words, or an empty text."""
     temporary = f"{SAVING}fetch-{entry.name}"
     path = os.path.join(folder, temporary)
     try:
@@ -125,7 +127,7 @@ def fetch_checkpoint(
             _fetch_file(store, prefix + name, os.path.join(path, *below))
         why = find_damage(path, entry.step)
         if not why:
-            remove(folder, entry.name)  # an incomplete one
+            remove(folder, entry.name)  # an incomplete checkpoint of this name
             os.rename(path, os.path.join(folder, entry.name))
         return why
     finally:
@@ -138,19 +140,19 @@ def _fetch_file(store: Store, key: str, path: str) -> None:
 
 
 class CheckpointSender:
-    """Sends the new files of a folder to a store: from a thread, and the rest at the end."""
+    """Sends new files of a checkpoint folder to a store: from a thread, and the rest at the end."""
 
     def __init__(
         self, folder: str, store: Store, prefix: str, term: Optional[FenceTerm] = None
     ) -> None:
-        """`term` is this generation: nothing is sent if a later one has sent a checkpoint."""
+        """`term` is this generation: it sends nothing if a later attempt has sent a checkpoint."""
         self._folder, self._store, self._prefix, self._term = folder, store, prefix, term
         self._outputs = OutputSender(folder, store, prefix)
         self._kept: Set[str] = set()  # names of checkpoints that are complete in the store
-        self._has_adopted = False
-        self._before: Dict[str, _State] = {}  # at the last poll
+        self._has_adopted = False  # whether `_adopt` was called
+        self._before: Dict[str, FileState] = {}  # the files at the last poll
         self._unchanged = 0  # polls in a row that found nothing new
-        self._gone: Set[str] = set()  # in the store, but not in the folder at the last poll
+        self._gone: Set[str] = set()  # files in the store that the folder lacked at the last poll
         self._poller = StorePoller(self.poll, self._on_error)
         self.error = ""  # of the last poll
 
@@ -158,12 +160,12 @@ class CheckpointSender:
         self._poller.start(interval)
 
     def finish(self) -> List[str]:
-        """Send the rest. Return a line for each file that could not be sent."""
+        """Send the remaining files. Return a line for each file that could not be sent."""
         self._poller.end()
         return self.poll(is_last=True)
 
     def poll(self, is_last: bool = False) -> List[str]:
-        """Send new files; if it `is_last`, also files that have just changed. Return the errors."""
+        """Send new files; in the last poll also files that have just changed. Return the errors."""
         files = files_of(self._folder)
         self._unchanged = self._unchanged + 1 if files == self._before and not self.error else 0
         if self._unchanged > 1:
@@ -171,12 +173,12 @@ class CheckpointSender:
         try:
             errors = self._send(files, is_last)
         except OSError as error:
-            errors = [" ".join(str(error).split())]
+            errors = [error_line(error)]
         self._before = files
         self.error = errors[0] if errors else ""
         return errors
 
-    def _send(self, files: Mapping[str, _State], is_last: bool) -> List[str]:
+    def _send(self, files: Mapping[str, FileState], is_last: bool) -> List[str]:
         found = CheckpointFiles.among(files)
         if not (found.checkpoints or found.others or self._kept):
             return []
@@ -186,24 +188,26 @@ class CheckpointSender:
             self._adopt(found)
         errors = self._send_checkpoints(found, files)
         others = {name: files[name] for name in found.others}
-        rested = {n: s for n, s in others.items() if is_last or self._before.get(n) == s}
-        errors += _lines(self._outputs.send(rested))
+        unchanged = {n: s for n, s in others.items() if is_last or self._before.get(n) == s}
+        errors += _lines(self._outputs.send(unchanged))
         if not errors:
             self._remove_gone(found)
         return errors
 
     def _adopt(self, found: CheckpointFiles) -> None:
         """Find the checkpoints that were fetched from the store: they need not be sent."""
-        for entry in found.whole():
+        for entry in found.with_manifest():
             manifest = f"{entry.name}/{MANIFEST}"
             with open(os.path.join(self._folder, manifest), "rb") as file:
                 if self._store.get(self._prefix + manifest) == file.read():
                     self._kept.add(entry.name)
         self._has_adopted = True
 
-    def _send_checkpoints(self, found: CheckpointFiles, files: Mapping[str, _State]) -> List[str]:
+    def _send_checkpoints(
+        self, found: CheckpointFiles, files: Mapping[str, FileState]
+    ) -> List[str]:
         errors: List[str] = []
-        for entry in found.whole():
+        for entry in found.with_manifest():
             path = os.path.join(self._folder, entry.name)
             if entry.name in self._kept or not looks_whole(path, entry.step):
                 continue
@@ -219,7 +223,7 @@ class CheckpointSender:
         return errors
 
     def _write_latest(self, path: str, entry: CheckpointName) -> None:
-        """Record the newest checkpoint, for people and for attempts that should have ended."""
+        """Record the newest checkpoint, for people, and for earlier attempts that still live."""
         if all(name < entry.name for name in self._kept):
             latest = {name: value for name, value in read_manifest(path).items() if name != "files"}
             data = json.dumps({**latest, "name": entry.name}).encode()
@@ -236,31 +240,35 @@ class CheckpointSender:
         return attempt > self._term.attempt
 
     def _remove_gone(self, found: CheckpointFiles) -> None:
-        """Remove files from the store that the folder no longer has, once newer ones are there."""
-        here = {entry.name for entry in found.checkpoints}
+        """Remove files from the store that the folder no longer has.
+
+        Checkpoints are removed only after a newer one is in the store; other files only if two
+        polls in a row have missed them.
+        """
+        local = {entry.name for entry in found.checkpoints}
         others = set(found.others)
-        if not here & self._kept and not others:
+        if not local & self._kept and not others:
             return  # nothing newer is in the store yet
         keys = self._store.keys(self._prefix)
-        there = CheckpointFiles.among(key[len(self._prefix) :] for key in keys)
+        stored = CheckpointFiles.among(key[len(self._prefix) :] for key in keys)
         gone: List[str] = []
-        for entry, names in there.checkpoints.items():
-            if entry.name not in here and here & self._kept:
+        for entry, names in stored.checkpoints.items():
+            if entry.name not in local and local & self._kept:
                 gone += sorted(names, key=lambda name: not name.endswith("/" + MANIFEST))
                 self._kept.discard(entry.name)
-        absent = {name for name in there.others if name not in others}
+        absent = set(stored.others) - others
         gone += sorted(absent & self._gone)
         self._gone = absent
         self._store.delete(*(self._prefix + name for name in gone))
 
     def _on_error(self, error: Exception) -> None:
-        self.error = " ".join(str(error).split()) or type(error).__name__
+        self.error = error_line(error)
 
 
 class CheckpointKeeper:
-    """An attempt plug-in: keeps checkpoints that would be lost with the attempt.
+    """An attempt plug-in that keeps checkpoints which would be lost with the attempt.
 
-    Of several nodes only those of the main node, which has rank 0.
+    In a run of several nodes it keeps those of the main node, which has rank 0.
     """
 
     def __init__(self, attempt: AttemptHandle) -> None:
@@ -272,7 +280,7 @@ class CheckpointKeeper:
             store = open_store(env.store, attempt.environ)
             term = FenceTerm.read(attempt.environ)
             self._sender = CheckpointSender(env.checkpoint_dir, store, run_prefix(env), term)
-            self._sender.start(_seconds(attempt.environ.get(VARIABLE, "")))
+            self._sender.start(seconds_of(attempt.environ.get(VARIABLE), least=0.1, default=EVERY))
 
     def tick(self, now: float) -> None:
         error = self._sender.error if self._sender is not None else ""
@@ -283,15 +291,8 @@ class CheckpointKeeper:
     def finish(self) -> None:
         errors = self._sender.finish() if self._sender is not None else []
         if errors:
-            self._attempt.say(f"batchml: {len(errors)} checkpoints could not be kept: {errors[0]}")
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        return EVERY
-    return found if 0.1 <= found < 1e6 else EVERY
+            files = "1 file" if len(errors) == 1 else f"{len(errors)} files"
+            self._attempt.say(f"batchml: {files} of checkpoints could not be kept: {errors[0]}")
 
 
 def _lines(errors: Mapping[str, str]) -> List[str]:

@@ -1,7 +1,7 @@
 """Continue from the checkpoint of another run: `batchml rerun --resume`.
 
-Before the command starts, the other run's files are copied into this run's checkpoint folder and
-verified. Later attempts of this run find them there.
+Before the command starts, the other run's checkpoint and files are copied into this run's
+checkpoint folder and verified. Later attempts of this run find them there.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from batchml.runtime.storage.store import Store, StoreError, no_check
 
 VARIABLE = "BATCHML_RESUME"
 _MAP = "BATCHML_ARRAY_MAP"  # the numbers of children in the first array: runs/rerun/rules.py
-_KEY = "resumed"  # in the run's store, if no folder outlives an attempt
-_WAIT = 3600.0  # seconds that other nodes wait for the main node
-_PAUSE = 2.0
+_KEY = "resumed"  # the key of the record in the run's store, if no folder outlives an attempt
+_WAIT = 3600.0  # seconds that the other nodes wait for the main node
+_PAUSE = 2.0  # seconds between two polls
 _PART = ".batchml-part"  # ends the name of a file that is being copied
 
 
 class NoCheckpoint(ValueError):
-    """The other run has no checkpoint. Starting from the beginning was not requested."""
+    """The other run has no checkpoint. It is not replaced by a start from the beginning."""
 
 
 class ResumeSource(NamedTuple):
-    """The other run, and the places where its checkpoints may be; empty ones do not exist."""
+    """The run to resume from, and where its checkpoints may be. Empty texts name nothing."""
 
     job: str  # id
     name: str
-    key: str = ""  # names its folder in the workspace
+    key: str = ""  # of the submission; names the run's folder in the workspace
     store: str = ""  # an s3:// prefix
     folder: str = ""  # on this machine; `FOLDER:3` is the folder of child 3
-    children: str = ""  # the children that run again, by their numbers in the array: "3 17-19"
-    is_array: bool = False  # it was an array, some of whose children may have saved nothing
+    children: str = ""  # the numbers in the array of the children that run again: "3 17-19"
+    is_array: bool = False  # the run was an array, some of whose children may have saved nothing
 
     @classmethod
     def read(cls, text: str) -> ResumeSource:
-        """Raises ValueError."""
+        """Read the client's JSON. Raises ValueError."""
         found: Any = json.loads(text)
         if not isinstance(found, dict) or not {"job", "name"} <= set(found) <= set(cls._fields):
-            raise ValueError(f"{VARIABLE} is of another version: {text[:80]}")
+            raise ValueError(f"{VARIABLE} was written by another version of batchml: {text[:80]}")
         return cls(**found)
 
     def to_json(self) -> str:
@@ -71,7 +71,7 @@ class ResumeSource(NamedTuple):
         return _nth(self.children, index or 0) if self.children else index
 
     def describe(self, index: Optional[int], environ: Mapping[str, str]) -> str:
-        """The other run in words. A child has its number in the first array of a row of reruns."""
+        """The other run in words. A child has its number in the array that was rerun first."""
         child, first = self.child(index), environ.get(_MAP, "")
         if child is not None and first:
             child = _nth(first, index or 0)
@@ -87,7 +87,7 @@ def _nth(numbers: str, index: int) -> int:
         if left < size:
             return int(first) + left
         left -= size
-    raise ValueError(f"there is no number {index} in {numbers[:80]!r}")
+    raise ValueError(f"{numbers[:80]!r} has no number at index {index}")
 
 
 def checkpoint_folder(folder: str, child: Optional[int]) -> str:
@@ -96,6 +96,8 @@ def checkpoint_folder(folder: str, child: Optional[int]) -> str:
 
 
 class _Source(NamedTuple):
+    """A place that may have the other run's files."""
+
     store: Store
     prefix: str = ""
     folder: str = ""  # the store's folder, if it is one
@@ -108,10 +110,10 @@ def resume(
     check: Callable[[], None] = no_check,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Copy the other run's files, unless an earlier attempt did. Only the main node copies, and in
-    a group run only the head.
+    """Copy the other run's files, unless an earlier attempt has copied them.
 
-    `check` is called often, and may raise to end it. Raises NoCheckpoint, StoreError and OSError.
+    Only the main node copies, and in a group run only the head. `check` is called often, and may
+    raise to end the copy. Raises NoCheckpoint, StoreError and OSError.
     """
     other, plan = ResumeSource.read(environ[VARIABLE]), LaunchPlan.read(environ)
     if plan is not None and plan.role == WORKER:
@@ -127,7 +129,7 @@ def resume(
         copied = copied or _copy(source, env.checkpoint_dir, name, say, check)
     if not copied and not other.is_array:
         raise NoCheckpoint(
-            f"{name} has saved no checkpoint to go on from. From the beginning: rerun it "
+            f"{name} has saved no checkpoint to go on from. To start from the beginning, rerun it "
             f"without --resume"
         )
     if store is not None:
@@ -136,7 +138,7 @@ def resume(
             raise StoreError(f"the files of {name} cannot be kept: {errors[0]}", temporary=True)
     _record(env, store, {"from": name, "what": copied})
     if copied:
-        say(f"batchml notice: resumes from {copied} of {name}")
+        say(f"batchml notice: this run resumes from {copied} of {name}")
     else:
         say(f"batchml notice: {name} has saved no checkpoint: this run starts from the beginning")
     return None
@@ -163,11 +165,11 @@ def _copy(
 ) -> str:
     """Copy the newest complete checkpoint and all other files of the run `name`.
 
-    Returns what was copied, in words. Raises NoCheckpoint if all its checkpoints are damaged.
+    Returns a description of the copied files. Raises NoCheckpoint if all checkpoints are damaged.
     """
     found = CheckpointFiles.among(key[len(source.prefix) :] for key in _keys(source))
     copied: Optional[CheckpointName] = None
-    for entry in found.whole():
+    for entry in found.with_manifest():
         check()
         names = found.checkpoints[entry]
         why = fetch_checkpoint(source.store, source.prefix, folder, entry, names)
@@ -175,7 +177,7 @@ def _copy(
             copied = entry
             break
         say(f"batchml notice: {entry.name} of {name} is skipped: {why}")
-    if copied is None and found.whole():
+    if copied is None and found.with_manifest():
         raise NoCheckpoint(f"all checkpoints of {name} are damaged")
     others = _others(found, source)
     for each in others:
@@ -198,26 +200,26 @@ def _keys(source: _Source) -> List[str]:
 
 
 def _others(found: CheckpointFiles, source: _Source) -> List[str]:
-    """Files of programs that save without batchml, also in folders that are named like ours."""
-    own = [name for name in found.others if not name.startswith(".batchml")]
+    """Files of programs that save without batchml, also in folders named like checkpoints."""
+    others = [name for name in found.others if not name.startswith(".batchml")]
     if source.folder:
         for entry, names in found.checkpoints.items():
-            own += [] if f"{entry.name}/{MANIFEST}" in names else names
-    return own
+            others += [] if f"{entry.name}/{MANIFEST}" in names else names
+    return others
 
 
 def _copy_file(source: _Source, name: str, folder: str) -> None:
     path = os.path.join(folder, *name.split("/"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if source.store.get_file(source.prefix + name, path + _PART):
-        if source.folder:  # some programs find their newest file by its time
+        if source.folder:  # some programs find their newest file by its time of change
             old = os.stat(os.path.join(source.folder, name))
             os.utime(path + _PART, ns=(old.st_atime_ns, old.st_mtime_ns))
         os.replace(path + _PART, path)
 
 
 def _copy_links(source: str, folder: str) -> None:
-    """Copy links to folders beside them, such as `latest`. Links to files were copied as files."""
+    """Copy links to folders in `source`, such as `latest`. Links to files were copied as files."""
     for below, folders, _ in os.walk(source):
         for name in folders:
             path = os.path.join(below, name)
@@ -258,7 +260,7 @@ def _wait(
     check: Callable[[], None],
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the main node has copied: the nodes of a run share one folder, or one store."""
+    """Wait until the main node has copied the files into the folder or store of all nodes."""
     waited = 0.0
     while not _is_done(env, store):
         if waited >= _WAIT:

@@ -1,10 +1,10 @@
-"""What the saves of one process (`save`) and of all ranks (`save_shards`) have in common."""
+"""Steps that `save`, of one process, and `save_shards`, of all ranks, have in common."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Callable, List, Optional, Set
+from typing import Callable, Optional, Set
 
 from batchml.runtime.checkpoint.layout import (
     MANIFEST,
@@ -19,40 +19,46 @@ from batchml.runtime.checkpoint.layout import (
     prune,
     remove,
 )
+from batchml.runtime.protocol.log_marks import error_line
+from batchml.runtime.protocol.variables import number_of
 
 Writer = Callable[[str], object]
 
-# Mistakes of a program, which every save would repeat. They are raised; errors of a disk are not.
+# Errors in a program's code, which every save would repeat. They are raised; disk errors are not.
 _MISTAKES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
     NotImplementedError, TypeError, ValueError,
 )  # fmt: skip
 damaged_paths: Set[str] = set()  # checkpoints whose files have changed, found by `newest`
 active_saves: Set[str] = set()  # names of the temporary folders of this process's saves
-_failing: Set[str] = set()  # folders to which the last save failed
+_failing: Set[str] = set()  # folders for which the last save failed
 
 
 def resolve_folder(folder: str) -> str:
-    """The given folder, the run's, or outside a run `checkpoints` in the working directory."""
+    """The absolute path of a checkpoint folder: of `folder`, or without a name the run's.
+
+    Outside a run it is `checkpoints` in the working directory.
+    """
     return os.path.abspath(folder or os.environ.get("BATCHML_CHECKPOINT_DIR") or "checkpoints")
 
 
 def newest_step(folder: str) -> Optional[int]:
-    """The step of the newest complete checkpoint. It takes microseconds: files are not read."""
+    """The step of the newest complete checkpoint; None without one.
+
+    This takes microseconds, because it does not read the files.
+    """
     try:
         found = list_checkpoints(folder)
     except OSError:
         return None
-    for each in found:
-        if os.path.exists(os.path.join(folder, each.name, MANIFEST)):
-            return each.step
-    return None
+    steps = (e.step for e in found if os.path.exists(os.path.join(folder, e.name, MANIFEST)))
+    return next(steps, None)
 
 
 def run_save(folder: str, step: int, save: Callable[[], str]) -> bool:
-    """Call `save`, which returns why it failed, or "". Report a failure once. True if it is saved.
+    """Call `save`, which returns why it failed, or an empty text. Return whether it has saved.
 
-    Raises mistakes of the program.
+    Of failures in a row the first is reported. Raises errors in the program's code.
     """
     try:
         why = save()
@@ -61,11 +67,11 @@ def run_save(folder: str, step: int, save: Callable[[], str]) -> bool:
     except Exception as error:
         if type(error).__name__ == "PicklingError":
             raise
-        why = " ".join(str(error).split())[:300] or type(error).__name__
+        why = error_line(error)
     except BaseException as error:
         if type(error).__name__ != "CheckpointException":  # of torch.distributed.checkpoint
             raise
-        why = " ".join(str(error).split())[:300]
+        why = error_line(error)
     if not why:
         if folder in _failing:
             _failing.discard(folder)
@@ -82,19 +88,23 @@ def run_save(folder: str, step: int, save: Callable[[], str]) -> bool:
 
 
 def finish_save(folder: str, temporary: str, step: int, keep: int, term: FenceTerm) -> str:
-    """Make a checkpoint of the files in `temporary`, or return that a later generation saves."""
+    """Make a checkpoint of the files in `temporary`. Return an empty text.
+
+    If a later generation saves, return that instead.
+    """
     files = describe_files(temporary)
     if not files:
         raise ValueError(f"the writer of step {step} wrote no file into the folder it was given")
     refusal = claim_folder(folder, term)
     if not refusal:
-        manifest = make_manifest(term, step, _world(), os.path.basename(temporary), files)
+        world = number_of(os.environ.get("WORLD_SIZE"), 1)
+        manifest = make_manifest(term, step, world, os.path.basename(temporary), files)
         remove_old(folder, keep, commit(folder, temporary, manifest))
     return refusal
 
 
 def remove_old(folder: str, keep: int, new: str) -> None:
-    """Remove old checkpoints. An error does not matter: the new checkpoint is saved."""
+    """Remove old checkpoints after `new` was saved. Errors are ignored."""
     damaged = {os.path.basename(path) for path in damaged_paths if os.path.dirname(path) == folder}
     try:
         prune(folder, keep, new, damaged - {new})
@@ -105,23 +115,14 @@ def remove_old(folder: str, keep: int, new: str) -> None:
 def remove_leftovers(folder: str, term: FenceTerm) -> None:
     """Remove the temporary folders of saves that were killed."""
     ours = f"{term.attempt}.{term.generation}"
-    for name in _temporary_names(folder):
-        if name.startswith(REMOVING):
-            remove(folder, name)
-            continue
-        saver, pid = [*name.split("-"), "", "", ""][2:4]
-        if name not in active_saves and (saver != ours or not os.path.exists(f"/proc/{pid}")):
+    for name in os.listdir(folder):
+        if name.startswith(SAVING):
+            saver, pid = [*name.split("-"), "", "", ""][2:4]
+            if name not in active_saves and (saver != ours or not os.path.exists(f"/proc/{pid}")):
+                remove(folder, name)
+        elif name.startswith(REMOVING):
             remove(folder, name)
 
 
 def say(message: str) -> None:
     print(f"batchml: {message}", file=sys.stderr, flush=True)
-
-
-def _temporary_names(folder: str) -> List[str]:
-    return [name for name in os.listdir(folder) if name.startswith((SAVING, REMOVING))]
-
-
-def _world() -> int:
-    text = os.environ.get("WORLD_SIZE", "")
-    return int(text) if text.isdigit() else 1

@@ -1,9 +1,9 @@
 """A checkpoint to which every rank contributes files. Rank 0 commits it once all have written.
 
 The ranks communicate by small marker files in the temporary folder, because machines may share
-nothing but that folder. After its own files are durable, each rank lists the files that it sees;
-rank 0 merges the lists; each rank hashes every world-th file of the merged list, so that hashing
-takes the time of one rank's share; rank 0 writes the manifest and renames the folder.
+nothing but that folder. After its own files are durable, each rank lists the files that it finds;
+rank 0 merges the lists; each of the N ranks hashes every N-th file of the merged list, so that all
+ranks share the work; rank 0 writes the manifest and renames the folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from batchml.runtime.checkpoint.layout import (
 from batchml.runtime.checkpoint.saving import Writer, active_saves, remove_leftovers, remove_old
 from batchml.runtime.storage.files import write_atomically
 
-KEPT_APART = ".batchml-kept"  # a file in folders that the nodes do not share: remote.py
-_SIGN = ".rank-"
-_HERE, _FAILED, _WROTE, _LIST, _HASHED = "here", "failed", "wrote", "list", "told"
-# An NFS client caches a folder's content for up to a minute, unless it writes there.
-_REFRESH = 1.0  # seconds
-_LONGEST = 0.25  # seconds between two polls
+KEPT_APART = ".batchml-kept"  # a file in checkpoint folders that the nodes do not share: remote.py
+_MARKER = ".rank-"  # begins the names of marker files: `.rank-3.wrote`
+# The kinds of marker files: the rank saves, has failed, has written its files (their list), the
+# merged list, and the sizes and SHA-256 of the rank's share.
+_STARTED, _FAILED, _WROTE, _LIST, _HASHED = "here", "failed", "wrote", "list", "told"
+# An NFS client caches a folder's content for up to a minute, unless it writes into the folder.
+_REFRESH = 1.0  # seconds between two writes
+_MAX_PAUSE = 0.25  # seconds between two polls
 
 
 class SaveFailed(Exception):
@@ -43,7 +45,7 @@ class SaveFailed(Exception):
 
 
 class ShardedSave:
-    """One save in one rank. `launch` is the same in all ranks, and different in other saves."""
+    """One save in one rank. `launch` is the same in all ranks, and differs from other saves."""
 
     def __init__(
         self,
@@ -64,25 +66,26 @@ class ShardedSave:
         self._clock, self._sleep = clock, sleep
 
     def save(self, write_mine: Writer, keep: int) -> str:
-        """Save, and return "" or why it failed. Raises the writer's exceptions."""
+        """Save. Return an empty text, or why the save failed. Raises the writer's exceptions."""
         try:
             self._begin()
             write_mine(self._path)
-            self._write_sign(_WROTE, self._sync_files())
+            self._write_marker(_WROTE, self._sync_files())
             self._hash_share()
             if self._rank == 0:
                 self._commit(keep)
             else:
                 self._await_commit()
         except BaseException as error:
-            other = self._failed_rank()  # which removes files, so that this rank fails, too
+            # A rank that fails removes files, so that all other ranks fail as well.
+            other = self._failed_rank()
             self._give_up(is_first=other < 0)
             if other >= 0 and isinstance(error, (SaveFailed, OSError)):
                 return f"rank {other} could not write its part"
             if isinstance(error, SaveFailed):
                 return str(error)
             raise
-        active_saves.discard(self._name)  # not after a failure, when late ranks need its signs
+        active_saves.discard(self._name)  # not after a failure: late ranks need the marker files
         return ""
 
     # --- Steps ------------------------------------------------------------------------------------
@@ -94,11 +97,11 @@ class ShardedSave:
             self._check_fence()
             remove_leftovers(self._folder, self._term)
         os.makedirs(self._path, exist_ok=True)
-        # Made now, because on a full disk a failure can only be reported by renaming this file.
-        os.close(os.open(self._sign(_HERE), os.O_WRONLY | os.O_CREAT, 0o644))
+        # This file is made now, because a rank on a full disk can report a failure by renaming it.
+        os.close(os.open(self._marker(_STARTED), os.O_WRONLY | os.O_CREAT, 0o644))
 
     def _sync_files(self) -> List[str]:
-        """Make the files that this machine has written durable. Return the files that are there."""
+        """Make the files that this machine has written durable. Return all files in the folder."""
         names = []
         for name in self._files():
             try:
@@ -113,30 +116,30 @@ class ShardedSave:
         return names
 
     def _hash_share(self) -> None:
-        """Hash a share of the files, whichever rank wrote them. This proves that they arrived."""
+        """Hash a share of the files, whichever rank wrote them: this proves that they arrived."""
         if self._rank == 0:
-            self._await({(_WROTE, rank) for rank in range(self._world)})
+            self._await(_WROTE, *range(self._world))
             merged: Set[str] = set()
             for rank in range(self._world):
-                merged.update(self._read_sign(_WROTE, rank))
+                merged.update(self._read_marker(_WROTE, rank))
             if not merged:
                 raise ValueError(f"no rank wrote a file of step {self._step} into the folder given")
-            self._write_sign(_LIST, sorted(merged))
-        self._await({(_LIST, 0)})
-        names = self._read_sign(_LIST, 0)[self._rank :: self._world]
+            self._write_marker(_LIST, sorted(merged))
+        self._await(_LIST, 0)
+        names = self._read_marker(_LIST, 0)[self._rank :: self._world]
         # All writers have ended, so a missing file was a temporary file of another rank.
         share = [name for name in names if os.path.exists(os.path.join(self._path, name))]
-        self._write_sign(_HASHED, describe_files(self._path, share))
+        self._write_marker(_HASHED, describe_files(self._path, share))
 
     def _commit(self, keep: int) -> None:
-        self._await({(_HASHED, rank) for rank in range(self._world)})
+        self._await(_HASHED, *range(self._world))
         files: Files = {}
         for rank in range(self._world):
-            share = self._read_sign(_HASHED, rank)
+            share = self._read_marker(_HASHED, rank)
             files.update({name: (each[0], each[1]) for name, each in share.items()})
         self._check_fence()
         for name in os.listdir(self._path):
-            if name.startswith(_SIGN):
+            if name.startswith(_MARKER):
                 os.unlink(os.path.join(self._path, name))
         manifest = make_manifest(self._term, self._step, self._world, self._name, files)
         remove_old(self._folder, keep, commit(self._folder, self._path, manifest))
@@ -154,7 +157,7 @@ class ShardedSave:
             if self._is_committed():
                 return
             self._refresh(self._folder)
-            self._sleep(_LONGEST)
+            self._sleep(_MAX_PAUSE)
         raise SaveFailed("rank 0 gave up")
 
     def _is_committed(self) -> bool:
@@ -173,12 +176,12 @@ class ShardedSave:
             raise SaveFailed(refusal)
 
     def _give_up(self, is_first: bool) -> None:
-        """Tell the other ranks, and free the space."""
+        """Report the failure to the other ranks, and free the space."""
         try:
             if is_first:
-                os.rename(self._sign(_HERE), self._sign(_FAILED))
+                os.rename(self._marker(_STARTED), self._marker(_FAILED))
         except OSError:
-            pass  # then they wait until `limit`
+            pass  # the other ranks then wait until `limit`
         try:
             names = self._files()
         except OSError:
@@ -187,9 +190,9 @@ class ShardedSave:
             try:
                 os.unlink(os.path.join(self._path, name))
             except OSError:
-                pass  # another rank was faster
+                pass  # another rank has removed it
 
-    # --- Sign files -------------------------------------------------------------------------------
+    # --- Marker files -----------------------------------------------------------------------------
 
     def _failed_rank(self) -> int:
         """The lowest of the other ranks that have failed; -1 for none."""
@@ -197,34 +200,35 @@ class ShardedSave:
             names = [name for name in os.listdir(self._path) if name.endswith("." + _FAILED)]
         except OSError:
             return -1
-        ranks = [int(name[len(_SIGN) :].partition(".")[0]) for name in names]
+        ranks = [int(name[len(_MARKER) :].partition(".")[0]) for name in names]
         return min((rank for rank in ranks if rank != self._rank), default=-1)
 
     def _files(self) -> List[str]:
-        return [name for name in all_files(self._path) if not name.startswith(_SIGN)]
+        return [name for name in all_files(self._path) if not name.startswith(_MARKER)]
 
-    def _sign(self, kind: str, rank: int = -1) -> str:
-        return os.path.join(self._path, f"{_SIGN}{self._rank if rank < 0 else rank}.{kind}")
+    def _marker(self, kind: str, rank: int = -1) -> str:
+        return os.path.join(self._path, f"{_MARKER}{self._rank if rank < 0 else rank}.{kind}")
 
-    def _write_sign(self, kind: str, value: Any) -> None:
-        write_atomically(self._sign(kind), json.dumps(value).encode(), 0o644)
+    def _write_marker(self, kind: str, value: Any) -> None:
+        write_atomically(self._marker(kind), json.dumps(value).encode(), 0o644)
 
-    def _read_sign(self, kind: str, rank: int) -> Any:
-        with open(self._sign(kind, rank), "rb") as file:
+    def _read_marker(self, kind: str, rank: int) -> Any:
+        with open(self._marker(kind, rank), "rb") as file:
             return json.loads(file.read())
 
-    def _await(self, wanted: Set[Any]) -> None:
-        signs = {os.path.basename(self._sign(kind, rank)): rank for kind, rank in wanted}
+    def _await(self, kind: str, *ranks: int) -> None:
+        """Wait until these ranks have written their markers of a kind."""
+        missing = {os.path.basename(self._marker(kind, rank)): rank for rank in ranks}
 
-        def is_there() -> bool:
+        def are_written() -> bool:
             names = set(os.listdir(self._path))
             if any(name.endswith("." + _FAILED) for name in names):
                 raise SaveFailed("another rank gave up")
-            for name in names & set(signs):
-                del signs[name]
-            return not signs
+            for name in names & set(missing):
+                del missing[name]
+            return not missing
 
-        self._wait(is_there, lambda: f"no sign of rank {_list_ranks(signs.values())}")
+        self._wait(are_written, lambda: f"no sign of rank {_list_ranks(missing.values())}")
 
     def _wait(self, is_over: Callable[[], bool], missing: Callable[[], str]) -> None:
         began = refreshed = self._clock()
@@ -237,10 +241,11 @@ class ShardedSave:
                 refreshed = now
                 self._refresh(self._path)
             self._sleep(pause)
-            pause = min(_LONGEST, pause * 1.5)
+            pause = min(_MAX_PAUSE, pause * 1.5)
 
     def _refresh(self, folder: str) -> None:
-        path = os.path.join(folder, f"{_SIGN}{self._rank}.look")
+        """Write into a folder, so that an NFS client reads it anew."""
+        path = os.path.join(folder, f"{_MARKER}{self._rank}.look")
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
             os.unlink(path)
@@ -249,13 +254,13 @@ class ShardedSave:
 
 
 def are_apart(folder: str, world: int, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks are on several nodes, and each node has its own folder."""
+    """Whether the ranks are on several nodes, and each node has its own checkpoint folder."""
     local = environ.get("LOCAL_WORLD_SIZE", "")
     return local.isdigit() and int(local) < world and os.path.exists(f"{folder}/{KEPT_APART}")
 
 
 def launch_of(environ: Mapping[str, str], calls: int) -> str:
-    """An id that all ranks of one launch share, with the number of the save among its saves."""
+    """An id that all ranks of one launch share, and the number of `save_shards`'s call in it."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     text = "|".join(environ.get(name, "") for name in names)
     return f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}.{calls}"
