@@ -4,7 +4,6 @@ import os
 import sys
 from typing import Dict
 
-
 _PROGRAM = """#!/bin/sh
 exec "{python}" -I -c 'import sys
 sys.path.insert(0, "{root}")

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from batchml.runtime.transfer.backends import PosixArchive, from_metadata, key_of, stored_digest
 from batchml.runtime.transfer.files import SourceChanged, digest_of
 from batchml.runtime.transfer.parallel import TransferProgress
-from batchml.runtime.transfer.receive import OpenedFile, TransferResult
+from batchml.runtime.transfer.receive import TransferResult
 from batchml.runtime.transfer.tree import (
     ARCHIVE_FOLDER,
     FOLDER,
     LINK,
     LeftOut,
+    OpenedFile,
     Reader,
     Tree,
     TreeEntry,
@@ -211,16 +212,12 @@ class ObjectWriter:
         except OSError as error:
             return error.strerror or str(error), False
         try:
-            now = reader.entry
-            if stored.get(f"{self._prefix}/{path}") == now.size and self._is_same(reader, path):
-                progress.done(path, now.size)
+            size = reader.entry.size
+            if stored.get(f"{self._prefix}/{path}") == size and self._is_same(reader, path):
+                progress.finish_file(path, size)
                 return "", False
-            self._store.send(
-                path, now._replace(path=path), reader.read,
-                lambda count, was_there: progress.moved(path, count, was_there),
-                lambda: not reader.has_changed(),
-            )  # fmt: skip
-            progress.done(path)
+            self._store.send(path, reader.as_file(path), partial(progress.count, path))
+            progress.finish_file(path)
             return "", True
         except SourceChanged as error:
             return str(error), False
@@ -233,7 +230,6 @@ class ObjectWriter:
             return False
         if self._checksum:
             size = reader.entry.size
-            digest = stored_digest(self._store, path, size, lambda count, was_there: None)
-            return digest_of(reader.fd, size) == digest
+            return digest_of(reader.read, size) == stored_digest(self._store, path, size)
         stored = from_metadata(reader.entry._replace(mtime_ns=0), head.metadata)
         return stored.mtime_ns // 1000 == reader.entry.mtime_ns // 1000

@@ -28,14 +28,13 @@ from batchml.runtime.transfer.backends import ArchiveStore
 from batchml.runtime.transfer.main import RESULT_MARK
 from batchml.runtime.transfer.manifest import read_manifest
 from batchml.runtime.transfer.receive import (
-    OpenedFile,
     TransferResult,
     TreeSource,
     combine,
     receive,
 )
 from batchml.runtime.transfer.restore import ArchiveSource, stored_entries
-from batchml.runtime.transfer.tree import LeftOut, Tree, TreeEntry, from_line
+from batchml.runtime.transfer.tree import LeftOut, OpenedFile, Tree, TreeEntry, from_line
 from batchml.runtime.transfer.worker import LISTING_KEY
 from batchml.sessions.exec.backends import capture_output
 from batchml.sessions.exec.target import ExecTarget

@@ -372,7 +372,7 @@ def test_what_cannot_be_meant_is_one_line(nodes: Nodes) -> None:
     told = [nodes.said(number)[-2] for number in range(5)]
     assert "--nnodes is 7, and this run has 1: set nodes in job.toml" in told[0]
     assert "cannot run 'no-such-command': no such command in this image" in told[1]
-    assert "BATCHML_GANG_TOKEN is missing" in told[2]
+    assert "BATCHML_GANG_TOKEN is not set" in told[2]
     assert "this image does not know launch.kind 'dask'" in told[3]
     assert "BATCHML_LAUNCH is not a launch plan" in told[4]
     assert [len(nodes.said(number)) for number in range(5)] == [2, 3, 2, 2, 2]

@@ -581,7 +581,7 @@ def test_carriers_are_told_by_lines_and_a_document_at_the_end(top: Path, tmp_pat
     assert os.listdir(top / "a") == ["x", "y"] and not (top / "z").exists()
     assert run("verify", place)[0] == run("check", place, folder)[0] == 0
     code, told = run("archive", "gs://x", folder)
-    assert code == 1 and "not a place for an archive" in str(told)
+    assert code == 1 and "cannot be an archive" in str(told)
     teller = main.ProgressPrinter(said.append, iter([0.0, 11.0, 11.0, 12.0]).__next__)
     teller(ProgressState("archiving", "x", 1, 2, 10, 20))
     assert said[-1] == "archiving: 1 of 2 files, 10 of 20 bytes"
@@ -589,7 +589,7 @@ def test_carriers_are_told_by_lines_and_a_document_at_the_end(top: Path, tmp_pat
 
 def test_no_place_for_an_archive_is_a_mistake() -> None:
     for url in ("", "ftp://x", "file:///x"):
-        with pytest.raises(StoreError, match="not a place for an archive"):
+        with pytest.raises(StoreError, match="cannot be an archive"):
             open_archive(url, {})
 
 
@@ -636,7 +636,7 @@ def test_what_comes_while_a_restore_brings_it_stays(
 
     done = restore(store, Tree(str(back)), TransferProgress(tell))
     assert [str(each) for each in done.missing] == [
-        "z: another file has appeared here meanwhile, and stays"
+        "z: another file has been created at its path meanwhile, and stays"
     ]
     assert (back / "z").read_text() == "of a run"
 
@@ -716,7 +716,9 @@ def test_nothing_is_freed_while_another_archives(
 
     def other(now: ProgressState) -> None:
         if now.doing == "reading back" and now.size:
-            manifest.ManifestWriter(store, read_manifest(store)).sent([TreeEntry("x", sha256="0")])
+            manifest.ManifestWriter(store, read_manifest(store)).record(
+                [TreeEntry("x", sha256="0")]
+            )
 
     archive(tree, store)
     before = seen(top)
@@ -731,7 +733,7 @@ def test_papers_that_could_not_be_removed_mislead_nobody(
     """As a disk leaves them that failed as an archive had just become complete."""
     archive(tree, store)
 
-    manifest.ManifestWriter(store, read_manifest(store)).sent(
+    manifest.ManifestWriter(store, read_manifest(store)).record(
         [TreeEntry("a/x", size=9, sha256="0")]
     )
     assert free(tree, store).removed == 3

@@ -221,7 +221,7 @@ def test_a_run_that_is_there_lists_it_without_a_transfer_run(lab: Lab, capfd: An
         command = listing_command(path)
         commands.append(command)
         words = [str(lab.root) if word == "/workspace" else word for word in command[3:]]
-        main.run(words)
+        main.main(words, os.environ, print)
         printed = str(capfd.readouterr().out).replace("\n", "\r\n")
         return read_listing(b"a motd\r\n" + printed.encode())
 

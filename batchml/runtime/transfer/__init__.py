@@ -1,1 +1,1 @@
-"""Copy a folder into an archive and back: an archive is a folder, or a prefix in S3."""
+"""Copy a folder into an archive and back. An archive is a folder, or a prefix in S3."""

@@ -1,4 +1,4 @@
-"""Archive a tree: send new and changed files, and read back all that was sent.
+"""Archive a tree: send new and changed files, and read back every file that was sent.
 
 A file is unchanged if the manifest has its size, time, inode and ctime, and the store has its size.
 If only inode or ctime differ, as after a restore, contents are compared.
@@ -32,7 +32,7 @@ from batchml.runtime.transfer.manifest import (
     TreeEntries,
     read_manifest,
 )
-from batchml.runtime.transfer.parallel import TransferProgress, TransferStopped
+from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.receive import TransferResult, no_space_left
 from batchml.runtime.transfer.restore import verify
 from batchml.runtime.transfer.tree import (
@@ -42,22 +42,23 @@ from batchml.runtime.transfer.tree import (
     TransferError,
     Tree,
     TreeEntry,
+    describe_os_error,
     looks_unchanged,
+    name_some,
 )
 
-_TRIES = 2
-_ROUNDS = 3  # over a tree that changes meanwhile
+_MAX_ROUNDS = 3  # over a tree that changes meanwhile
 _CHANGES = "it changes while it is archived"
-_NAMED = 5
+_MAX_NAMED = 5  # files that an error names
 
 
 class ArchivePlan(NamedTuple):
-    """What archiving a tree requires."""
+    """The work of archiving a tree."""
 
-    kept: Tuple[TreeEntry, ...]  # unchanged, with their SHA-256
+    kept: Tuple[TreeEntry, ...]  # unchanged entries, with their SHA-256
     compared: Tuple[TreeEntry, ...]  # files whose contents have to be compared
-    sent: Tuple[TreeEntry, ...]
-    away: Tuple[TreeEntry, ...]  # only in the archive
+    sent: Tuple[TreeEntry, ...]  # files that have to be sent
+    away: Tuple[TreeEntry, ...]  # entries that only the archive has
 
     @property
     def entries(self) -> List[TreeEntry]:
@@ -71,9 +72,11 @@ def plan_archive(
     checksum: bool = False,
     is_restoring: bool = False,
 ) -> ArchivePlan:
-    """Decide from the tree, the manifest's entries and the sizes in the store. Pure.
+    """Decide by the entries of the tree (`now`) and of the manifest (`known`), and the sizes of the
+    files in the store. Pure.
 
-    `is_restoring`: missing files of the tree are being restored.
+    `checksum`: compare the contents of all files that the archive has. `is_restoring`: the files
+    that the tree lacks are being restored.
     """
     kept: List[TreeEntry] = []
     compared: List[TreeEntry] = []
@@ -88,7 +91,7 @@ def plan_archive(
             is_sure = not checksum and entry.stamp == known[entry.path].stamp
             (kept if is_sure else compared).append(same)
     paths = {entry.path: entry for entry in now}
-    # A tree without files is a new or emptied disk: nobody deleted these files one by one.
+    # A tree without any file is a new or emptied disk: nobody deleted the files one by one.
     were_deleted = any(entry.is_file for entry in now) and not is_restoring
     reason = DELETED if were_deleted else FREED
     away = [_mark_away(entry, reason) for path, entry in known.items() if path not in paths]
@@ -96,32 +99,32 @@ def plan_archive(
 
 
 def _may_be_stored(entry: TreeEntry, there: Optional[TreeEntry], sizes: Dict[str, int]) -> bool:
-    """Say whether the archive has this file, judging by sizes and time."""
-    is_known = there is not None and looks_unchanged(entry, there)
-    return is_known and sizes.get(key_of(entry.path)) == entry.size
+    """Say whether the archive has this file, judged by sizes and time."""
+    is_recorded = there is not None and looks_unchanged(entry, there)
+    return is_recorded and sizes.get(key_of(entry.path)) == entry.size
 
 
 def _mark_away(entry: TreeEntry, reason: str) -> TreeEntry:
-    """Mark an entry that the tree lacks. Restore brings back freed files, not deleted ones."""
+    """Mark an entry that the tree lacks. A restore brings back freed files, not deleted ones."""
     return entry if entry.away else entry._replace(away=reason)
 
 
-def find_clashes(freed: TreeEntries, found: ArchivePlan) -> List[TreeEntry]:
-    """Return freed files whose path the tree now uses for something else.
+def find_clashes(freed: TreeEntries, plan: ArchivePlan) -> List[TreeEntry]:
+    """Return the freed files whose path has another entry in the tree now, or may have. Pure.
 
-    The archive has their only copy. A file of the same size may have the same content. Pure.
+    The archive has the only copy of a freed file.
     """
-    stays = {entry.path for entry in found.away}
-    same = {entry.path: entry.sha256 for entry in (*found.kept, *found.compared)}
+    away = {entry.path for entry in plan.away}
+    same = {entry.path: entry.sha256 for entry in (*plan.kept, *plan.compared)}
     return [
         entry
         for path, entry in freed.items()
-        if path not in stays and same.get(path) != entry.sha256
+        if path not in away and same.get(path) != entry.sha256
     ]
 
 
 def _unreplaced(away: List[TreeEntry], now: TreeEntries) -> List[TreeEntry]:
-    """Drop entries whose place is taken: a file that became a folder, or the reverse."""
+    """Drop entries that the tree has replaced: a file that became a folder, or the reverse."""
     above = {folder for path in now for folder in _above(path)}
     return [
         entry
@@ -146,16 +149,16 @@ def archive(
 ) -> TransferResult:
     """Bring an archive up to date with a tree. It is complete if the result has nothing missing.
 
-    Without `sends` only the manifest is written: files that something else has sent are read back.
-    Raises TransferError if a different file would replace a freed one, unless `overwrite`. Raises
-    NoSpaceLeft, StoreError, OSError: then the same call continues.
+    Without `sends` only the manifest is written: another program, such as FSx, has sent the files,
+    and they are read back. Raises TransferError if a different file would replace a freed one,
+    unless `overwrite`. Raises NoSpaceLeft, StoreError and OSError: then the same call continues.
     """
     progress = progress or TransferProgress()
     with store.lock():
         work = _Archiver(tree, store, progress, checksum, sends, overwrite)
         work.begin()
-        for _ in range(_ROUNDS):
-            if not work.round():
+        for _ in range(_MAX_ROUNDS):
+            if not work.do_round():
                 break
         return work.end()
 
@@ -171,19 +174,20 @@ class _Archiver:
         self._checksum, self._sends = checksum, sends
         self._manifest = read_manifest(store)
         self._known: TreeEntries = dict(self._manifest.entries)
-        guarded = sends and not overwrite
+        is_guarded = sends and not overwrite
+        # files whose only copy must not be replaced
         self._freed: TreeEntries = {
             path: entry for path, entry in self._known.items()
-            if guarded and entry.is_file and entry.away == FREED
+            if is_guarded and entry.is_file and entry.away == FREED
         }  # fmt: skip
         self._writer = ManifestWriter(store, self._manifest)
-        self._sizes: Dict[str, int] = {}
+        self._sizes: Dict[str, int] = {}  # of the files in the store, by key
         self._left_out: List[LeftOut] = []
-        self._missing: Dict[str, str] = {}
+        self._missing: Dict[str, str] = {}  # path of a file that failed -> why
         self._plan = ArchivePlan((), (), (), ())
-        self._fresh: Dict[str, int] = {}  # sizes of sent files, by path
+        self._sent: Dict[str, int] = {}  # sizes of the files that were sent, by path
         self._at = 0.0  # when the tree was last scanned
-        self._has_begun = False
+        self._has_begun = False  # the manifest records that the archive is incomplete
         # how often the bytes of each file count as progress: once sent, once read back
         self._passes = 1 if store.verifies else 2
 
@@ -195,10 +199,11 @@ class _Archiver:
         self._left_out = []
         self._at = time.time()
         now = list(self._tree.walk("", self._left_out))
-        back = is_restoring(self._tree)
-        self._plan = plan_archive(now, self._known, self._sizes, self._checksum, back)
+        self._plan = plan_archive(
+            now, self._known, self._sizes, self._checksum, is_restoring(self._tree)
+        )
 
-    def round(self) -> bool:
+    def do_round(self) -> bool:
         """Send the planned files, and scan the tree again; return whether there is more to do."""
         if self._plan.compared:
             self._compare_contents()
@@ -207,18 +212,18 @@ class _Archiver:
         coming = list(self._plan.sent)
         self._missing = {}
         if coming and not self._has_begun:
-            self._writer.begin([entry for entry in self._plan.entries if entry.away != DELETED])
+            self._begin_manifest()
             self._has_begun = True
         if coming and self._sends:
             self._clear_way(coming)
         size = self._passes * sum(entry.size for entry in coming)
         self._progress.begin("archiving", len(coming), size)
         try:
-            for some in self._progress.each(self._bring, coming):
-                self._note(some)
+            for batch in self._progress.each(self._ensure_stored, coming):
+                self._note_stored(batch)
         except OSError as error:
             if error.errno in NO_SPACE:
-                left = [each for each in coming if each.path not in self._fresh]
+                left = [entry for entry in coming if entry.path not in self._sent]
                 raise no_space_left(error, "the archive, which is not complete", left) from error
             raise
         if not coming:
@@ -228,51 +233,52 @@ class _Archiver:
 
     def _check_freed(self) -> None:
         """Raise TransferError if the only copy of a file would be replaced."""
-        now = {entry.path: entry for entry in self._plan.sent}
-        found = []
-        for entry in find_clashes(self._freed, self._plan):
-            there = now.get(entry.path)
-            same_size = there is not None and there.size == entry.size
-            if not (same_size and self._compare(entry, False)):
-                found.append(entry.path)
-        if found:
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        sizes = {entry.path: entry.size for entry in self._plan.sent}
+        clashes = sorted(
+            entry.path
+            for entry in find_clashes(self._freed, self._plan)
+            if sizes.get(entry.path) != entry.size or not self._compare(entry, counts=False)
+        )
+        if clashes:
             raise TransferError(
-                f"the workspace has other files now under names of freed files, of which the "
-                f"archive has the only copy: {', '.join(map(repr, sorted(found)[:_NAMED]))}{more}. "
-                "None of them was sent. To keep both, move these away and restore, or archive to "
-                "another place. To drop the freed files: --overwrite"
+                f"the workspace now has other files under the names of freed files, of which the "
+                f"archive has the only copy: {name_some(clashes, _MAX_NAMED)}. None of them was "
+                "sent. To keep both, move the new files away and restore, or archive to another "
+                "place. To drop the freed files: --overwrite"
             )
 
     def _compare_contents(self) -> None:
-        """Compare before anything is sent: a complete archive stays complete if nothing differs."""
+        """Compare contents before any file is sent: an archive stays complete if none differs."""
         compared = self._plan.compared
         self._progress.begin("comparing", len(compared), sum(entry.size for entry in compared))
-        for some in self._progress.each(self._compare, compared):
-            for entry, found in some:
-                if found is None:
-                    self._known.pop(entry.path, None)  # then it is sent
+        for batch in self._progress.each(self._compare, compared):
+            for entry, same in batch:
+                if same is None:
+                    self._known.pop(entry.path, None)  # so that the next scan plans to send it
                 else:
-                    self._known[entry.path] = found
-        self._checksum = False  # once is enough
+                    self._known[entry.path] = same
+        self._checksum = False  # one comparison is enough
         self._scan()
 
     def _compare(self, entry: TreeEntry, counts: bool = True) -> Optional[TreeEntry]:
-        """Return the file with the archive's digest, or None if the contents differ."""
+        """Return the file's entry with the archive's digest, or None if the contents differ.
+
+        `counts`: the file counts as progress.
+        """
         try:
             reader = Reader(self._tree, entry.path)
         except OSError:
-            return None  # reported when it is sent
+            return None  # the error is reported when the file is sent
         try:
-            same = digest_of(reader.fd, reader.entry.size) == entry.sha256
-            if same and self._checksum:
-                key, size = key_of(entry.path), reader.entry.size
-                same = stored_digest(self._store, key, size, lambda *_: None) == entry.sha256
-            if not same or reader.has_changed():
+            size = reader.entry.size
+            is_same = digest_of(reader.read, size) == entry.sha256
+            if is_same and self._checksum:
+                is_same = stored_digest(self._store, key_of(entry.path), size) == entry.sha256
+            if not is_same or not reader.is_unchanged():
                 return None
             if counts:
-                self._progress.moved(entry.path, entry.size, True)
-                self._progress.done(entry.path)
+                self._progress.count(entry.path, entry.size, True)
+                self._progress.finish_file(entry.path)
             return reader.entry._replace(sha256=entry.sha256)
         except ContentDamaged:
             return None
@@ -282,111 +288,96 @@ class _Archiver:
     def _to_do(self) -> List[TreeEntry]:
         return [*self._plan.compared, *self._plan.sent]
 
-    def _note(self, some: List[Tuple[TreeEntry, Tuple[Optional[TreeEntry], str, bool]]]) -> None:
-        fresh = []
-        for entry, (done, why, was_sent) in some:
-            if done is None:
+    def _note_stored(self, batch: List[Tuple[TreeEntry, Tuple[Optional[TreeEntry], str]]]) -> None:
+        stored = []
+        for entry, (now, why) in batch:
+            if now is None:
                 self._missing[entry.path] = why
                 self._known.pop(entry.path, None)
                 continue
-            fresh.append(done)
-            self._known[done.path] = done
-            self._sizes[key_of(done.path)] = done.size
-            if was_sent:
-                self._fresh[done.path] = done.size
-        self._writer.sent(fresh)
+            stored.append(now)
+            self._known[now.path] = now
+            self._sizes[key_of(now.path)] = now.size
+            if self._sends:
+                self._sent[now.path] = now.size
+        self._writer.record(stored)
 
     def _clear_way(self, coming: List[TreeEntry]) -> None:
-        """Delete stored files that stand where a folder has to be, or the reverse."""
-        wanted = {key_of(entry.path) for entry in coming}
-        above = {folder for key in wanted for folder in _above(key)}
-        doomed = [key for key in self._sizes if key in above]
-        doomed += [key for key in self._sizes if any(up in wanted for up in _above(key))]
-        if doomed:
-            self._store.delete(*doomed)
-            for key in doomed:
-                self._sizes.pop(key, None)
+        """Delete stored files whose key has to become a folder, or the reverse."""
+        keys = {key_of(entry.path) for entry in coming}
+        folders = {folder for key in keys for folder in _above(key)}
+        obstacles = [
+            key for key in self._sizes if key in folders or not keys.isdisjoint(_above(key))
+        ]
+        if obstacles:
+            self._store.delete(*obstacles)
+            for key in obstacles:
+                del self._sizes[key]
 
-    def _bring(self, entry: TreeEntry) -> Tuple[Optional[TreeEntry], str, bool]:
-        """Make sure that the archive holds one file: return its entry, or why that failed; and
-        whether it was sent.
-        """
-        why = ""
-        for _ in range(_TRIES):
-            done = 0
-
-            def moved(size: int, was_there: bool) -> None:
-                nonlocal done
-                done += size
-                self._progress.moved(entry.path, size, was_there)
-
-            try:
-                found, was_sent = self._send_once(entry, moved)
-                self._progress.done(entry.path, max(0, self._passes * entry.size - done))
-                return found, "", was_sent
-            except TransferStopped:
+    def _ensure_stored(self, entry: TreeEntry) -> Tuple[Optional[TreeEntry], str]:
+        """Make sure that the archive holds one file; return its entry, or None and why not."""
+        try:
+            stored, counted = self._progress.try_file(
+                entry.path, lambda on_bytes: self._send_once(entry, on_bytes)
+            )
+        except (SourceChanged, ContentDamaged) as error:
+            return None, str(error)
+        except FileNotFoundError:
+            return None, "it was deleted meanwhile"
+        except OSError as error:
+            if error.errno in NO_SPACE or getattr(error, "temporary", False):
                 raise
-            except (SourceChanged, ContentDamaged) as error:
-                why = str(error)
-                self._progress.undo(done)
-            except FileNotFoundError:
-                return None, "it was deleted meanwhile", False
-            except OSError as error:
-                if error.errno in NO_SPACE or getattr(error, "temporary", False):
-                    raise
-                return None, error.strerror or str(error), False
-        return None, why, False
+            return None, describe_os_error(error)
+        self._progress.finish_file(entry.path, max(0, self._passes * entry.size - counted))
+        return stored, ""
 
-    def _send_once(self, entry: TreeEntry, moved: OnBytes) -> Tuple[TreeEntry, bool]:
+    def _send_once(self, entry: TreeEntry, on_bytes: OnBytes) -> TreeEntry:
         reader = Reader(self._tree, entry.path)
         try:
-            now, key = reader.entry, key_of(entry.path)
-            if not self._sends:
-                digest = digest_of(reader.fd, now.size)
-                if self._sizes.get(key) != now.size or self._stored(key, now, moved) != digest:
+            key, size = key_of(entry.path), reader.entry.size
+            if self._sends:
+                digest = self._store.send(key, reader.as_file(entry.path), on_bytes)
+                # If the file has changed since, the next scan finds that; what was sent is one
+                # state of it.
+                is_verified = self._store.verifies
+                if not is_verified and stored_digest(self._store, key, size, on_bytes) != digest:
+                    raise ContentDamaged("the content read back is not what was sent")
+            else:
+                digest, is_stored = digest_of(reader.read, size), self._sizes.get(key) == size
+                if not is_stored or stored_digest(self._store, key, size, on_bytes) != digest:
                     raise ContentDamaged("the archive does not have this content")
-                return self._settled(reader, digest), False
-            digest = self._store.send(
-                key, now, reader.read, moved, lambda: not reader.has_changed()
-            )
-            # If it has changed since, the next scan finds that; what was sent is consistent.
-            found = now._replace(sha256=digest)
-            if not self._store.verifies and self._stored(key, now, moved) != digest:
-                raise ContentDamaged("the content read back is not what was sent")
-            return found, True
+                if not reader.is_unchanged():
+                    raise SourceChanged(_CHANGES)
+            return reader.entry._replace(sha256=digest)
         finally:
             reader.close()
 
-    def _stored(self, key: str, entry: TreeEntry, moved: OnBytes) -> str:
-        return stored_digest(self._store, key, entry.size, moved)
-
-    def _settled(self, reader: Reader, digest: str) -> TreeEntry:
-        if reader.has_changed():
-            raise SourceChanged(_CHANGES)
-        return reader.entry._replace(sha256=digest)
-
     def end(self) -> TransferResult:
-        """Finish: record that the archive is complete, if it is."""
-        left = sorted(entry.path for entry in self._to_do())  # deleted files are not missing
-        missing = [LeftOut(path, self._missing.get(path, _CHANGES)) for path in left]
-        missing += self._swallowed() if self._fresh and not missing else []
-        missing += [each for each in self._left_out if each.is_loss and not each.is_link]
-        left_out = tuple(each for each in self._left_out if not each.is_loss or each.is_link)
+        """Record that the archive is complete, if it is, and return the result."""
+        unsent = sorted(entry.path for entry in self._to_do())  # without files deleted meanwhile
+        missing = [LeftOut(path, self._missing.get(path, _CHANGES)) for path in unsent]
+        missing += self._find_unlisted() if self._sent and not missing else []
+        missing += [left for left in self._left_out if left.is_loss and not left.is_link]
+        left_out = tuple(left for left in self._left_out if not left.is_loss or left.is_link)
         if not missing and self._is_recorded():
             self._writer.confirm(self._at)
         elif not missing:
             self._writer.complete(self._plan.entries, len(left_out), self._at)
             self._store.tidy()
         if missing and not self._has_begun:
-            self._writer.begin([e for e in self._plan.entries if e.away != DELETED])
+            self._begin_manifest()
         return TransferResult(
-            len(self._fresh), sum(self._fresh.values()),
-            max(0, sum(entry.is_file for entry in self._plan.kept) - len(self._fresh)),
+            len(self._sent), sum(self._sent.values()),
+            max(0, sum(entry.is_file for entry in self._plan.kept) - len(self._sent)),
             left_out, tuple(missing),
         )  # fmt: skip
 
-    def _swallowed(self) -> List[LeftOut]:
-        """Return files that were read back and then not listed: the disk ignores case, say."""
+    def _begin_manifest(self) -> None:
+        """Record what the archive will contain, and that it is not complete."""
+        self._writer.begin([entry for entry in self._plan.entries if entry.away != DELETED])
+
+    def _find_unlisted(self) -> List[LeftOut]:
+        """Return files that were read back but are not listed, as on a disk that ignores case."""
         sizes = self._store.sizes()
         return [
             LeftOut(
@@ -406,9 +397,10 @@ class _Archiver:
 def mark_freed(
     store: ArchiveStore, manifest: ArchiveManifest, paths: Optional[Collection[str]] = None
 ) -> None:
-    """Record that files of the tree may go: later archives keep them, and restore brings them back.
+    """Record that files may be deleted from the tree: later archives keep them, and a restore
+    brings them back.
 
-    None stands for all files.
+    `paths`: the paths of these files; None: all files.
     """
     entries = [
         entry._replace(away=FREED)
@@ -417,7 +409,7 @@ def mark_freed(
         for entry in manifest.entries.values()
     ]
     ManifestWriter(store, manifest).complete(entries, 0, manifest.at)
-    os.sync()  # contents are on the disk already, now names are, too
+    os.sync()  # the contents were synced before; now the names are on the disk, too
 
 
 def free(
@@ -426,31 +418,32 @@ def free(
     progress: Optional[TransferProgress] = None,
     check: Callable[[], None] = no_check,
 ) -> TransferResult:
-    """Delete from a tree what a complete archive holds unchanged, once the archive was read back.
+    """Read a complete archive back; then delete the entries that it holds unchanged from the tree.
 
-    Raises TransferError if the archive is not complete or damaged, and any error of `check`, which
-    is called last. Then nothing is deleted.
+    Raises TransferError if the archive is incomplete or damaged, and any error of `check`, which is
+    called after the archive was read. Then nothing is deleted.
     """
     progress = progress or TransferProgress()
     with store.lock():
         before, manifest = _fingerprint(store), read_manifest(store)
         if not manifest.is_complete:
             raise TransferError("the archive is not complete: nothing was deleted")
-        bad = verify(store, progress).missing
-        if bad:
+        damaged = verify(store, progress).missing
+        if damaged:
+            first = damaged[0]
             raise TransferError(
-                f"the archive is damaged, nothing was deleted: {bad[0].path!r}: {bad[0].why}"
+                f"the archive is damaged, nothing was deleted: {first.path!r}: {first.why}"
             )
         check()
         if _fingerprint(store) != before:  # a bucket has no locks
             raise TransferError(f"{OTHER_WRITER}. Nothing was deleted")
-        going = {path for path, entry in manifest.entries.items() if _is_archived(entry, tree)}
-        mark_freed(store, manifest, going)
+        freed = {path for path, entry in manifest.entries.items() if _is_archived(entry, tree)}
+        mark_freed(store, manifest, freed)
         return _free(tree, manifest)
 
 
 def _fingerprint(store: ArchiveStore) -> Tuple[Optional[bytes], List[str]]:
-    """Return what changes while another process archives."""
+    """Return values that change while another process archives."""
     return store.get(COMPLETE), store.keys(SENT)
 
 
@@ -477,13 +470,13 @@ def _is_archived(entry: TreeEntry, tree: Tree) -> bool:
 
 def _free(tree: Tree, manifest: ArchiveManifest) -> TransferResult:
     removed = size = 0
-    stays: List[LeftOut] = []
+    left_out: List[LeftOut] = []
     for path in sorted(manifest.entries, reverse=True):  # contents before their folder
         entry, there = manifest.entries[path], tree.lookup(path)
         if there is None or there.kind != entry.kind:
             continue
         if not _is_archived(entry, tree):
-            stays.append(LeftOut(path, "it has changed since: it stays"))
+            left_out.append(LeftOut(path, "it has changed since: it stays"))
             continue
         try:
             with tree.parent(path) as (at, name):
@@ -492,10 +485,10 @@ def _free(tree: Tree, manifest: ArchiveManifest) -> TransferResult:
                     continue
                 os.unlink(name, dir_fd=at)
         except PermissionError as error:
-            stays.append(LeftOut(path, f"it stays: {error.strerror}"))
+            left_out.append(LeftOut(path, f"it stays: {error.strerror}"))
             continue
         removed, size = removed + entry.is_file, size + entry.size
-    return TransferResult(size=size, left_out=tuple(stays), removed=removed)
+    return TransferResult(size=size, left_out=tuple(left_out), removed=removed)
 
 
 def _remove_empty(name: str, at: int) -> None:

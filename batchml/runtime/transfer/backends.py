@@ -19,9 +19,10 @@ from batchml.runtime.transfer.files import (
     CHANGED_WHILE_READ,
     ContentDamaged,
     OnBytes,
-    ReadAt,
     SourceChanged,
     clear_parts,
+    digest_of,
+    ignore_bytes,
     make_folder,
     write_file,
 )
@@ -31,6 +32,7 @@ from batchml.runtime.transfer.tree import (
     FOLDER,
     LINK,
     LeftOut,
+    OpenedFile,
     TransferError,
     Tree,
     TreeEntry,
@@ -38,34 +40,24 @@ from batchml.runtime.transfer.tree import (
 )
 
 READ = 8 << 20  # bytes of one read
-_ODD = f"{ARCHIVE_FOLDER}/odd"  # files whose names cannot be S3 keys
+_ODD = f"{ARCHIVE_FOLDER}/odd"  # the folder of files whose names cannot be S3 keys
 _LOCK = f"{ARCHIVE_FOLDER}/lock"
-_LONGEST = 1024 - 200  # bytes of a key, without its prefix
+_MAX_KEY = 1024 - 200  # bytes of a key without its prefix; S3 allows 1024 together
 
 
 class ArchiveStore(Store, Protocol):
-    """A store that lists sizes, and that can continue an interrupted upload.
+    """A store that lists the sizes of its files and can continue an interrupted upload."""
 
-    `verifies`: `send` has read back the content whose digest it returns.
-    """
-
-    verifies: bool
+    verifies: bool  # `send` itself reads the content back before it returns the digest
 
     def sizes(self) -> Dict[str, int]:
         """Return the bytes of all archived files, by key, without the archive's own files."""
 
-    def send(
-        self,
-        key: str,
-        entry: TreeEntry,
-        read: ReadAt,
-        moved: OnBytes,
-        is_unchanged: Callable[[], bool],
-    ) -> str:
-        """Store what `read(start, length)` gives; return the SHA-256 of what was written.
+    def send(self, key: str, file: OpenedFile, on_bytes: OnBytes) -> str:
+        """Store a file; return the SHA-256 of the stored content.
 
-        Raises OSError, and SourceChanged if the content ends early or `is_unchanged` is false
-        afterwards: then the earlier content is still there.
+        Raises OSError, and SourceChanged if the content ends early or the file has changed
+        meanwhile: then the store still has the earlier content.
         """
 
     def lock(self) -> ContextManager[None]:
@@ -85,9 +77,7 @@ def open_archive(
     if url.startswith("s3://"):
         return S3Archive.open(url, environ, check)
     if not url or "://" in url:
-        raise StoreError(
-            f"{url!r} is not a place for an archive: give a folder, or s3://BUCKET/PREFIX"
-        )
+        raise StoreError(f"{url!r} cannot be an archive: give a folder, or s3://BUCKET/PREFIX")
     return FolderArchive(url)
 
 
@@ -101,31 +91,25 @@ class FolderArchive(FolderStore):
         self._tree = Tree(folder)
 
     def sizes(self) -> Dict[str, int]:
-        found: Dict[str, int] = {}
+        sizes: Dict[str, int] = {}
         for below in ("", _ODD):
             if self._tree.lookup(below) is None:
                 continue
             left_out: List[LeftOut] = []
             for entry in self._tree.walk(below, left_out):
                 if entry.is_file:
-                    found[join_path(below, entry.path)] = entry.size
-            for each in left_out:
-                if each.is_loss and not each.is_link:
-                    raise StoreError(f"cannot list {self._tree.root}: {each}")
-        return found
+                    sizes[join_path(below, entry.path)] = entry.size
+            for left in left_out:
+                if left.is_loss and not left.is_link:
+                    raise StoreError(f"cannot list {self._tree.root}: {left}")
+        return sizes
 
-    def send(
-        self,
-        key: str,
-        entry: TreeEntry,
-        read: ReadAt,
-        moved: OnBytes,
-        is_unchanged: Callable[[], bool],
-    ) -> str:
+    def send(self, key: str, file: OpenedFile, on_bytes: OnBytes) -> str:
         make_folder(self._tree, key.rpartition("/")[0])
-        # The archive's owner must be able to replace it; the digest follows from what is sent.
-        there = entry._replace(path=key, mode=entry.mode | 0o600, sha256="")
-        return write_file(self._tree, there, read, moved, is_unchanged)
+        # 0o600: the archive's owner must be able to replace the file. No digest is expected: the
+        # content may have changed since the digest was made.
+        target = file.entry._replace(path=key, mode=file.entry.mode | 0o600, sha256="")
+        return write_file(self._tree, file._replace(entry=target), on_bytes)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -139,13 +123,13 @@ class FolderArchive(FolderStore):
             if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
                 os.close(fd)
                 raise TransferError(OTHER_WRITER) from None
-        try:  # on a disk without locks the manifest shows another writer, at the end
+        try:  # on a disk without locks, `ManifestWriter.complete` notices another writer
             yield
         finally:
             os.close(fd)
 
     def delete(self, *keys: str) -> None:
-        """Delete files, and folders that become empty: a file may need the name of one."""
+        """Delete files, and folders that become empty, whose names a file may need."""
         super().delete(*keys)
         for key in keys:
             above = key.rpartition("/")[0]
@@ -164,36 +148,36 @@ class FolderArchive(FolderStore):
 def key_of(path: str) -> str:
     """Return the key of a file: its path, unless S3 cannot store or list such a key."""
     try:
-        size = len(path.encode("utf-8"))
-        plain = size <= _LONGEST and all(character >= " " for character in path)
-        plain = plain and not any(character in "\x7f\ufffe\uffff" for character in path)
+        is_short = len(path.encode("utf-8")) <= _MAX_KEY
+        if is_short and all(char >= " " and char not in "\x7f\ufffe\uffff" for char in path):
+            return path
     except UnicodeEncodeError:
-        plain = False
-    if plain:
-        return path
+        pass
     return f"{_ODD}/{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
-def stored_digest(store: ArchiveStore, key: str, size: int, moved: OnBytes) -> str:
+def stored_digest(
+    store: ArchiveStore, key: str, size: int, on_bytes: OnBytes = ignore_bytes
+) -> str:
     """Read stored content back; return its SHA-256. Raises ContentDamaged if it ends early."""
-    digest, at = hashlib.sha256(), 0
-    while at < size:
-        block = store.read(key, at, min(READ, size - at))
+
+    def read(start: int, length: int) -> bytes:
+        block = store.read(key, start, length)
         if not block:
-            raise ContentDamaged("it is missing" if block is None else f"it ends after {at} bytes")
-        digest.update(block)
-        at += len(block)
-        moved(len(block), True)
-    return digest.hexdigest()
+            why = "it is missing" if block is None else f"it ends after {start} bytes"
+            raise ContentDamaged(why)
+        return block
+
+    return digest_of(read, size, on_bytes, READ)
 
 
 # --- Archives in S3 -------------------------------------------------------------------------------
 # A large file is uploaded in parts, and a file beside it lists the parts that have arrived.
 
 
-PART = 16 << 20  # bytes, held in memory for each of the files that are sent in parallel
+PART = 16 << 20  # bytes in memory for each of the files that are sent in parallel
 
-_Part = Tuple[str, str]  # ETag; SHA-256 of what was sent
+_Part = Tuple[str, str]  # ETag, SHA-256 of the content
 
 
 class S3Archive(S3Store):
@@ -205,40 +189,34 @@ class S3Archive(S3Store):
     verifies = False
 
     def sizes(self) -> Dict[str, int]:
-        found: Dict[str, int] = {}
+        sizes: Dict[str, int] = {}
         for name, size in self._client.list_objects(self._prefix):
             key = name[len(self._prefix) :]
-            is_own = key.startswith(f"{ARCHIVE_FOLDER}/") and not key.startswith(f"{_ODD}/")
-            if key and not key.endswith("/") and not is_own:  # keys with "/": folders of FSx
-                found[key] = size
-        return found
+            is_ours = key.startswith(f"{ARCHIVE_FOLDER}/") and not key.startswith(f"{_ODD}/")
+            if key and not key.endswith("/") and not is_ours:  # a key with "/" is a folder of FSx
+                sizes[key] = size
+        return sizes
 
-    def send(
-        self,
-        key: str,
-        entry: TreeEntry,
-        read: ReadAt,
-        moved: OnBytes,
-        is_unchanged: Callable[[], bool],
-    ) -> str:
-        if entry.size > PART:
-            return _Upload(self, key, entry).run(read, moved, is_unchanged)
-        body = read(0, entry.size)
-        if len(body) < entry.size:
-            raise SourceChanged(f"it ends after {len(body)} of {entry.size} bytes")
-        if not is_unchanged():
+    def send(self, key: str, file: OpenedFile, on_bytes: OnBytes) -> str:
+        size = file.entry.size
+        if size > PART:
+            return _Upload(self, key, size).run(file, on_bytes)
+        body = file.read(0, size)
+        if len(body) < size:
+            raise SourceChanged(f"it ends after {len(body)} of {size} bytes")
+        if not file.is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         self.put(key, body)
-        moved(len(body), False)
+        on_bytes(len(body), False)
         return hashlib.sha256(body).hexdigest()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Do nothing: a bucket has no locks, and the manifest shows another writer at the end."""
+        """Do nothing: a bucket has no locks. `ManifestWriter.complete` notices another writer."""
         yield
 
     def tidy(self) -> None:
-        """Do nothing: a rule of the bucket ends old uploads."""
+        """Do nothing: a lifecycle rule of the bucket ends old uploads."""
 
     def begin(self, key: str) -> str:
         """Begin a multipart upload; return its id."""
@@ -249,42 +227,43 @@ class S3Archive(S3Store):
         return self._client.send_part(self._key(key), upload, number, body)
 
     def end(self, key: str, upload: str, tags: List[str]) -> bool:
-        """Make one object of the parts; return False if the upload is gone or was ended already."""
+        """Make one object of the parts; return False if the upload does not exist any more."""
         return self._client.end_upload(self._key(key), upload, tags) is None
 
 
 class _Upload:
     """The upload of one large file. Parts that arrived earlier are compared by SHA-256."""
 
-    def __init__(self, store: S3Archive, key: str, entry: TreeEntry) -> None:
-        self._store, self._key, self._size = store, key, entry.size
-        self._step = max(PART, -(-entry.size // MOST_PARTS))
+    def __init__(self, store: S3Archive, key: str, size: int) -> None:
+        self._store, self._key, self._size = store, key, size
+        self._step = max(PART, -(-size // MOST_PARTS))  # bytes of a part
         self._record = (
             f"{ARCHIVE_FOLDER}/uploads/{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
         )
         self._upload, self._parts = self._read_record()
 
-    def run(self, read: ReadAt, moved: OnBytes, is_unchanged: Callable[[], bool]) -> str:
-        whole = hashlib.sha256()
+    def run(self, file: OpenedFile, on_bytes: OnBytes) -> str:
+        """Send the file; return the SHA-256 of its content."""
+        digest = hashlib.sha256()
         for number, start in enumerate(range(0, self._size, self._step), 1):
-            wanted = min(self._step, self._size - start)
-            body = read(start, wanted)
-            if len(body) < wanted:
+            length = min(self._step, self._size - start)
+            body = file.read(start, length)
+            if len(body) < length:
                 raise SourceChanged(f"it ends after {start + len(body)} of {self._size} bytes")
-            whole.update(body)
-            moved(wanted, self._part(number, body))
-        if not is_unchanged():
+            digest.update(body)
+            on_bytes(length, self._send_part(number, body))
+        if not file.is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         if not self._store.end(self._key, self._upload, [tag for tag, _ in self._parts]):
             self._forget()
-            # An answer may have been lost: the later read-back decides.
+            # Perhaps only a response was lost. If the size is right, the content is compared later.
             if self._store.sizes().get(self._key) != self._size:
                 raise SourceChanged("its upload was ended by another process or a bucket rule")
         self._forget()
-        return whole.hexdigest()
+        return digest.hexdigest()
 
-    def _part(self, number: int, body: bytes) -> bool:
-        """Send a part unless it has arrived; return whether it had."""
+    def _send_part(self, number: int, body: bytes) -> bool:
+        """Send a part unless it arrived earlier; return whether it did."""
         digest = hashlib.sha256(body).hexdigest()
         if number <= len(self._parts):
             if self._parts[number - 1][1] == digest:
@@ -303,14 +282,15 @@ class _Upload:
 
     def _read_record(self) -> Tuple[str, List[_Part]]:
         try:
-            found: Any = json.loads(self._store.get(self._record) or b"{}")
-            if found.get("step") == self._step:
-                return str(found["upload"]), [(str(tag), str(sha)) for tag, sha in found["parts"]]
+            record: Any = json.loads(self._store.get(self._record) or b"{}")
+            if record.get("step") == self._step:
+                return str(record["upload"]), [(str(tag), str(sha)) for tag, sha in record["parts"]]
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
         return "", []
 
     def _forget(self) -> None:
+        """Begin a new upload next time."""
         self._upload, self._parts = "", []
         self._store.delete(self._record)
 
@@ -321,7 +301,7 @@ class _Upload:
 # Source: FSx for Lustre User Guide, "POSIX metadata support for data repositories".
 
 
-OWNER = "1000"  # of images/*/Dockerfile; aws/naming.py
+OWNER = "1000"  # the user of images/*/Dockerfile; see also aws/naming.py
 META = "x-amz-meta-"
 
 _KINDS = {FOLDER: 0o040000, LINK: 0o120000}
@@ -342,7 +322,7 @@ def posix_headers(entry: TreeEntry) -> Dict[str, str]:
 
 
 def from_metadata(entry: TreeEntry, metadata: Mapping[str, str]) -> TreeEntry:
-    """Complete an entry from its object's metadata, given without `x-amz-meta-`. Pure.
+    """Complete an entry from the metadata of its object, whose keys lack `x-amz-meta-`. Pure.
 
     Missing and malformed metadata change nothing.
     """
@@ -351,10 +331,10 @@ def from_metadata(entry: TreeEntry, metadata: Mapping[str, str]) -> TreeEntry:
     except (KeyError, ValueError):
         mode = _FILE | entry.mode
     kinds = {number: kind for kind, number in _KINDS.items()}
-    found = entry._replace(mode=mode & 0o777, kind=kinds.get(mode & 0o170000, entry.kind))
-    time = metadata.get("file-mtime", "")
-    digits = time[:-2] if time.endswith("ns") else f"{time}000000000"
-    return found._replace(mtime_ns=int(digits)) if digits.isdigit() and time else found
+    completed = entry._replace(mode=mode & 0o777, kind=kinds.get(mode & 0o170000, entry.kind))
+    mtime = metadata.get("file-mtime", "")
+    digits = mtime[:-2] if mtime.endswith("ns") else f"{mtime}000000000"
+    return completed._replace(mtime_ns=int(digits)) if mtime and digits.isdigit() else completed
 
 
 class PosixArchive(S3Archive):
@@ -362,19 +342,13 @@ class PosixArchive(S3Archive):
 
     def __init__(self, client: S3Client, prefix: str) -> None:
         super().__init__(client, prefix)
-        self._meta: Dict[str, Dict[str, str]] = {}  # of objects that are being sent, by key
+        # key -> headers with metadata, of the objects that are being sent
+        self._meta: Dict[str, Dict[str, str]] = {}
 
-    def send(
-        self,
-        key: str,
-        entry: TreeEntry,
-        read: ReadAt,
-        moved: OnBytes,
-        is_unchanged: Callable[[], bool],
-    ) -> str:
-        self._meta[key] = posix_headers(entry)
+    def send(self, key: str, file: OpenedFile, on_bytes: OnBytes) -> str:
+        self._meta[key] = posix_headers(file.entry)
         try:
-            return super().send(key, entry, read, moved, is_unchanged)
+            return super().send(key, file, on_bytes)
         finally:
             del self._meta[key]
 

@@ -1,8 +1,8 @@
 """Write one file atomically: into a part file that a later attempt continues, then under its name.
 
-Part files lie in a folder at the top of the tree. Their name is a digest of the path and the
-version of the file. Blocks that a part already has are compared, never trusted; the whole file is
-read back before it is renamed. Holes stay holes.
+Part files are in a folder at the top of the tree. Their name is a digest of the path and the
+version of the file. The blocks that a part file already contains are compared with the source or
+by the digest of the whole file, which is also read back before it gets its name. Holes stay holes.
 """
 
 from __future__ import annotations
@@ -12,23 +12,32 @@ import fcntl
 import hashlib
 import os
 from contextlib import contextmanager
+from functools import partial
 from typing import Callable, Iterator, Tuple
 
-from batchml.runtime.transfer.tree import PARTS_FOLDER, TransferError, Tree, TreeEntry, join_path
+from batchml.runtime.transfer.tree import (
+    PARTS_FOLDER,
+    OpenedFile,
+    ReadAt,
+    TransferError,
+    Tree,
+    TreeEntry,
+    join_path,
+)
 
 BLOCK = 1 << 20  # bytes
-PART_EXPIRES = 7 * 86_400.0  # seconds
+PART_EXPIRES = 7 * 86_400.0  # seconds after which an unused part file is removed
 RESTORING = f"{PARTS_FOLDER}/restoring"  # exists until an archive is restored completely
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-ReadAt = Callable[[int, int], bytes]  # position, length -> bytes; fewer at the end
-OnBytes = Callable[[int, bool], None]  # number of finished bytes; whether they were there already
+# number of finished bytes; whether the target had them already
+OnBytes = Callable[[int, bool], None]
 
 
 CHANGED_WHILE_READ = "it changes while it is read"
-_RACES = 100  # attempts, while other processes remove the folder of parts
+_MAX_RACES = 100  # attempts to open a part file while other processes remove its folder
 
 
 class ContentDamaged(TransferError):
@@ -39,40 +48,37 @@ class SourceChanged(TransferError):
     """The source changed after its transfer began."""
 
 
+def ignore_bytes(count: int, was_there: bool) -> None:
+    """Default callback: does nothing."""
+
+
 def make_folder(tree: Tree, path: str, mode: int = 0o777) -> None:
-    """Make a folder and those above it. Raises OSError if something else is in the way."""
-    made = ""
+    """Make a folder and the folders above it. Raises OSError if something else has its name."""
+    above = ""
     os.makedirs(tree.root, exist_ok=True)
     for part in path.split("/") if path else ():
-        with tree.folder(made) as at:
-            made = join_path(made, part)
+        with tree.folder(above) as at:
+            above = join_path(above, part)
             try:
-                os.mkdir(part, mode if made == path else 0o777, dir_fd=at)
+                os.mkdir(part, mode if above == path else 0o777, dir_fd=at)
             except FileExistsError:
                 pass
     with tree.folder(path):  # fails on a link or a file of that name
         pass
 
 
-def write_file(
-    tree: Tree,
-    entry: TreeEntry,
-    read: ReadAt,
-    moved: OnBytes,
-    is_unchanged: Callable[[], bool],
-    keeps: bool = False,
-) -> str:
-    """Write a file below `tree`; return its SHA-256.
+def write_file(tree: Tree, file: OpenedFile, on_bytes: OnBytes, keeps: bool = False) -> str:
+    """Write a file below `tree` at its own path; return its SHA-256.
 
-    If `entry.sha256` is known, the content must have it. Otherwise the content is what `read`
-    gives, and `is_unchanged` must confirm afterwards that the source did not change. `keeps`: fail
-    if the target exists by then. Raises SourceChanged, ContentDamaged and OSError. The part file
-    stays, unless its content is known to be wrong.
+    If `file.entry.sha256` is known, the content must have that digest. `keeps`: fail if the target
+    exists when the content is complete. Raises SourceChanged, ContentDamaged and OSError. The part
+    file stays, unless its content is known to be wrong.
     """
-    above = entry.path.rpartition("/")[0]
+    entry = file.entry
+    above, _, end = entry.path.rpartition("/")
     with tree.folder(above) as folder, _open_part(tree, entry) as (parts, name, fd):
-        digest = _fill(fd, entry, read, moved)
-        if not is_unchanged():
+        digest = _fill(fd, entry, file.read, on_bytes)
+        if not file.is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         if entry.sha256 and digest != entry.sha256:
             os.ftruncate(fd, 0)
@@ -82,12 +88,11 @@ def write_file(
         os.fchmod(fd, entry.mode)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.fsync(fd)
-        if digest_of(fd, entry.size) != digest:
+        if digest_of(partial(_read_at, fd), entry.size) != digest:
             os.ftruncate(fd, 0)
             raise ContentDamaged("the content read back is not what was written: check the disk")
-        end = entry.path.rpartition("/")[2]
         if keeps and _exists(folder, end):
-            raise SourceChanged("another file has appeared here meanwhile, and stays")
+            raise SourceChanged("another file has been created at its path meanwhile, and stays")
         os.replace(name, end, src_dir_fd=parts, dst_dir_fd=folder)
     return digest
 
@@ -100,8 +105,8 @@ def _exists(folder: int, name: str) -> bool:
     return True
 
 
-def _fill(fd: int, entry: TreeEntry, read: ReadAt, moved: OnBytes) -> str:
-    """Complete a part file: compare the blocks that it has, write the rest."""
+def _fill(fd: int, entry: TreeEntry, read: ReadAt, on_bytes: OnBytes) -> str:
+    """Complete a part file: compare the blocks that it has, write the rest. Return the SHA-256."""
     there, at, digest = os.fstat(fd).st_size, 0, hashlib.sha256()
     if there > entry.size:
         os.ftruncate(fd, 0)
@@ -111,7 +116,7 @@ def _fill(fd: int, entry: TreeEntry, read: ReadAt, moved: OnBytes) -> str:
             block = os.pread(fd, min(BLOCK, there - at), at)
             digest.update(block)
             at += len(block)
-            moved(len(block), True)
+            on_bytes(len(block), True)
     while at < entry.size:
         block = read(at, min(BLOCK, entry.size - at))
         if not block:
@@ -121,7 +126,7 @@ def _fill(fd: int, entry: TreeEntry, read: ReadAt, moved: OnBytes) -> str:
         if not was_there:
             _write(fd, block, at, there)
         at += len(block)
-        moved(len(block), was_there)
+        on_bytes(len(block), was_there)
     os.ftruncate(fd, at)
     if at < entry.size:
         raise SourceChanged(f"it ends after {at} of {entry.size} bytes")
@@ -138,20 +143,28 @@ def _write(fd: int, block: bytes, at: int, there: int) -> None:
         view, at = view[written:], at + written
 
 
-def digest_of(fd: int, size: int) -> str:
+def _read_at(fd: int, start: int, length: int) -> bytes:
+    return os.pread(fd, length, start)
+
+
+def digest_of(
+    read: ReadAt, size: int, on_bytes: OnBytes = ignore_bytes, block_size: int = BLOCK
+) -> str:
+    """Return the SHA-256 of the first `size` bytes, or of fewer if the content ends before."""
     digest, at = hashlib.sha256(), 0
     while at < size:
-        block = os.pread(fd, min(BLOCK, size - at), at)
+        block = read(at, min(block_size, size - at))
         if not block:
             break
         digest.update(block)
         at += len(block)
+        on_bytes(len(block), True)
     return digest.hexdigest()
 
 
 @contextmanager
 def _open_part(tree: Tree, entry: TreeEntry) -> Iterator[Tuple[int, str, int]]:
-    """Yield the folder of parts, the part's name in it, and the part file, which we have locked."""
+    """Open and lock a part file. Yield the folder of parts, the part's name in it, and the file."""
     parts, name, fd = _find_part(tree, part_name(entry))
     try:
         yield parts, name, fd
@@ -161,13 +174,16 @@ def _open_part(tree: Tree, entry: TreeEntry) -> Iterator[Tuple[int, str, int]]:
 
 
 def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
-    """Open the folder of parts, which another process may remove at any moment, and lock a part."""
-    for left in reversed(range(_RACES)):
+    """Open the folder of parts, which another process may remove at any moment, and lock a part.
+
+    Return the folder, the part's name in it, and the file.
+    """
+    for left in reversed(range(_MAX_RACES)):
         try:
             make_folder(tree, PARTS_FOLDER, 0o700)
             with tree.folder(PARTS_FOLDER) as folder:
-                own, fd = _lock_part(folder, name)
-                return os.dup(folder), own, fd
+                locked_name, fd = _lock_part(folder, name)
+                return os.dup(folder), locked_name, fd
         except FileNotFoundError:
             if not left:
                 raise
@@ -175,12 +191,13 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
 
 
 def _lock_part(parts: int, name: str) -> Tuple[str, int]:
+    """Lock a part file, or one with a random name if that is impossible; return name and file."""
     own = ""
     while True:
         fd = os.open(own or name, _PART, 0o600, dir_fd=parts)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another process has it, or there are no locks here: use a part of our own
+        except OSError:  # another process has locked it, or this disk has no locks
             if own:
                 return own, fd
             os.close(fd)
@@ -188,10 +205,11 @@ def _lock_part(parts: int, name: str) -> Tuple[str, int]:
             continue
         if _is_named(parts, own or name, fd):
             return own or name, fd
-        os.close(fd)  # it was renamed before we got the lock: it is no part file any more
+        os.close(fd)  # it was completed and renamed before we got the lock
 
 
 def _is_named(parts: int, name: str, fd: int) -> bool:
+    """Say whether the open file still has this name in the folder of parts."""
     try:
         return os.stat(name, dir_fd=parts, follow_symlinks=False).st_ino == os.fstat(fd).st_ino
     except FileNotFoundError:
@@ -199,15 +217,15 @@ def _is_named(parts: int, name: str, fd: int) -> bool:
 
 
 def part_name(entry: TreeEntry) -> str:
-    """Name a part file by its path and version: parts of older versions are not continued."""
+    """Name a part file by path and version, so that parts of older versions are not continued."""
     words = f"{entry.path}\0{entry.size}\0{entry.mtime_ns}\0{entry.sha256 or entry.stamp}"
     return hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 def mark_restoring(tree: Tree, begins: bool) -> None:
-    """Mark a tree as being restored, so that missing files do not count as deleted; or end that.
+    """Mark a tree as being restored (`begins`), or remove the mark. Raises OSError.
 
-    Raises OSError.
+    While the mark exists, an archive does not count missing files as deleted.
     """
     if begins:
         make_folder(tree, PARTS_FOLDER, 0o700)
@@ -228,7 +246,7 @@ def clear_parts(tree: Tree, now: float) -> None:
     try:
         with tree.folder("") as top, tree.folder(PARTS_FOLDER) as parts:
             for name in os.listdir(parts):
-                # Not by mtime: a complete part already has the mtime of its source.
+                # not mtime, because a complete part already has the mtime of its source
                 since = os.stat(name, dir_fd=parts, follow_symlinks=False).st_ctime
                 if since < now - PART_EXPIRES and join_path(PARTS_FOLDER, name) != RESTORING:
                     os.unlink(name, dir_fd=parts)

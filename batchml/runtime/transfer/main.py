@@ -1,8 +1,8 @@
 """Archive a folder and restore it: `python -m batchml.runtime.transfer.main VERB PLACE FOLDER`.
 
-    archive PLACE FOLDER  send new and changed files, and read them back; --delete frees the folder
+    archive PLACE FOLDER  send new and changed files, and read them back; --delete: then delete them
     restore PLACE FOLDER  bring back missing files; --partial: also from an incomplete archive
-    check PLACE FOLDER    like archive, but only read back files that something else has sent
+    check PLACE FOLDER    like archive, but only read back files that another program has sent
     verify PLACE          read the whole archive back
     list FOLDER           list a folder; --deep: with everything below it
 
@@ -19,7 +19,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Dict, List, Optional
+from functools import partial
+from typing import Any, Callable, Dict, List
 
 from batchml.runtime.transfer.archive import archive, archive_and_free
 from batchml.runtime.transfer.backends import open_archive
@@ -36,22 +37,22 @@ from batchml.runtime.transfer.tree import (
     to_line,
 )
 
-RESULT_MARK = "batchml-carry: "  # precedes the JSON document, on one line
+RESULT_MARK = "batchml-carry: "  # before the JSON document, on the same line
 EVERY = 10.0  # seconds between two lines of progress
 
 
 def list_folder(tree: Tree, below: str = "", deep: bool = False) -> List[TreeEntry]:
     """List a folder, or a single file, with paths from the top of the tree.
 
-    Unlike a transfer it also lists what would be left out. Raises FileNotFoundError.
+    `deep`: with everything below the folder. Raises FileNotFoundError.
     """
-    found = tree.lookup(below)
-    if found is None:
+    top = tree.lookup(below)
+    if top is None:
         raise FileNotFoundError(below)
-    if found.kind != FOLDER:
-        return [found]
+    if top.kind != FOLDER:
+        return [top]
     left_out: List[LeftOut] = []
-    entries = tree.walk(below, left_out) if deep else tree.entries_in(below, left_out)
+    entries = tree.walk(below, left_out) if deep else tree.list_folder(below, "", left_out)
     return sorted(
         (entry._replace(path=join_path(below, entry.path)) for entry in entries),
         key=lambda entry: entry.path.split("/"),
@@ -101,8 +102,8 @@ def _run_verb(
     options: Any, environ: Mapping[str, str], progress: TransferProgress
 ) -> Dict[str, Any]:
     if options.verb == "list":
-        found = list_folder(Tree(options.folder), options.below, options.deep)
-        return {"entries": [json.loads(to_line(entry)) for entry in found]}
+        entries = list_folder(Tree(options.folder), options.below, options.deep)
+        return {"entries": [json.loads(to_line(entry)) for entry in entries]}
     store = open_archive(options.place, environ)
     if options.verb == "verify":
         return to_json(verify(store, progress))
@@ -124,27 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m batchml.runtime.transfer.main")
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("archive", "restore", "check", "verify", "list"):
-        made = verbs.add_parser(verb)
+        command = verbs.add_parser(verb)
         if verb != "list":
-            made.add_argument("place")
+            command.add_argument("place")
         if verb != "verify":
-            made.add_argument("folder")
-        made.add_argument("--delete", action="store_true")
-        made.add_argument("--partial", action="store_true")
-        made.add_argument("--checksum", action="store_true")
-        made.add_argument("--overwrite", action="store_true")
-        made.add_argument("--below", default="")
-        made.add_argument("--deep", action="store_true")
+            command.add_argument("folder")
+        for flag in ("--delete", "--partial", "--checksum", "--overwrite", "--deep"):
+            command.add_argument(flag, action="store_true")
+        command.add_argument("--below", default="")
     return parser
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def run(arguments: Optional[Sequence[str]] = None) -> int:
-    return main(sys.argv[1:] if arguments is None else arguments, os.environ, _say)
-
-
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main(sys.argv[1:], os.environ, partial(print, flush=True)))

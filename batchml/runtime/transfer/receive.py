@@ -1,24 +1,24 @@
-"""Copy a tree from a source into a folder: what is missing there, and what differs.
+"""Copy a tree from a source into a folder: the entries that are missing in it or differ.
 
-Nothing is removed. A file that has the same size and time counts as unchanged, as with rsync;
+Nothing is removed. A file with the same size and time counts as unchanged, as with rsync;
 `checksum` compares contents.
 """
 
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import time
 from contextlib import contextmanager
 from typing import (
-    Callable,
     ContextManager,
-    Dict,
     Iterator,
     List,
     NamedTuple,
     Optional,
     Protocol,
+    Set,
     Tuple,
 )
 
@@ -26,70 +26,53 @@ from batchml.runtime.entry.folders import size_text
 from batchml.runtime.transfer.files import (
     NO_SPACE,
     ContentDamaged,
-    ReadAt,
+    OnBytes,
     SourceChanged,
     clear_parts,
     digest_of,
     make_folder,
     write_file,
 )
-from batchml.runtime.transfer.parallel import TransferProgress, TransferStopped
+from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.tree import (
     FOLDER,
     LINK,
     LeftOut,
+    OpenedFile,
     Reader,
     TransferError,
     Tree,
     TreeEntry,
+    describe_os_error,
     join_path,
     looks_unchanged,
 )
 
-_TRIES = 2  # for a file that changes while it is read
-
-
-class OpenedFile(NamedTuple):
-    """A file of a source, ready to be read."""
-
-    entry: TreeEntry  # as it is now
-    read: ReadAt
-    is_unchanged: Callable[[], bool]  # whether the source has not changed since it was opened
-
 
 class TreeSource(Protocol):
-    """The files and folders to copy from."""
+    """A tree to copy from."""
 
     def entries(self, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
-        """Yield all entries, folders before their contents. The top, "", is an entry only as a
-        file.
-        """
+        """Yield all entries, folders before their contents. The path of a single file is ""."""
 
     def open(self, entry: TreeEntry) -> ContextManager[OpenedFile]:
         """Open a file. Raises OSError."""
 
 
 class TransferResult(NamedTuple):
-    """What a transfer did. `missing` names files that should have been transferred and were not."""
+    """The result of a transfer."""
 
-    files: int = 0
-    size: int = 0  # bytes
-    unchanged: int = 0
+    files: int = 0  # transferred ones
+    size: int = 0  # bytes of these files
+    unchanged: int = 0  # files that the target had already
     left_out: Tuple[LeftOut, ...] = ()
-    missing: Tuple[LeftOut, ...] = ()
-    removed: int = 0
+    missing: Tuple[LeftOut, ...] = ()  # files that should have been transferred and were not
+    removed: int = 0  # files
 
 
 def combine(one: TransferResult, other: TransferResult) -> TransferResult:
     """Add up the results of two transfers."""
-    return TransferResult(
-        one.files + other.files,
-        one.size + other.size,
-        one.unchanged + other.unchanged,
-        one.left_out + other.left_out,
-        one.missing + other.missing,
-        one.removed + other.removed,
-    )
+    return TransferResult(*map(operator.add, one, other))
 
 
 class FolderSource:
@@ -99,23 +82,22 @@ class FolderSource:
         self._tree, self._below = tree, below
 
     def entries(self, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
-        found = self._tree.lookup(self._below)
-        if found is not None and found.kind != FOLDER:
-            return iter([found._replace(path="")])
+        top = self._tree.lookup(self._below)
+        if top is not None and top.kind != FOLDER:
+            return iter([top._replace(path="")])
         return self._tree.walk(self._below, left_out)
 
     @contextmanager
     def open(self, entry: TreeEntry) -> Iterator[OpenedFile]:
         reader = Reader(self._tree, join_path(self._below, entry.path))
         try:
-            now = reader.entry._replace(path=entry.path)
-            yield OpenedFile(now, reader.read, lambda: not reader.has_changed())
+            yield reader.as_file(entry.path)
         finally:
             reader.close()
 
 
 class NoSpaceLeft(TransferError):
-    """The disk is full. The text says which files are missing because of that."""
+    """The disk is full. The text says how many files are missing because of that."""
 
 
 def receive(
@@ -129,7 +111,7 @@ def receive(
 ) -> TransferResult:
     """Copy all entries of `source` to `below` in `tree`.
 
-    `keeps`: an existing file or link stays; if it differs it is reported as missing. Raises
+    `keeps`: existing files and links stay; those that differ are reported as missing. Raises
     NoSpaceLeft: then no file is half written, and the same call continues. Raises OSError if
     `below` cannot be a folder, and StoreError if the source is unreachable.
     """
@@ -148,18 +130,18 @@ def receive(
             missing += [LeftOut(entry.path, why)] if why else []
     files = size = unchanged = 0
     try:
-        for some in progress.each(work.bring, coming):
-            for entry, (why, did) in some:
+        for batch in progress.each(work.copy, coming):
+            for entry, (why, was_copied) in batch:
                 if why:
                     missing.append(LeftOut(entry.path or below, why))
-                elif did is None:
-                    unchanged += 1
+                elif was_copied:
+                    files, size = files + 1, size + entry.size
                 else:
-                    files, size = files + 1, size + did
+                    unchanged += 1
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise no_space_left(error, tree.root, work.left(coming)) from error
+        raise no_space_left(error, tree.root, work.list_missing(coming)) from error
     finally:
         work.finish([entry for entry in entries if entry.kind == FOLDER])
     clear_parts(tree, time.time())
@@ -167,7 +149,7 @@ def receive(
 
 
 def no_space_left(error: OSError, where: str, left: List[TreeEntry]) -> NoSpaceLeft:
-    """Make the error of a full disk, with the files that are missing because of it."""
+    """Make the error of a full disk. `left`: the files that are missing because of that."""
     size = size_text(sum(entry.size for entry in left))
     files = "1 file" if len(left) == 1 else f"{len(left)} files"
     first = f", first {left[0].path!r}" if left else ""
@@ -186,38 +168,38 @@ class _Receiver:
     ) -> None:  # fmt: skip
         self._source, self._tree, self._below = source, tree, below
         self._progress, self._checksum, self._keeps = progress, checksum, keeps
-        self._here: Dict[str, bool] = {}
+        self._finished: Set[str] = set()  # paths of files that the target has now
 
-    def left(self, coming: List[TreeEntry]) -> List[TreeEntry]:
-        return [entry for entry in coming if entry.path not in self._here]
+    def list_missing(self, coming: List[TreeEntry]) -> List[TreeEntry]:
+        return [entry for entry in coming if entry.path not in self._finished]
 
     def make(self, entry: TreeEntry) -> str:
         """Make a folder or a link; return why that failed, or ""."""
         path = join_path(self._below, entry.path)
         try:
             if entry.kind == LINK:
-                return self._link(entry, path)
+                return self._make_link(entry, path)
             make_folder(self._tree, path, entry.mode | 0o700)
             self._make_writable(path)
         except OSError as error:
-            return _in_the_way(self._tree, path) or error.strerror or str(error)
+            return _find_obstacle(self._tree, path) or describe_os_error(error)
         return ""
 
     def _make_writable(self, path: str) -> None:
-        """Let us write into a read-only folder until `finish`."""
+        """Make a read-only folder writable for this process, until `finish`."""
         with self._tree.folder(path) as at:
             mode = os.fstat(at).st_mode & 0o3777
             if mode & 0o300 != 0o300:
                 os.fchmod(at, mode | 0o300)
 
-    def _link(self, entry: TreeEntry, path: str) -> str:
+    def _make_link(self, entry: TreeEntry, path: str) -> str:
         there = self._tree.lookup(path)
         if there is not None and looks_unchanged(there, entry):
             return ""
         if there is not None and there.kind == FOLDER:
-            return "a folder of that name is in the way"
+            return "a folder has this path"
         if there is not None and self._keeps:
-            return _differs(there, entry)
+            return _describe_difference(there, entry)
         make_folder(self._tree, path.rpartition("/")[0])
         with self._tree.parent(path) as (at, name):
             temporary = f".batchml-{os.urandom(8).hex()}"
@@ -231,58 +213,42 @@ class _Receiver:
                 raise
         return ""
 
-    def bring(self, entry: TreeEntry) -> Tuple[str, Optional[int]]:
-        """Copy a file. Return why that failed, and the size; None where it existed already.
+    def copy(self, entry: TreeEntry) -> Tuple[str, bool]:
+        """Copy a file unless the target has it. Return why that failed, and whether it was copied.
 
-        Raises an error that ends the whole transfer: no space, an unreachable source.
+        Raises an error that ends the whole transfer: no space, or an unreachable source.
         """
         path = join_path(self._below, entry.path)
         try:
             there = self._tree.lookup(path)
             if there is not None and there.kind == FOLDER:
-                return "a folder of that name is in the way", None
+                return "a folder has this path", False
             if there is not None and self._is_same(entry, there, path):
-                self._progress.done(path, entry.size)
-                self._here[entry.path] = True
-                return "", None
+                self._progress.finish_file(path, entry.size)
+                self._finished.add(entry.path)
+                return "", False
             if there is not None and self._keeps:
-                return _differs(there, entry), None
+                return _describe_difference(there, entry), False
             make_folder(self._tree, path.rpartition("/")[0])
-            why = self._copy(entry, path)
+            self._progress.try_file(path, lambda on_bytes: self._write(entry, path, on_bytes))
+        except (SourceChanged, ContentDamaged) as error:
+            return str(error), False
         except OSError as error:
             if error.errno in NO_SPACE or getattr(error, "temporary", False):
                 raise
-            return _in_the_way(self._tree, path) or error.strerror or str(error), None
-        if not why:
-            self._here[entry.path] = True
-            self._progress.done(path)
-        return why, entry.size
+            return _find_obstacle(self._tree, path) or describe_os_error(error), False
+        self._finished.add(entry.path)
+        self._progress.finish_file(path)
+        return "", True
 
-    def _copy(self, entry: TreeEntry, path: str) -> str:
-        why = ""
-        for _ in range(_TRIES):
-            done = 0
-
-            def moved(size: int, was_there: bool) -> None:
-                nonlocal done
-                done += size
-                self._progress.moved(path, size, was_there)
-
-            try:
-                with self._source.open(entry) as found:
-                    write_file(self._tree, found.entry._replace(path=path), found.read, moved,
-                          found.is_unchanged, self._keeps)  # fmt: skip
-                return ""
-            except TransferStopped:
-                raise
-            except (SourceChanged, ContentDamaged) as error:
-                why = str(error)
-                self._progress.undo(done)
-        return why
+    def _write(self, entry: TreeEntry, path: str, on_bytes: OnBytes) -> None:
+        with self._source.open(entry) as file:
+            target = file._replace(entry=file.entry._replace(path=path))
+            write_file(self._tree, target, on_bytes, self._keeps)
 
     def _is_same(self, entry: TreeEntry, there: TreeEntry, path: str) -> bool:
         if not looks_unchanged(entry, there):
-            # Only its time may differ: compare contents before reporting a difference.
+            # Perhaps only the time differs: compare contents before a difference is reported.
             same_size = there.is_file and there.size == entry.size
             return self._keeps and same_size and self._has_content(entry, path)
         if self._checksum and not self._has_content(entry, path):
@@ -297,25 +263,15 @@ class _Receiver:
         return True
 
     def _has_content(self, entry: TreeEntry, path: str) -> bool:
-        fd = self._tree.open(path)
+        expected = entry.sha256
+        if not expected:
+            with self._source.open(entry) as file:
+                expected = digest_of(file.read, file.entry.size)
+        reader = Reader(self._tree, path)
         try:
-            return digest_of(fd, entry.size) == self._expected_digest(entry)
+            return digest_of(reader.read, entry.size) == expected
         finally:
-            os.close(fd)
-
-    def _expected_digest(self, entry: TreeEntry) -> str:
-        if entry.sha256:
-            return entry.sha256
-        import hashlib
-
-        digest, at = hashlib.sha256(), 0
-        with self._source.open(entry) as found:
-            while True:
-                block = found.read(at, 1 << 20)
-                if not block:
-                    return digest.hexdigest()
-                digest.update(block)
-                at += len(block)
+            reader.close()
 
     def finish(self, folders: List[TreeEntry]) -> None:
         """Set modes and times of folders, innermost first, now that their contents are written."""
@@ -325,23 +281,23 @@ class _Receiver:
                     os.fchmod(at, entry.mode)
                     os.utime(at, ns=(entry.mtime_ns, entry.mtime_ns))
             except OSError:
-                continue  # another user's folder, or one that was reported already
+                continue  # another user's folder, or a folder whose failure was reported already
 
 
-def _differs(there: TreeEntry, entry: TreeEntry) -> str:
+def _describe_difference(there: TreeEntry, entry: TreeEntry) -> str:
     newer = " and is newer" if there.mtime_ns > entry.mtime_ns else ""
-    return f"the file here differs{newer}: it stays. To replace it: --overwrite"
+    return f"the existing file differs{newer}: it stays. To replace it: --overwrite"
 
 
-def _in_the_way(tree: Tree, path: str) -> str:
-    """Describe what stands where a folder has to be; "" if nothing does."""
+def _find_obstacle(tree: Tree, path: str) -> str:
+    """Describe what is not a folder on the way to a path; "" if nothing is."""
     above = ""
     for part in path.split("/")[:-1]:
         above = join_path(above, part)
         try:
-            found = tree.lookup(above)
+            entry = tree.lookup(above)
         except OSError as error:
             return errno.errorcode.get(error.errno or 0, str(error))
-        if found is not None and found.kind != FOLDER:
-            return f"{above} is a {found.kind} and in the way"
+        if entry is not None and entry.kind != FOLDER:
+            return f"{above} is a {entry.kind}, not a folder"
     return ""

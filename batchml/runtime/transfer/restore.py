@@ -1,30 +1,34 @@
-"""Restore an archive into a tree, and verify an archive."""
+"""Restore an archive into a tree; verify an archive; and delete paths of a tree."""
 
 from __future__ import annotations
 
 import os
 import stat
 from contextlib import contextmanager
+from functools import partial
 from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 from batchml.runtime.storage.store import StoreError
 from batchml.runtime.transfer.backends import ArchiveStore, key_of, stored_digest
 from batchml.runtime.transfer.files import NO_SPACE, ContentDamaged, mark_restoring
 from batchml.runtime.transfer.manifest import DELETED, ArchiveManifest, read_manifest
-from batchml.runtime.transfer.parallel import TransferProgress, TransferStopped
-from batchml.runtime.transfer.receive import OpenedFile, TransferResult, no_space_left, receive
+from batchml.runtime.transfer.parallel import TransferProgress
+from batchml.runtime.transfer.receive import TransferResult, no_space_left, receive
 from batchml.runtime.transfer.tree import (
     LINK,
     LeftOut,
+    OpenedFile,
     TransferError,
     Tree,
     TreeEntry,
+    describe_leading_out,
+    describe_os_error,
     is_valid_path,
-    leading_out,
     leads_out,
+    name_some,
 )
 
-_NAMED = 10
+_MAX_NAMED = 10  # files that an error names
 
 
 class ArchiveIncomplete(TransferError):
@@ -40,7 +44,7 @@ class ArchiveSource:
     def entries(self, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
         for entry in self._entries:
             if entry.kind == LINK and leads_out(entry, self._top):
-                left_out.append(leading_out(entry))
+                left_out.append(describe_leading_out(entry))
             else:
                 yield entry
 
@@ -59,13 +63,12 @@ class ArchiveSource:
 
 def stored_entries(manifest: ArchiveManifest, below: str = "") -> List[TreeEntry]:
     """Return the entries that a restore brings back, folders before their contents."""
-    found = [entry for entry in manifest.entries.values() if entry.away != DELETED]
-    if manifest.planned is not None:
-        there = {entry.path for entry in found}
-        found += [e for e in manifest.planned.values() if not e.is_file and e.path not in there]
+    stored = {e.path: e for e in manifest.entries.values() if e.away != DELETED}
+    planned = {e.path: e for e in (manifest.planned or {}).values() if not e.is_file}
+    entries = list({**planned, **stored}.values())
     if below:
-        found = [e for e in found if e.path == below or e.path.startswith(f"{below}/")]
-    return sorted(found, key=lambda entry: entry.path.split("/"))
+        entries = [e for e in entries if f"{e.path}/".startswith(f"{below}/")]
+    return sorted(entries, key=lambda entry: entry.path.split("/"))
 
 
 def restore(
@@ -77,11 +80,12 @@ def restore(
     below: str = "",
     overwrite: bool = False,
 ) -> TransferResult:
-    """Copy into a tree the files of an archive that it lacks; check each by its SHA-256.
+    """Copy the files of an archive that a tree lacks into the tree; check each by its SHA-256.
 
-    A file that differs in the tree may be newer: it stays and is reported, unless `overwrite`.
-    Raises ArchiveIncomplete before anything is written, unless `partial`. Raises NoSpaceLeft,
-    StoreError, OSError: then the same call continues.
+    A file of the tree that differs may be newer: it stays and is reported, unless `overwrite`.
+    `below` restricts the restore to a path of the archive. An incomplete archive raises
+    ArchiveIncomplete before anything is written, unless `partial`. Raises NoSpaceLeft, StoreError
+    and OSError: then the same call continues.
     """
     progress = progress or TransferProgress()
     manifest = read_manifest(store)
@@ -90,11 +94,13 @@ def restore(
     entries = stored_entries(manifest, below)
     if below and not entries:
         raise TransferError(f"the archive holds no {below!r}")
-    sizes = store.sizes()
-    lost = _lost(entries, sizes)
-    gone = sorted({*manifest.missing(), *lost})
-    if gone and not partial:
-        raise ArchiveIncomplete(_describe_gaps(gone, bool(lost)))
+    lost = _find_lost(entries, store.sizes())
+    gaps = sorted({*manifest.missing(), *lost})
+    if gaps and not partial:
+        why = "files were deleted from it" if lost else "it was interrupted"
+        raise ArchiveIncomplete(
+            f"the archive is not complete, {why}: it lacks {name_some(gaps, _MAX_NAMED)}"
+        )
     entries = [entry for entry in entries if entry.path not in lost]
     try:
         mark_restoring(tree, True)
@@ -103,90 +109,77 @@ def restore(
             raise
         raise no_space_left(error, tree.root, entries) from error
     source = ArchiveSource(store, entries, tree.root)
-    done = receive(source, tree, "", progress, "restoring", checksum, keeps=not overwrite)
-    left_out = {each.path for each in done.left_out}
-    here = all(each.path in left_out or tree.lookup(each.path) for each in entries)
-    if here and not below:
+    result = receive(source, tree, "", progress, "restoring", checksum, keeps=not overwrite)
+    left_out = {left.path for left in result.left_out}
+    has_all = all(entry.path in left_out or tree.lookup(entry.path) for entry in entries)
+    if has_all and not below:
         mark_restoring(tree, False)
-    return done._replace(
-        missing=tuple(LeftOut(path, "the archive does not hold it") for path in gone) + done.missing
-    )
+    missing = tuple(LeftOut(path, "the archive does not hold it") for path in gaps)
+    return result._replace(missing=missing + result.missing)
 
 
-def _lost(entries: List[TreeEntry], sizes: Dict[str, int]) -> List[str]:
-    """Return the files that the manifest names and the store does not hold with their size."""
+def _find_lost(entries: List[TreeEntry], sizes: Dict[str, int]) -> List[str]:
+    """Return the files of the manifest that the store does not hold, or only with another size."""
     return [e.path for e in entries if e.is_file and sizes.get(key_of(e.path)) != e.size]
 
 
 def missing_files(manifest: ArchiveManifest, store: ArchiveStore) -> List[str]:
     """Return the files that an archive should hold and does not, by manifest and by store."""
-    return sorted({*manifest.missing(), *_lost(stored_entries(manifest), store.sizes())})
-
-
-def _describe_gaps(gone: List[str], is_lost: bool) -> str:
-    names = ", ".join(map(repr, gone[:_NAMED]))
-    more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
-    why = "files were deleted from it" if is_lost else "it was interrupted"
-    return f"the archive is not complete, {why}: it lacks {names}{more}"
+    return sorted({*manifest.missing(), *_find_lost(stored_entries(manifest), store.sizes())})
 
 
 def verify(store: ArchiveStore, progress: Optional[TransferProgress] = None) -> TransferResult:
     """Read the whole archive back and compare it with its manifest. Raises StoreError."""
-    counted = progress = progress or TransferProgress()
+    progress = progress or TransferProgress()
     manifest = read_manifest(store)
     if not manifest.exists:
         raise ArchiveIncomplete("there is no archive")
     files = [entry for entry in stored_entries(manifest) if entry.is_file]
     progress.begin("reading back", len(files), sum(entry.size for entry in files))
     missing = [LeftOut(path, "it was not sent yet") for path in manifest.missing()]
-    whole = size = 0
-
-    def check(entry: TreeEntry) -> str:
-        def moved(count: int, _: bool) -> None:
-            counted.moved(entry.path, count)
-
-        try:
-            digest = stored_digest(store, key_of(entry.path), entry.size, moved)
-        except TransferStopped:
-            raise
-        except ContentDamaged as error:
-            return str(error)
-        except StoreError as error:
-            if error.temporary:
-                raise
-            return str(error)
-        counted.done(entry.path)
-        return "" if digest == entry.sha256 else "its SHA-256 differs from when it was sent"
-
-    for some in progress.each(check, files):
-        for entry, why in some:
+    count = size = 0
+    for batch in progress.each(partial(_verify_file, store, progress), files):
+        for entry, why in batch:
             if why:
                 missing.append(LeftOut(entry.path, why))
             else:
-                whole, size = whole + 1, size + entry.size
-    return TransferResult(whole, size, missing=tuple(missing))
+                count, size = count + 1, size + entry.size
+    return TransferResult(count, size, missing=tuple(missing))
+
+
+def _verify_file(store: ArchiveStore, progress: TransferProgress, entry: TreeEntry) -> str:
+    """Read one file back; return what is wrong with it, or ""."""
+
+    def on_bytes(size: int, _: bool) -> None:
+        progress.count(entry.path, size)
+
+    try:
+        digest = stored_digest(store, key_of(entry.path), entry.size, on_bytes)
+    except (ContentDamaged, StoreError) as error:
+        if getattr(error, "temporary", False):
+            raise
+        return str(error)
+    progress.finish_file(entry.path)
+    return "" if digest == entry.sha256 else "its SHA-256 differs from when it was sent"
 
 
 def find_unarchived(tree: Tree, manifest: ArchiveManifest) -> Tuple[List[LeftOut], List[LeftOut]]:
-    """Return the entries of a tree that an archive lacks in this state, and those left out."""
+    """Return the entries whose present state an archive lacks, and the entries left out."""
     left_out: List[LeftOut] = []
-    found: List[LeftOut] = []
+    unarchived: List[LeftOut] = []
     for entry in tree.walk("", left_out):
         there = manifest.entries.get(entry.path)
         if there is None or there.away == DELETED or there.kind != entry.kind:
-            found.append(LeftOut(entry.path, "it is not in the archive"))
-        elif entry.is_file and (entry.size, entry.mtime_ns, entry.stamp) != (
-            there.size, there.mtime_ns, there.stamp,
-        ):  # fmt: skip
-            found.append(LeftOut(entry.path, "it has changed since"))
+            unarchived.append(LeftOut(entry.path, "it is not in the archive"))
+        elif entry.is_file and entry.version != there.version:
+            unarchived.append(LeftOut(entry.path, "it has changed since"))
         elif entry.kind == LINK and entry.target != there.target:
-            found.append(LeftOut(entry.path, "its target has changed since"))
-    found += [each for each in left_out if each.is_loss]
-    return found, [each for each in left_out if not each.is_loss]
+            unarchived.append(LeftOut(entry.path, "its target has changed since"))
+    unarchived += [left for left in left_out if left.is_loss]
+    return unarchived, [left for left in left_out if not left.is_loss]
 
 
-# --- remove ---------------------------------------------------------------------------------------
-# Delete files and folders of a tree, without following links.
+# --- Delete files and folders of a tree, without following links ----------------------------------
 
 
 def remove(tree: Tree, paths: Iterable[str]) -> TransferResult:
@@ -204,7 +197,7 @@ def remove(tree: Tree, paths: Iterable[str]) -> TransferResult:
             with tree.parent(path) as (at, name):
                 removed += _remove_path(at, name, path, missing)
         except OSError as error:
-            missing.append(LeftOut(path, error.strerror or str(error)))
+            missing.append(LeftOut(path, describe_os_error(error)))
     return TransferResult(removed=removed, missing=tuple(missing))
 
 
@@ -215,26 +208,22 @@ def _remove_path(at: int, name: str, path: str, missing: List[LeftOut]) -> int:
         return 1
     count = 0
 
-    def failed(error: OSError) -> None:
+    def note_error(error: OSError) -> None:
         missing.append(LeftOut(path, f"{error.filename!r}: {error.strerror}"))
 
-    for folder, folders, files, fd in os.fwalk(name, topdown=False, onerror=failed, dir_fd=at):
-        for each, is_folder in [*_each(files, False), *_each(folders, True)]:
+    for folder, folders, files, fd in os.fwalk(name, topdown=False, onerror=note_error, dir_fd=at):
+        for index, inner in enumerate([*files, *folders]):
             try:
-                if is_folder and not _is_link(each, fd):
-                    os.rmdir(each, dir_fd=fd)
+                if index >= len(files) and not _is_link(inner, fd):
+                    os.rmdir(inner, dir_fd=fd)
                     continue
-                os.unlink(each, dir_fd=fd)
+                os.unlink(inner, dir_fd=fd)
                 count += 1
             except OSError as error:
-                inner = os.path.join(os.path.dirname(path), folder, each)
-                missing.append(LeftOut(inner, error.strerror or str(error)))
+                inner_path = os.path.join(os.path.dirname(path), folder, inner)
+                missing.append(LeftOut(inner_path, describe_os_error(error)))
     os.rmdir(name, dir_fd=at)
     return count
-
-
-def _each(names: Iterable[str], is_folder: bool) -> List[Tuple[str, bool]]:
-    return [(name, is_folder) for name in names]
 
 
 def _is_link(name: str, at: int) -> bool:

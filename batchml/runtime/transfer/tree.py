@@ -1,8 +1,8 @@
 """A folder tree that is read without following links, since programs may have put links anywhere.
 
-A path is opened part by part from the top, so a link put there meanwhile is an error instead of a
-way out. Sockets, pipes and devices are left out of transfers, and so are owners, extended
-attributes and hard links.
+A path is opened part by part from the top. So if a part of it is replaced by a link meanwhile, that
+is an error, and no file outside of the tree is read or written. Sockets, pipes and devices are left
+out of transfers, and so are owners, extended attributes and hard links.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import os
 import posixpath
 import stat
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 PARTS_FOLDER = ".batchml-parts"  # at the top of a tree: files that are being received
 ARCHIVE_FOLDER = ".batchml/archive"  # an archive's own files; FSx also shows those of its bucket
 
 FILE, FOLDER, LINK = "file", "folder", "link"
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # nothing there, or no folder on the path
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # no such path, or a part of it is no folder
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe would wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+ReadAt = Callable[[int, int], bytes]  # position, length -> bytes; fewer at the end of the file
 
 
 class TransferError(Exception):
@@ -31,7 +34,7 @@ class TransferError(Exception):
 
 
 class TreeEntry(NamedTuple):
-    """A file, folder or link of a tree. `path` starts at the top, which is "" itself.
+    """A file, folder or link of a tree. `path` is relative to the top of the tree, which is "".
 
     `stamp` is inode and ctime: it changes with the content even if size and time were set back.
     """
@@ -44,20 +47,25 @@ class TreeEntry(NamedTuple):
     sha256: str = ""
     target: str = ""  # of a link
     stamp: str = ""
-    away: str = ""  # in an archive: `freed` or `deleted` from the folder since
+    away: str = ""  # in a manifest: `freed` or `deleted` if the folder lacks it since; else empty
 
     @property
     def is_file(self) -> bool:
         return self.kind == FILE
 
+    @property
+    def version(self) -> Tuple[int, int, str]:
+        """Values that change when a file changes."""
+        return self.size, self.mtime_ns, self.stamp
+
 
 class LeftOut(NamedTuple):
-    """A path that is not transferred, and why. `is_loss`: the user would miss it."""
+    """A path that is not transferred, and why."""
 
     path: str
     why: str
-    is_loss: bool = True
-    is_link: bool = False
+    is_loss: bool = True  # the user would miss it
+    is_link: bool = False  # it is a link
 
     def __str__(self) -> str:
         return f"{self.path}: {self.why}"
@@ -111,100 +119,121 @@ class Tree:
     def walk(self, below: str, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
         """Yield all entries below a folder by name, each folder before its contents.
 
-        Paths start at `below`; a link must not leave it. Entries that vanish meanwhile are skipped;
-        unreadable ones are added to `left_out`.
+        Paths are relative to `below`. Unreadable entries, and links to a path outside of `below`,
+        are added to `left_out`. Entries that vanish meanwhile are skipped.
         """
         top = os.path.realpath(os.path.join(self.root, below))
-        left = [""]
-        while left:
-            at = left.pop()
+        unvisited = [""]
+        while unvisited:
             folders = []
-            for entry in self._inside(below, at, left_out):
+            for entry in self.list_folder(below, unvisited.pop(), left_out):
                 if entry.kind == LINK and leads_out(entry, top):
-                    left_out.append(leading_out(entry))
+                    left_out.append(describe_leading_out(entry))
                     continue
                 if entry.kind == FOLDER:
                     folders.append(entry.path)
                 yield entry
-            left += reversed(folders)
+            unvisited += reversed(folders)
 
-    def entries_in(self, below: str, left_out: List[LeftOut]) -> List[TreeEntry]:
-        """Return the entries of one folder, with all its links."""
-        return self._inside(below, "", left_out)
+    def list_folder(self, below: str, at: str, left_out: List[LeftOut]) -> List[TreeEntry]:
+        """Return the entries of the folder `at` in `below`, with all its links.
 
-    def _inside(self, below: str, at: str, left_out: List[LeftOut]) -> List[TreeEntry]:
+        Paths are relative to `below`. Unreadable entries are added to `left_out`.
+        """
         try:
             with self.folder(join_path(below, at)) as fd:
                 return self._entries_of(fd, sorted(os.listdir(fd)), at, left_out)
         except OSError as error:
             if error.errno not in ABSENT or not at:
-                left_out.append(LeftOut(at or ".", error.strerror or str(error)))
+                left_out.append(LeftOut(at or ".", describe_os_error(error)))
             return []
 
     def _entries_of(
         self, fd: int, names: List[str], at: str, left_out: List[LeftOut]
     ) -> List[TreeEntry]:
-        found = []
+        entries = []
         for name in names:
             path = join_path(at, name)
             if name == PARTS_FOLDER or path == ARCHIVE_FOLDER:
                 continue
             try:
-                seen = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                target = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(seen.st_mode) else ""
+                state = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                target = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(state.st_mode) else ""
             except FileNotFoundError:
                 continue
             except OSError as error:
-                left_out.append(LeftOut(path, error.strerror or str(error)))
+                left_out.append(LeftOut(path, describe_os_error(error)))
                 continue
-            entry = _entry(path, seen, target)
+            entry = _entry(path, state, target)
             if entry is None:
-                left_out.append(LeftOut(path, _describe_kind(seen.st_mode), is_loss=False))
+                left_out.append(LeftOut(path, _describe_kind(state.st_mode), is_loss=False))
             else:
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
+
+
+class OpenedFile(NamedTuple):
+    """A file that is ready to be read."""
+
+    entry: TreeEntry  # as it was when it was opened
+    read: ReadAt
+    is_unchanged: Callable[[], bool]  # whether the file has not changed since it was opened
 
 
 class Reader:
     """Reads a file at any position, and notices if the file changes meanwhile."""
 
     def __init__(self, tree: Tree, path: str) -> None:
-        self.fd = tree.open(path)
-        found = _entry(path, os.fstat(self.fd))
-        if found is None or not found.is_file:
-            os.close(self.fd)
+        self._fd = tree.open(path)
+        entry = _entry(path, os.fstat(self._fd))
+        if entry is None or not entry.is_file:
+            os.close(self._fd)
             raise OSError(errno.EINVAL, "it is not a file any more", path)
-        self.entry = found
+        self.entry = entry
 
     def read(self, start: int, length: int) -> bytes:
         """Read that many bytes; fewer at the end of the file."""
         parts = []
         while length:
-            block = os.pread(self.fd, length, start)
+            block = os.pread(self._fd, length, start)
             if not block:
                 break
             parts.append(block)
             start, length = start + len(block), length - len(block)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def has_changed(self) -> bool:
-        """Say whether the file differs from the one that was opened."""
-        return _entry(self.entry.path, os.fstat(self.fd)) != self.entry
+    def is_unchanged(self) -> bool:
+        return _entry(self.entry.path, os.fstat(self._fd)) == self.entry
+
+    def as_file(self, path: str) -> OpenedFile:
+        """This file under another path."""
+        return OpenedFile(self.entry._replace(path=path), self.read, self.is_unchanged)
 
     def close(self) -> None:
-        os.close(self.fd)
+        os.close(self._fd)
 
 
-def _entry(path: str, found: os.stat_result, target: str = "") -> Optional[TreeEntry]:
-    mode, stamp = stat.S_IMODE(found.st_mode), f"{found.st_ino:x}-{found.st_ctime_ns:x}"
-    if stat.S_ISREG(found.st_mode):
-        # Set-user-id bits are dropped: the other end does not know their owner.
-        return TreeEntry(path, FILE, mode & 0o777, found.st_size, found.st_mtime_ns, stamp=stamp)
-    if stat.S_ISDIR(found.st_mode):
-        return TreeEntry(path, FOLDER, mode & 0o3777, 0, found.st_mtime_ns)
-    if stat.S_ISLNK(found.st_mode):
-        return TreeEntry(path, LINK, 0o777, 0, found.st_mtime_ns, target=target)
+def _entry(path: str, state: os.stat_result, target: str = "") -> Optional[TreeEntry]:
+    """The entry of a file, folder or link; None for anything else."""
+    mode, stamp = stat.S_IMODE(state.st_mode), f"{state.st_ino:x}-{state.st_ctime_ns:x}"
+    if stat.S_ISREG(state.st_mode):
+        # without set-user-id bits, because the owner of the copy is another user
+        return TreeEntry(path, FILE, mode & 0o777, state.st_size, state.st_mtime_ns, stamp=stamp)
+    if stat.S_ISDIR(state.st_mode):
+        return TreeEntry(path, FOLDER, mode & 0o3777, 0, state.st_mtime_ns)
+    if stat.S_ISLNK(state.st_mode):
+        return TreeEntry(path, LINK, 0o777, 0, state.st_mtime_ns, target=target)
     return None
+
+
+def describe_os_error(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def name_some(paths: Sequence[str], most: int) -> str:
+    """`'a', 'b' and 3 more`"""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(map(repr, paths[:most])) + more
 
 
 def _describe_kind(mode: int) -> str:
@@ -220,42 +249,36 @@ def join_path(above: str, name: str) -> str:
 
 
 def split_path(path: str) -> List[str]:
-    """Return the parts of a relative path. Raises OSError for a path that is none."""
+    """Return the parts of a relative path. Raises OSError if it is not a path below a folder."""
     if not path:
         return []
-    found = path.split("/")
-    if any(part in ("", ".", "..") for part in found) or "\0" in path:
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
         raise OSError(errno.EINVAL, "not a path below the folder", path)
-    return found
+    return parts
 
 
 def is_valid_path(path: str) -> bool:
     """Say whether this may be the path of an entry below a folder."""
     try:
-        return (
-            bool(split_path(path))
-            and path != ARCHIVE_FOLDER
-            and not path.startswith(f"{ARCHIVE_FOLDER}/")
-        )
+        return bool(split_path(path)) and not f"{path}/".startswith(f"{ARCHIVE_FOLDER}/")
     except OSError:
         return False
 
 
 def leads_out(link: TreeEntry, top: str) -> bool:
-    """Say whether a link leaves the folder `top`, as written or where it really ends."""
+    """Say whether a link leads out of the folder `top`, as written or after following links."""
     if os.path.isabs(link.target):
-        words = posixpath.normpath(link.target)
-        inside = words == top or words.startswith(f"{top}/")
+        target = posixpath.normpath(link.target)
+        is_inside = f"{target}/".startswith(f"{top}/")
     else:
-        words = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
-        inside = words != ".." and not words.startswith("../")
-    if not inside:
-        return True
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.target))
+        is_inside = not f"{target}/".startswith("../")
     end = os.path.realpath(os.path.join(top, link.path))
-    return end != top and not end.startswith(f"{top}/")
+    return not is_inside or not f"{end}/".startswith(f"{top}/")
 
 
-def leading_out(link: TreeEntry) -> LeftOut:
+def describe_leading_out(link: TreeEntry) -> LeftOut:
     return LeftOut(link.path, f"a link that leads out, to {link.target}", is_link=True)
 
 
@@ -275,19 +298,21 @@ def looks_unchanged(one: TreeEntry, other: TreeEntry) -> bool:
 
 def to_line(entry: TreeEntry) -> str:
     """Encode an entry as a line of JSON without default values. Any file name can be encoded."""
-    kept = {
+    defaults = TreeEntry._field_defaults
+    document = {
         name: value
         for name, value in entry._asdict().items()
-        if name not in TreeEntry._field_defaults or value != TreeEntry._field_defaults[name]
+        if name not in defaults or value != defaults[name]
     }
-    return json.dumps(kept, separators=(",", ":"))
+    return json.dumps(document, separators=(",", ":"))
 
 
 def from_line(line: str) -> TreeEntry:
-    """Decode a line of `to_line`. Raises ValueError."""
+    """Decode a line that `to_line` has written. Raises ValueError."""
     try:
-        found: Dict[str, Any] = json.loads(line)
-        entry = TreeEntry(**{name: found[name] for name in TreeEntry._fields if name in found})
+        document: Dict[str, Any] = json.loads(line)
+        fields = {name: document[name] for name in TreeEntry._fields if name in document}
+        entry = TreeEntry(**fields)
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"not an entry: {error}") from None
     for name, value in entry._asdict().items():

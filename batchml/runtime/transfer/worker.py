@@ -3,8 +3,8 @@
     python -m batchml.runtime.transfer.worker
 
 The request is JSON in `BATCHML_CARRY`: a verb and its arguments. The report, the progress and a
-listing go to the run's own prefix in the bucket. A worker that was stopped, or that lost its host,
-is started again with the same request and continues.
+listing are written to the run's own prefix in the bucket. AWS Batch starts a worker again that was
+stopped or lost its host; it continues with the same request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store, StoreError
@@ -26,7 +26,14 @@ from batchml.runtime.transfer.manifest import read_manifest
 from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
 from batchml.runtime.transfer.receive import TransferResult, combine, receive
 from batchml.runtime.transfer.restore import ArchiveSource, remove, restore, stored_entries, verify
-from batchml.runtime.transfer.tree import LeftOut, TransferError, Tree, TreeEntry, to_line
+from batchml.runtime.transfer.tree import (
+    FOLDER,
+    LeftOut,
+    TransferError,
+    Tree,
+    TreeEntry,
+    to_line,
+)
 
 REQUEST_VARIABLE = "BATCHML_CARRY"
 REPORT_KEY = "carry/report.json"
@@ -38,16 +45,16 @@ _EVERY = 5.0  # seconds between two progress reports
 
 
 class SingleFileTree(Tree):
-    """One file of a folder, under its own name or another one."""
+    """A tree with one file of a folder, under its own name or under `alias`."""
 
     def __init__(self, root: str, name: str, alias: str = "") -> None:
         super().__init__(root)
         self._name, self._alias = name, alias or name
 
     def walk(self, below: str, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
-        found = self.lookup(self._name)
-        if found is not None:
-            yield found._replace(path=self._alias)
+        entry = self.lookup(self._name)
+        if entry is not None:
+            yield entry._replace(path=self._alias)
 
     def open(self, path: str) -> int:
         return super().open(self._name if path == self._alias else path)
@@ -62,17 +69,20 @@ class NoSuchPath(TransferError):
 
 def open_source(root: str, below: str) -> Tree:
     """Return the tree at a path below a folder: a folder, or a single file. Raises NoSuchPath."""
-    found = Tree(root).lookup(below)
-    if found is None:
+    entry = Tree(root).lookup(below)
+    if entry is None:
         raise NoSuchPath(below)
-    if found.kind == "folder":
+    if entry.kind == FOLDER:
         return Tree(os.path.join(root, below) if below else root)
     above, _, name = below.rpartition("/")
     return SingleFileTree(os.path.join(root, above) if above else root, name)
 
 
 class TransferWorker:
-    """Executes one request."""
+    """Executes one request.
+
+    `root` is the folder of the workspace, `store` the run's own prefix in the bucket.
+    """
 
     def __init__(
         self,
@@ -84,12 +94,11 @@ class TransferWorker:
     ) -> None:
         self._request, self._root, self._store = request, root, store
         self._open, self._progress = open_store, progress
-        self._kind = ""  # of a pulled path: file or folder
+        self._kind = ""  # the kind of a pulled path: "file" or "folder"
 
     def run(self) -> Dict[str, Any]:
         """Execute the request; return the report. Raises TransferError, StoreError, OSError."""
-        verb = self._request["verb"]
-        does: Dict[str, Callable[[], TransferResult]] = {
+        actions: Dict[str, Callable[[], TransferResult]] = {
             "list": self._list,
             "push": self._push,
             "pull": self._pull,
@@ -98,7 +107,7 @@ class TransferWorker:
             "verify": self._verify,
             "remove": lambda: remove(Tree(self._root), self._request["paths"]),
         }
-        return {**to_json(does[verb]()), "kind": self._kind}
+        return {**to_json(actions[self._request["verb"]]()), "kind": self._kind}
 
     @property
     def _checksum(self) -> bool:
@@ -114,30 +123,29 @@ class TransferWorker:
             entries = list_folder(Tree(self._root), path, bool(self._request.get("deep")))
         except FileNotFoundError:
             raise NoSuchPath(path) from None
-        self._store.put(LISTING_KEY, "".join(to_line(each) + "\n" for each in entries).encode())
+        self._store.put(LISTING_KEY, "".join(to_line(entry) + "\n" for entry in entries).encode())
         return TransferResult()
 
     def _push(self) -> TransferResult:
         """Copy the staged files into the workspace."""
-        done = TransferResult()
-        for each in self._request["staged"]:
-            staging = self._open(each["place"])
+        result = TransferResult()
+        for staged in self._request["staged"]:
+            staging = self._open(staged["place"])
             manifest = read_manifest(staging)
             if not manifest.is_complete:
-                raise TransferError(f"{each['place']} is not complete: push again")
+                raise TransferError(f"{staged['place']} is not complete: push again")
             source = ArchiveSource(staging, stored_entries(manifest), self._root)
-            found = receive(
-                source, Tree(self._root), each["below"], self._progress, "pushing", self._checksum
-            )
-            done = combine(done, found)
-        return done
+            tree, below = Tree(self._root), staged["below"]
+            received = receive(source, tree, below, self._progress, "pushing", self._checksum)
+            result = combine(result, received)
+        return result
 
     def _pull(self) -> TransferResult:
         """Stage files of the workspace in the bucket."""
         tree = open_source(self._root, self._request["path"])
         self._kind = "file" if isinstance(tree, SingleFileTree) else "folder"
         staging = self._open(self._request["place"])
-        staging.verifies = True  # the client compares what it fetches
+        staging.verifies = True  # the client compares the content that it fetches
         return archive(tree, staging, self._progress, self._checksum, overwrite=True)
 
     def _archive(self) -> TransferResult:
@@ -175,13 +183,13 @@ class ProgressUploader:
         try:
             self._store.put(PROGRESS_KEY, json.dumps(now._asdict()).encode())
         except StoreError:
-            pass  # the next report is soon
+            pass  # the next report comes soon
 
 
 def main(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> int:
-    """Execute the request of the environment; return the exit code.
+    """Execute the request in the environment; return the exit code.
 
-    0 means that the worker finished. Files may be missing even then: see the report.
+    0 means that the worker finished. Even then files may be missing, which the report names.
     """
     try:
         request = json.loads(environ[REQUEST_VARIABLE])
@@ -190,14 +198,12 @@ def main(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic
         name = error.args[0]
         print(f"batchml: {name} is not set: batchml workspace starts this program", flush=True)
         return 2
-    report: Optional[Dict[str, Any]] = None
     code = 0
     try:
         progress = TransferProgress(ProgressUploader(store, clock))
-        made = TransferWorker(
+        report = TransferWorker(
             request, root, store, lambda url: open_posix_archive(url, environ), progress
-        )
-        report = made.run()
+        ).run()
     except (TransferError, StoreError, OSError) as error:
         code = TEMPORARY if getattr(error, "temporary", False) else 1
         report = {"error": str(error), "absent": isinstance(error, NoSuchPath)}
@@ -207,7 +213,7 @@ def main(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic
 
 
 def _stop(number: int, _: Any) -> None:
-    """Exit at once: nothing is left half written, and the next attempt continues."""
+    """Exit at once: no file is left half written, and the next attempt continues."""
     sys.exit(128 + number)
 
 

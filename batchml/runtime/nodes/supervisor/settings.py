@@ -108,7 +108,7 @@ def write_verdict(environ: Mapping[str, str], code: int, why: str, is_untold: bo
     """
     path = environ.get(VERDICT)
     if path:
-        document = {"code": code, "why": why, "untold": is_untold}
+        document = {"code": code, "why": why, **({"untold": True} if is_untold else {})}
         write_atomically(path, json.dumps(document).encode())
 
 
