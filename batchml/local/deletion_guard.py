@@ -25,15 +25,15 @@ _GONE = "its file in the archive is gone"
 
 
 class DataLoss(Struct, frozen=True):
-    """The files of one folder that would be lost, each with the reason."""
+    """The files of one folder that would be lost. `why` is a reason that applies to all of them."""
 
-    name: str  # of NAMES
-    things: tuple[str, ...]
+    name: str  # one of NAMES
+    files: tuple[str, ...]  # paths in the folder, some with a reason: `a/x: it has changed since`
     why: str = ""
 
 
 def count_running(home: Home) -> int:
-    """The number of attempts that run."""
+    """The number of running attempts."""
     if identity.read_identity(home) is None:
         return 0  # a copy: its records name the processes of another folder
     count = 0
@@ -57,7 +57,7 @@ def find_losses(
         _whole_folder_loss(home, DATA, "no archive holds data sets"),
         _whole_folder_loss(home, VOLUMES, "no archive holds file systems of EFS"),
     ]
-    return [loss for loss in losses if loss.things]
+    return [loss for loss in losses if loss.files]
 
 
 def _find_workspace_loss(
@@ -72,16 +72,16 @@ def _find_workspace_loss(
         if not manifest.is_complete:
             why = "the archive is not complete" if manifest.exists else "there is no archive"
             manifest = ArchiveManifest({})
-        lost = [LeftOut(each, _GONE) for each in missing_files(manifest, archive)]
+        lost = [LeftOut(path, _GONE) for path in missing_files(manifest, archive)]
         if progress is not None and not why and not lost:
             lost = list(verify(archive, progress).missing)
     except (TransferError, StoreError) as error:
         manifest, lost, why = ArchiveManifest({}), [], str(error)
-    things, _ = find_unarchived(tree, manifest)
-    things += [each for each in lost if tree.lookup(each.path)]  # the workspace still has these
+    entries, _ = find_unarchived(tree, manifest)
+    entries += [entry for entry in lost if tree.lookup(entry.path)]  # the workspace still has these
     # An empty folder is no loss, and any other folder is represented by its files.
-    folders = {each.path for each in things if _is_folder(tree.lookup(each.path))}
-    files = sorted(str(each) for each in things if each.path not in folders)
+    folders = {entry.path for entry in entries if _is_folder(tree.lookup(entry.path))}
+    files = sorted(str(entry) for entry in entries if entry.path not in folders)
     return DataLoss(WORKSPACE, tuple(files), why)
 
 
@@ -93,7 +93,8 @@ def _whole_folder_loss(home: Home, name: str, why: str) -> DataLoss:
     """Count every file of a folder as lost."""
     if not (home.root / name).is_dir():
         return DataLoss(name, ())
-    files = [each.path for each in Tree(str(home.root / name)).walk("", []) if each.is_file]
+    entries = Tree(str(home.root / name)).walk("", [])
+    files = [entry.path for entry in entries if entry.is_file]
     return DataLoss(name, tuple(files), why)
 
 
@@ -123,7 +124,9 @@ def _read_complete_manifest(archive: ArchiveStore) -> ArchiveManifest | None:
 
 
 def _remove(tree: Tree, name: str) -> None:
-    """Remove by descriptors: a running container may replace a folder with a link meanwhile."""
+    """Remove an entry of a folder, through descriptors: a running container may replace a folder
+    with a link meanwhile.
+    """
     with tree.folder("") as at:
         _make_writable(at, name)
     missing = remove(tree, [name]).missing
@@ -135,16 +138,18 @@ def _remove(tree: Tree, name: str) -> None:
 
 
 def _make_writable(at: int, name: str) -> None:
-    """Give us read and write permission on folders, which deleting their content needs."""
+    """Give the owner all rights to a folder and the folders in it: deleting their content needs
+    them.
+    """
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         return
-    _let_write(at, name)
+    _add_owner_access(at, name)
     for _, folders, _, fd in os.fwalk(name, dir_fd=at):
-        for each in folders:
-            _let_write(fd, each)
+        for folder in folders:
+            _add_owner_access(fd, folder)
 
 
-def _let_write(at: int, name: str) -> None:
+def _add_owner_access(at: int, name: str) -> None:
     with suppress(OSError):
         folder = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=at)
         try:
@@ -162,8 +167,8 @@ def describe_losses(
     for loss in losses:
         if loss.name in allowed:
             continue
-        count = "1 file" if len(loss.things) == 1 else f"{len(loss.things)} files"
+        count = "1 file" if len(loss.files) == 1 else f"{len(loss.files)} files"
         lines.append(f"{loss.name}: {count} would be lost{f', {loss.why}' if loss.why else ''}")
-        lines += [f"  {text}" for text in loss.things[:most]]
-        lines += [f"  and {len(loss.things) - most} more"] if len(loss.things) > most else []
+        lines += [f"  {text}" for text in loss.files[:most]]
+        lines += [f"  and {len(loss.files) - most} more"] if len(loss.files) > most else []
     return lines

@@ -53,6 +53,8 @@ class ServerEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Home:
+    """The paths of a state folder, its keys, its lock, and the address of its server."""
+
     def __init__(self, root: Path) -> None:
         self.root = root = root.absolute()  # the server has another working directory
         self.local = root / "local"
@@ -90,12 +92,12 @@ class Home:
                 f"Set BATCHML_HOME to a folder of your own."
             ) from error
         self.check_owner()
-        found = self.root.stat()
-        if stat.S_IMODE(found.st_mode) & 0o077:
+        mode = stat.S_IMODE(self.root.stat().st_mode)
+        if mode & 0o077:
             if any(self.root.iterdir()):
                 raise StateFolderUnsafe(
                     f"Others can read or write the state folder {self.root} (mode "
-                    f"{stat.S_IMODE(found.st_mode):04o}), which holds keys and runs commands. "
+                    f"{mode:04o}), which holds keys and runs commands. "
                     f"Check what is in it, then: chmod 700 {self.root}"
                 )
             self.root.chmod(0o700)
@@ -120,12 +122,12 @@ class Home:
         path = self.local / "keys.json"
         if not path.exists():
             # At least 160 bits. The prefix is batchml's, so that nobody takes them for keys of AWS.
-            made = {
+            new_keys = {
                 "access_key_id": "BMLLOCAL" + secrets.token_hex(6).upper(),
                 "secret_access_key": secrets.token_urlsafe(40),
             }
             temporary = path.with_name(f"keys.{os.getpid()}.tmp")
-            write_json(str(temporary), made)
+            write_json(str(temporary), new_keys)
             try:
                 os.link(temporary, path)  # the first of two processes wins
             except FileExistsError:
@@ -178,7 +180,7 @@ class Home:
         return check
 
     def holder(self) -> int | None:
-        """The process that locked the folder last; it lives if `is_held`."""
+        """The id of the process that locked the folder last, which lives if `is_held`."""
         try:
             text = (self.local / "lock").read_text("ascii", "replace").partition("\n")[0]
         except FileNotFoundError:
@@ -194,7 +196,7 @@ class Home:
         return is_locked(str(self.local / "lock"))
 
     def endpoint(self) -> ServerEndpoint | None:
-        """The address of the last server, which still answers there if `is_held`."""
+        """The address of the last server, which still serves at this address if `is_held`."""
         return read_record(self.local / "endpoint.json", ServerEndpoint)
 
     def write_endpoint(self, endpoint: ServerEndpoint) -> None:

@@ -9,13 +9,15 @@ from batchml.local.home import Home
 
 
 def read_machine(*, with_gpus: bool = True) -> MachineCapacity:
-    """The capacity as the server counts it. Without `with_gpus`, it does not look for GPUs."""
+    """The capacity of this machine. Without `with_gpus`, no GPUs are searched for."""
     gpus = find_gpus() if with_gpus else ()
     return MachineCapacity(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
 
 
 def server_vcpus(home: Home) -> int:
-    """The vCPUs that the server of this state folder gives out: `batchml local start --vcpus`."""
+    """The number of vCPUs that the server of this state folder gives to jobs: that of `batchml
+    local start --vcpus`, or that of this machine.
+    """
     return read_choice(home).vcpus or count_vcpus()
 
 
@@ -28,6 +30,7 @@ def count_vcpus() -> int:
 
 
 def memory_mib() -> int:
+    """The memory of this machine in MiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2
 
 

@@ -1,7 +1,7 @@
-"""Remove virtual environments (made for process jobs) that are no longer needed.
+"""Remove old virtual environments, which the runner makes for jobs that are processes.
 
 The next run that needs a removed environment makes it again from the image's files, which are small
-and stay. An environment that a process runs in, or that is being made, stays.
+and are kept. An environment that a process runs in, or that is being made, is not removed.
 """
 
 import fcntl
@@ -58,13 +58,13 @@ def remove(old: OldEnvironment) -> bool:
 
 
 def _folders(below: Path) -> Iterator[Path]:
-    """All folders, including leftovers of a removal that was killed."""
+    """All folders in a folder, including leftovers of a removal that was killed."""
     if below.is_dir():
         yield from sorted(path for path in below.iterdir() if path.is_dir())
 
 
 def _in_use(envs: Path) -> set[Path]:
-    """The environments that a process runs in, by its variables and its command line."""
+    """The environments whose paths are in the variables or the command line of a process."""
     mark = os.fsencode(f"{envs}/")
     found = set()
     for entry in Path("/proc").iterdir():
@@ -81,12 +81,12 @@ def _in_use(envs: Path) -> set[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files, each file counted once: environments made by conda may share files
-    through hard links.
+    """The size of a folder's files in bytes. A file with several hard links is counted once,
+    because environments made by conda share files in this way.
     """
-    seen: dict[tuple[int, int], int] = {}
-    for place, _, names in os.walk(folder):
+    sizes: dict[tuple[int, int], int] = {}
+    for parent, _, names in os.walk(folder):
         for name in names:
-            status = os.lstat(os.path.join(place, name))
-            seen[status.st_dev, status.st_ino] = status.st_size
-    return sum(seen.values())
+            status = os.lstat(os.path.join(parent, name))
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())

@@ -21,14 +21,15 @@ def forget(home: Home, clock: Clock) -> int:
 
     A sweep cannot go on without its code and the checkpoints of its trials.
     """
-    own = identity.read_identity(home)
-    killed = 0 if own is None else kill_attempts(home, own.id, clock)
+    own = identity.read_identity(home)  # None for a copy
+    killed = 0
     if own is not None:
+        killed = kill_attempts(home, own.id, clock)
         NodeNetwork(own.id, home.network).clear()
-    has_containers = read_choice(home).had_docker
+    may_have_containers = read_choice(home).had_docker
     for folder in (home.local, home.runs, home.code, home.sweeps):
         shutil.rmtree(folder, ignore_errors=True)
-    if has_containers and own is not None:
+    if may_have_containers and own is not None:
         sweeper.clear(own.id)
     return killed
 

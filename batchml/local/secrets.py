@@ -2,11 +2,11 @@
 
 The user's own file comes first: `secrets.toml` or `secrets.json` in the state folder. Any other
 `valueFrom` is an ARN of Secrets Manager or Parameter Store, a parameter's name, or the form of a
-job.toml (`ssm:NAME`, `secretsmanager:NAME#KEY`). AWS is then asked with the credentials that the
-server was started with. Sources: AWS Batch API, Secret; ECS Developer Guide, "Pass sensitive data
-to an Amazon ECS container".
+job.toml (`ssm:NAME`, `secretsmanager:NAME#KEY`). Its value comes from AWS, with the credentials
+that the server was started with. Sources: AWS Batch API, Secret; ECS Developer Guide, "Pass
+sensitive data to an Amazon ECS container".
 
-No message made here ever contains a value.
+No message of this module ever contains a value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CALL_LIMIT = 5  # seconds, to connect and again to answer
 
 
 class SecretError(Exception):
-    """A secret cannot be resolved; the text names it and gives the reason."""
+    """A secret cannot be resolved. The text names the secret and the reason."""
 
 
 class SecretsManagerSecret(Struct, frozen=True):
@@ -136,11 +136,11 @@ def _check(value: str) -> None:
         raise SecretError("no variable can hold it: it is not text, or contains a NUL")
 
 
-# --- the user's own file ------------------------------------------------------------------------
+# --- The user's own file --------------------------------------------------------------------------
 
 
 def read_secrets_file(root: Path) -> dict[str, str]:
-    """The content of the file in the state folder, by `valueFrom`. Raises SecretError."""
+    """The values in the secrets files of the state folder, by `valueFrom`. Raises SecretError."""
     found: dict[str, str] = {}
     for path, read in ((root / "secrets.json", _json), (root / "secrets.toml", _toml)):
         text = _private_text(path)
@@ -192,7 +192,7 @@ def _toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-# --- AWS ----------------------------------------------------------------------------------------
+# --- AWS ------------------------------------------------------------------------------------------
 
 
 class _Aws:
@@ -227,16 +227,16 @@ class _Aws:
         return str(answer["Parameters"][0]["Value"])
 
     def _string(self, source: SecretsManagerSecret) -> str:
-        about = (source.arn, source.stage, source.version)
-        if about not in self._strings:
-            which = {"VersionStage": source.stage, "VersionId": source.version}
-            chosen = {name: value for name, value in which.items() if value}
+        key = (source.arn, source.stage, source.version)
+        if key not in self._strings:
+            version = {"VersionStage": source.stage, "VersionId": source.version}
+            params = {name: value for name, value in version.items() if value}
             client = self._client("secretsmanager", source.region)
-            answer = client.get_secret_value(SecretId=source.arn, **chosen)
+            answer = client.get_secret_value(SecretId=source.arn, **params)
             if "SecretString" not in answer:
                 raise SecretError("it is binary, not text")
-            self._strings[about] = answer["SecretString"]
-        return self._strings[about]
+            self._strings[key] = answer["SecretString"]
+        return self._strings[key]
 
     def _client(self, service: str, region: str) -> Any:
         import botocore.session

@@ -150,7 +150,7 @@ def test_a_later_request_of_a_connection_has_to_hurry_as_well(serve: Serve) -> N
     assert refusal(until_closed(peer)) == (408, "RequestTimeoutException")
 
 
-def test_who_is_known_may_be_silent_for_longer(serve: Serve) -> None:
+def test_a_signed_connection_may_be_silent_for_longer(serve: Serve) -> None:
     """B112."""
     serving = serve(headers=0.3, body=0.3, idle_stranger=1, idle=60)
     known, stranger = serving.connect(), serving.connect()
@@ -160,7 +160,7 @@ def test_who_is_known_may_be_silent_for_longer(serve: Serve) -> None:
     assert get(known).startswith(OK)
 
 
-def test_strangers_make_room_for_newcomers_and_the_known_stay(serve: Serve) -> None:
+def test_strangers_make_room_for_new_ones_and_signed_connections_stay(serve: Serve) -> None:
     """B110."""
     serving = serve(strangers=3, settling=0.0, headers=30.0)
     known = serving.connect()
@@ -201,7 +201,7 @@ def test_who_has_gone_makes_room(serve: Serve) -> None:
 
 def test_a_key_that_holds_most_connections_makes_room_and_others_stay(serve: Serve) -> None:
     """B110."""
-    serving = serve(known=6)
+    serving = serve(signed=6)
     mine = [serving.connect() for _ in range(2)]
     assert all(get(peer, "/known/mine").startswith(OK) for peer in mine)
     hogging = [serving.connect() for _ in range(20)]
@@ -221,7 +221,7 @@ def test_one_key_that_is_slow_or_silent_makes_room_for_its_own_newcomers(
     serve: Serve, sent: bytes
 ) -> None:
     """B110."""
-    serving = serve(known=3, headers=30.0, body=30.0)
+    serving = serve(signed=3, headers=30.0, body=30.0)
     slow = [serving.connect() for _ in range(3)]
     for peer in slow:
         assert get(peer, "/known").startswith(OK)
@@ -232,10 +232,10 @@ def test_one_key_that_is_slow_or_silent_makes_room_for_its_own_newcomers(
 
 def test_who_is_being_answered_stays_and_the_newcomer_goes(serve: Serve) -> None:
     """B110."""
-    serving = serve(known=1)
+    serving = serve(signed=1)
     held, newcomer = serving.connect(), serving.connect()
     held.sendall(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
-    wait_for(lambda: len(serving.gate._known) == 1, "it is known")
+    wait_for(lambda: len(serving.gate._signed) == 1, "the connection is signed")
     newcomer.sendall(b"GET /known HTTP/1.1\r\nhost: x\r\n\r\n")
     assert refusal(until_closed(newcomer)) == (503, "ServiceUnavailableException")
     assert serving.connected() == 1
@@ -243,7 +243,7 @@ def test_who_is_being_answered_stays_and_the_newcomer_goes(serve: Serve) -> None
 
 def test_a_peer_that_takes_no_answer_is_no_peer_for_long(serve: Serve) -> None:
     """B112."""
-    serving = serve(taken=0.3)
+    serving = serve(receive=0.3)
     peer = serving.connect()
     peer.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
     wait_for(lambda: serving.connected() == 1, "it is there")
@@ -252,10 +252,12 @@ def test_a_peer_that_takes_no_answer_is_no_peer_for_long(serve: Serve) -> None:
 
 def test_a_peer_that_takes_no_answer_makes_room_at_once(serve: Serve) -> None:
     """B110."""
-    serving = serve(known=1)
+    serving = serve(signed=1)
     peer = serving.connect()
     peer.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
-    wait_for(lambda: any(not each.is_being_answered for each in serving.gate._known), "it is stuck")
+    wait_for(
+        lambda: any(not each.is_being_answered for each in serving.gate._signed), "it is stuck"
+    )
     newcomer = serving.connect()
     assert get(newcomer, "/known").startswith(OK)
     assert serving.connected() == 1

@@ -169,7 +169,7 @@ def test_signatures_are_forgotten_once_they_are_of_no_use() -> None:
     replays = ReplayGuard(0.0)
     for second in range(5000):
         replays.check(f"{second:064x}"[::-1], float(second), float(second))
-    assert len(replays._known) + len(replays._known_before) <= 1202
+    assert len(replays._seen) + len(replays._seen_before) <= 1202
 
 
 def test_a_refused_call_may_be_sent_again_once_its_cause_is_gone(rigs: Callable[[], Rig]) -> None:

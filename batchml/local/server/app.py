@@ -39,8 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _LONGEST_ID = 128
-# How many bytes of an oversized body are read before the server answers, so that the sender gets
-# the error.
+# Bytes of an oversized body that are read before the answer: a sender that is still sending would
+# not read the answer.
 _DRAIN = 16 * protocol.MAX_BODY
 
 
@@ -154,9 +154,9 @@ class BatchServer:
                 new_id=str(uuid.uuid4()),
                 request_id=call.request_id,
             )
-            identity = self._identity(request, caller)
+            call_id = self._check_replay(request, caller)
             return protocol.answer_response(
-                call, await self._core.request(event, identity, _content(request))
+                call, await self._core.request(event, call_id, _content(request))
             )
         raise protocol.not_served_error(call.service, call.operation)
 
@@ -174,22 +174,21 @@ class BatchServer:
             return
         self._requests += 1
         refused = is_throttled(self._core.state.chaos, self._requests)
-        if refused and not self._core.has_received(_identity(request, caller)):
+        if refused and not self._core.has_received(_call_id(request, caller)):
             raise ApiError(*_TOO_MANY[caller.service])
 
-    def _identity(self, request: HttpRequest, caller: SignedCaller) -> str:
-        """The identity of a call, which is the same each time the call arrives. Raises ApiError for
-        a replayed signature.
-        """
-        identity = _identity(request, caller)
-        if self._journal.remembered_call(identity) is None:
+    def _check_replay(self, request: HttpRequest, caller: SignedCaller) -> str:
+        """The id of a call. Raises ApiError if another call has used its signature."""
+        call_id = _call_id(request, caller)
+        if self._journal.remembered_call(call_id) is None:
             self._replays.check(caller.signature, caller.signed_at, self._clock.now())
-        return identity
+        return call_id
 
 
-def _identity(request: HttpRequest, caller: SignedCaller) -> str:
-    given = request.header("amz-sdk-invocation-id")
-    return given if 0 < len(given) <= _LONGEST_ID else f"signature/{caller.signature}"
+def _call_id(request: HttpRequest, caller: SignedCaller) -> str:
+    """The id of a call, which is the same each time a client sends the call again."""
+    sdk_id = request.header("amz-sdk-invocation-id")
+    return sdk_id if 0 < len(sdk_id) <= _LONGEST_ID else f"signature/{caller.signature}"
 
 
 def _content(request: HttpRequest) -> bytes:
@@ -201,20 +200,20 @@ def _server_error(text: str, service: str, request_id: str) -> HttpResponse:
 
 
 async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> HttpRequest | None:
-    """The request, or None when the sender has disconnected. A body that is too large is not
-    kept.
+    """The request, or None when the sender has disconnected. Of a body that is too large only the
+    start is kept.
     """
     body = b""
-    passed = 0
+    received = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         part = message.get("body", b"")
-        passed += len(part)
+        received += len(part)
         # One byte over the limit shows that the body is too large.
         body = (body + part)[: protocol.MAX_BODY + 1]
-        if not message.get("more_body") or passed > _DRAIN:
+        if not message.get("more_body") or received > _DRAIN:
             break
     return HttpRequest(
         method=scope["method"],
@@ -240,14 +239,13 @@ async def wait_until_idle(
 
 # --- Limits of connections ------------------------------------------------------------------------
 # Any program of this machine can connect, and the server must keep serving its user meanwhile. A
-# peer is a stranger until one of its requests was signed correctly. The number of strangers is
+# connection is a stranger until a request over it was signed correctly. The number of strangers is
 # limited, they have short time limits, and the oldest are closed to make room for new connections.
-# So a peer that opens thousands of connections and sends nothing delays only itself.
+# So a program that opens thousands of connections and sends nothing delays only itself.
 #
-# When there are too many peers that have signed, one of them is closed: the key with the most
-# connections loses the one with the oldest signed request, unless that is being answered. So the
-# owner of a key, such as a job, cannot exclude others with connections that are idle, slow, or do
-# not receive.
+# If there are too many signed connections, one of them is closed: the key with the most connections
+# loses the one with the oldest signed request, unless that is being answered. So the owner of a
+# key, such as a job, cannot exclude others with connections that are idle, slow, or do not receive.
 
 
 class ConnectionLimits(Struct, frozen=True):
@@ -258,20 +256,21 @@ class ConnectionLimits(Struct, frozen=True):
     idle_stranger: int = 5  # between two requests of a stranger
     idle: int = 65  # longer than any client of batchml waits between two requests
     strangers: int = 64
-    known: int = 448  # peers that have signed; the remaining connections are for new ones
+    signed: int = 448  # connections with a signed request; the rest is for new connections
     connections: int = 512
-    taken: float = 30.0  # until the peer must have received what it was sent
-    settling: float = 0.25  # a younger connection is not closed: clients may come all at once
+    receive: float = 30.0  # from sending data to a peer until the peer must have received it
+    settling: float = 0.25  # a younger connection is not closed: clients may connect all at once
 
 
 class ConnectionGate:
-    """The connections. uvicorn calls `protocol` to make the protocol of each connection."""
+    """All connections, within their limits. uvicorn calls `protocol` for each new connection."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._connected: set[_LimitedProtocol] = set()
-        self._strangers: dict[_LimitedProtocol, float] = {}  # by time of connection
-        self._known: dict[_LimitedProtocol, str] = {}  # their keys, by last signed request
+        self._strangers: dict[_LimitedProtocol, float] = {}  # -> time of the connection
+        # Signed connections and their keys, in the order of their last signed requests.
+        self._signed: dict[_LimitedProtocol, str] = {}
 
     def protocol(self, **given: Any) -> H11Protocol:
         return _LimitedProtocol(self, **given)
@@ -280,16 +279,16 @@ class ConnectionGate:
         self._connected.add(peer)
         self._strangers[peer] = now
         if len(self._connected) > self.limits.connections:
-            self._turn_away_oldest()
+            self._close_oldest()
         elif len(self._strangers) > self.limits.strangers:
             since = next(iter(self._strangers.values()))
             if now - since > self.limits.settling:
-                self._turn_away_oldest()
+                self._close_oldest()
 
-    def _turn_away_oldest(self) -> None:
-        self._turn_away(next(iter(self._strangers)))
+    def _close_oldest(self) -> None:
+        self._close(next(iter(self._strangers)))
 
-    def _turn_away(self, peer: "_LimitedProtocol") -> None:
+    def _close(self, peer: "_LimitedProtocol") -> None:
         self.leave(peer)
         peer.refuse(503, "ServiceUnavailableException", "Too many connections.")
 
@@ -298,23 +297,23 @@ class ConnectionGate:
         if peer not in self._connected:
             return  # it was closed while its request was read
         self._strangers.pop(peer, None)
-        self._known.pop(peer, None)
-        self._known[peer] = key
-        if len(self._known) > self.limits.known:
-            self._turn_away(self._least_used() or peer)
+        self._signed.pop(peer, None)
+        self._signed[peer] = key
+        if len(self._signed) > self.limits.signed:
+            self._close(self._least_used() or peer)
 
     def _least_used(self) -> "_LimitedProtocol | None":
         """The least recently used connection of the key with the most connections; None if all are
         being answered.
         """
-        waiting = {peer: key for peer, key in self._known.items() if not peer.is_being_answered}
-        held = Counter(self._known.values())
+        waiting = {peer: key for peer, key in self._signed.items() if not peer.is_being_answered}
+        held = Counter(self._signed.values())
         return max(waiting, key=lambda peer: held[waiting[peer]], default=None)
 
     def leave(self, peer: "_LimitedProtocol") -> None:
         self._connected.discard(peer)
         self._strangers.pop(peer, None)
-        self._known.pop(peer, None)
+        self._signed.pop(peer, None)
 
 
 class _LimitedProtocol(H11Protocol):
@@ -322,7 +321,8 @@ class _LimitedProtocol(H11Protocol):
         super().__init__(app_state={**app_state, "trust": self._trust}, **given)
         self.timeout_keep_alive = gate.limits.idle_stranger
         self._gate = gate
-        self._owed: Any = None  # h11.IDLE: it owes headers; h11.SEND_BODY: a body; else nothing
+        # What the peer must send next. h11.IDLE: headers; h11.SEND_BODY: a body; other: nothing.
+        self._owed: Any = None
         self._timer: asyncio.TimerHandle | None = None
 
     def _trust(self, key: str) -> None:
@@ -332,7 +332,9 @@ class _LimitedProtocol(H11Protocol):
 
     @property
     def is_being_answered(self) -> bool:
-        """Whether the server is working on its request, and does not wait for the peer."""
+        """Whether the server works on a request of this connection, and does not wait for the
+        peer.
+        """
         cycle = self.cycle
         is_over = cycle is None or cycle.response_complete
         return not (is_over or self._owed is h11.SEND_BODY or self.flow.write_paused)
@@ -340,7 +342,7 @@ class _LimitedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         # The kernel closes a connection whose peer does not receive what it is sent (tcp(7)).
-        milliseconds = int(self._gate.limits.taken * 1000)
+        milliseconds = int(self._gate.limits.receive * 1000)
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
         )
@@ -359,7 +361,7 @@ class _LimitedProtocol(H11Protocol):
         self._expect(self.conn.their_state)
 
     def _expect(self, owed: Any) -> None:
-        """Start the timer when the peer begins to owe something else, or stop it."""
+        """Start or stop the timer when the peer has to send something else than before."""
         if owed is self._owed:
             return
         if self._timer is not None:

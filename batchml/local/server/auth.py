@@ -68,13 +68,13 @@ def verify(request: HttpRequest, keys: AccessKeys, now: float) -> SignedCaller:
             "(Signature Version 4); `batchml local env` prints the keys.",
             403,
         )
-    key_id, date, region, service, signed, signature = match.groups()
-    signed_names = signed.split(";")
+    key_id, date, region, service, signed_headers, signature = match.groups()
+    signed_names = signed_headers.split(";")
     if len(signed_names) > len(names):
         raise ApiError("InvalidSignatureException", "A signed header is missing.", 403)
     if any(names.count(name) > 1 for name in ("authorization", *signed_names)):
         raise ApiError("InvalidSignatureException", "A signed header was sent twice.", 403)
-    # x-amz-target names the operation: an unsigned header could be exchanged.
+    # x-amz-target names the operation: if it were not signed, another program could change it.
     to_sign = {"host", "x-amz-date", *(name for name in names if name.startswith("x-amz-"))}
     if not to_sign <= set(signed_names):
         raise ApiError(
@@ -171,7 +171,7 @@ def _signing_key(keys: AccessKeys, date: str, region: str, service: str) -> byte
 # The keys of an attempt are derived from the server's, so they need not be stored. They are valid
 # while the attempt lives (docs/decisions/013-job-credentials.md).
 
-ROLE = "batchml-job"  # the role if a definition names none
+ROLE = "batchml-job"  # the role of a job, as STS reports it
 
 _HOST = "127.0.0.1"
 _PREFIX = "BMLJOB"
@@ -193,8 +193,8 @@ _CREDENTIALS = {
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 }  # fmt: skip
 
-# Operations that change where and how jobs run are the user's, not a job's.
-_KEPT_FROM_JOBS = ("Create", "Update", "Delete")
+# Operations that change where and how jobs run are allowed to the user, not to a job.
+_REFUSED_TO_JOBS = ("Create", "Update", "Delete")
 
 
 def job_keys(server: AccessKeys, task_id: str) -> AccessKeys:
@@ -250,7 +250,7 @@ def identity(access_key_id: str, user: str) -> dict[str, str]:
 
 def check_permitted(access_key_id: str, service: str, operation: str) -> None:
     """Refuse operations that a job's keys do not permit. Raises ApiError."""
-    if task_of(access_key_id) and operation.startswith(_KEPT_FROM_JOBS):
+    if task_of(access_key_id) and operation.startswith(_REFUSED_TO_JOBS):
         who = identity(access_key_id, "")["Arn"]
         raise ApiError(
             "AccessDeniedException",
@@ -292,27 +292,29 @@ _MAX_SIGNATURES = 500_000
 
 
 class ReplayGuard:
+    """Remembers the signatures of calls that change something, to refuse replays."""
+
     def __init__(self, now: float) -> None:
         self._since = now
         self._rotated = now
-        self._known: set[int] = set()
-        self._known_before: set[int] = set()
+        self._seen: set[int] = set()  # the first digits of signatures
+        self._seen_before: set[int] = set()  # of the period before
 
     def check(self, signature: str, signed_at: float, now: float) -> None:
         """Note the signature of a call that changes something; `signed_at` in whole seconds. Raises
         ApiError.
         """
         if now - self._rotated > _LIFE:
-            self._known_before, self._known = self._known, set()
+            self._seen_before, self._seen = self._seen, set()
             self._rotated = now
         mark = int(signature[:15], 16)
         if abs(now - signed_at) > FRESH and (
-            signed_at < int(self._since) or mark in self._known or mark in self._known_before
+            signed_at < int(self._since) or mark in self._seen or mark in self._seen_before
         ):
             raise _sign_again("This signature has been used, or is older than the server.")
-        if len(self._known) >= _MAX_SIGNATURES:
+        if len(self._seen) >= _MAX_SIGNATURES:
             raise _sign_again("Too many requests.")
-        self._known.add(mark)
+        self._seen.add(mark)
 
 
 def _sign_again(why: str) -> ApiError:

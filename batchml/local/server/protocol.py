@@ -9,24 +9,22 @@ Paths, members and limits come from botocore's service models.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 from xml.sax.saxutils import escape
 
+import msgspec
 from msgspec import Struct
 
-# --- validation -----------------------------------------------------------------------------------
-# Check a value against a botocore shape: types, members, enums, lengths, ranges, patterns.
-#
+MAX_DEPTH = 32  # levels of a value in a request
+
+# --- Checks of a value against a botocore shape ---------------------------------------------------
 # botocore itself checks required members, types and minima, and only in the client.
-# docs/behaviours.md lists the further checks that apply to requests, with the evidence for each
-# ("Checks that are stricter than botocore's"). In the tests the same function checks the server's
-# answers, strictly.
+# docs/behaviours.md lists the further checks of requests, with the evidence for each ("Checks that
+# are stricter than botocore's"). Tests use the same function to check the server's answers.
 
-
-_MAX_DEPTH = 32
 # "The values aren't case sensitive": AWS Batch API, EvaluateOnExit.
 _ANY_CASE = ("RetryAction",)
 # Unicode categories, which Python's patterns lack, and their closest equivalents.
@@ -75,7 +73,7 @@ def problems(
 
 
 def _problems(shape: Any, value: Any, path: str, rules: _Rules) -> Iterator[ShapeProblem]:
-    if path.count(".") + path.count("[") > _MAX_DEPTH:
+    if path.count(".") + path.count("[") > MAX_DEPTH:
         yield ShapeProblem(path, "is nested too deeply")
         return
     kind = shape.type_name
@@ -182,9 +180,6 @@ def _compile(pattern: str) -> re.Pattern[str] | None:
         return None
 
 
-# --- protocol -------------------------------------------------------------------------------------
-
-
 # --- HTTP types -----------------------------------------------------------------------------------
 
 
@@ -222,14 +217,17 @@ def client_error(message: str) -> ApiError:
     return ApiError("ClientException", message)
 
 
+def request_error(text: str, request_id: str) -> ApiError:
+    """AWS Batch's error for a request that it cannot execute, in its words."""
+    return client_error(f"Error executing request, Exception : {text}, RequestId: {request_id}")
+
+
 # --- Requests -------------------------------------------------------------------------------------
 
 MAX_BODY = 64 * 1024
 MAX_HEADERS = 16 * 1024  # bytes, including the path and the query
 MAX_HEADER_COUNT = 100
-MAX_DEPTH = 32
 
-_SERVICES = ("batch", "ecs", "logs", "sts")
 _TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
 _TAGS = "/v1/tags/"
 
@@ -279,21 +277,29 @@ def check_size(request: HttpRequest) -> None:
 
 
 def check_origin(request: HttpRequest, port: int) -> None:
-    """Refuse requests of browsers before anything is parsed. Raises ApiError."""
+    """Refuse requests that browsers send for web pages, before anything is parsed. Raises
+    ApiError.
+    """
     allowed = {f"{host}:{port}" for host in _HOSTS}
     if request.header("host") not in allowed:
-        raise ApiError("MisdirectedRequest", "This host name is not served here.", 421)
+        raise ApiError(
+            "MisdirectedRequest", "The embedded AWS Batch does not serve this host name.", 421
+        )
     from_browser = request.header("origin") or request.header("referer")
     if from_browser or request.header("sec-fetch-site") not in ("", "none"):
         raise ApiError("AccessDeniedException", "Requests from web pages are refused.", 403)
     if request.method not in ("POST", "GET", "DELETE"):
-        raise ApiError("MethodNotAllowedException", f"{request.method} is not served here.", 405)
+        raise ApiError(
+            "MethodNotAllowedException",
+            f"The embedded AWS Batch does not serve {request.method}.",
+            405,
+        )
 
 
 def check_service(service: str) -> None:
-    """Refuse a call of S3 that came here by mistake, before anything else. Raises ApiError.
+    """Refuse a call of S3, which a client sent to this server by mistake. Raises ApiError.
 
-    Not a 5xx, after which clients would try again.
+    The status is not a 5xx, after which clients would try again.
     """
     if service == "s3":
         raise ApiError(
@@ -306,10 +312,10 @@ def check_service(service: str) -> None:
 
 def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
     """Return the operation and its checked input. Raises ApiError, naming every mistake."""
-    if service not in _SERVICES:
+    if service not in _READERS:
         raise ApiError(
             "UnknownOperationException",
-            f"The embedded AWS Batch does not serve {service!r}, only {_join_names(_SERVICES)}.",
+            f"The embedded AWS Batch does not serve {service!r}, only batch, ecs, logs and sts.",
             404,
         )
     operation, params = _READERS[service](request)
@@ -323,13 +329,12 @@ def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
     return ApiCall(service, operation, params, request_id)
 
 
-def _invalid(service: str, found: list[Any], request_id: str) -> ApiError:
+def _invalid(service: str, found: list[ShapeProblem], request_id: str) -> ApiError:
     listed = "; ".join(f"Value at '{path}' {text}" for path, text in found[:20])
-    count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {listed}"
+    text = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {listed}"
     if service == "batch":
-        text = f"Error executing request, Exception : {count}, RequestId: {request_id}"
-        return ApiError("ClientException", text)
-    return ApiError("InvalidParameterException", count)
+        return request_error(text, request_id)
+    return ApiError("InvalidParameterException", text)
 
 
 def _read_batch(request: HttpRequest) -> tuple[str, Any]:
@@ -363,15 +368,8 @@ def _read_tags(request: HttpRequest) -> tuple[str, Any]:
     return "ListTagsForResource", {"resourceArn": arn}
 
 
-def _read_logs(request: HttpRequest) -> tuple[str, Any]:
-    return _read_targeted(request, "logs")
-
-
-def _read_ecs(request: HttpRequest) -> tuple[str, Any]:
-    return _read_targeted(request, "ecs")
-
-
-def _read_targeted(request: HttpRequest, service: str) -> tuple[str, Any]:
+def _read_targeted(service: str, request: HttpRequest) -> tuple[str, Any]:
+    """The operation of a JSON 1.1 request, which a header names."""
     prefix, _, operation = request.header("x-amz-target").partition(".")
     if prefix != _TARGETS[service] or operation not in service_model(service).operation_names:
         raise ApiError("UnknownOperationException", "No such operation.", 400)
@@ -387,11 +385,12 @@ def _read_sts(request: HttpRequest) -> tuple[str, Any]:
     return operation, form
 
 
-_READERS = {"batch": _read_batch, "ecs": _read_ecs, "logs": _read_logs, "sts": _read_sts}
-
-
-def _join_names(services: tuple[str, ...]) -> str:
-    return f"{', '.join(services[:-1])} and {services[-1]}"
+_READERS: dict[str, Callable[[HttpRequest], tuple[str, Any]]] = {
+    "batch": _read_batch,
+    "ecs": partial(_read_targeted, "ecs"),
+    "logs": partial(_read_targeted, "logs"),
+    "sts": _read_sts,
+}
 
 
 def not_served_error(service: str, operation: str) -> ApiError:
@@ -458,7 +457,9 @@ def answer_response(
     if call.service == "sts":
         return _xml_answer(call, body)
     kind = "application/json" if call.service == "batch" else "application/x-amz-json-1.1"
-    return HttpResponse(200, (*_headers(kind, call.request_id), *headers), _to_json(body))
+    return HttpResponse(
+        200, (*_headers(kind, call.request_id), *headers), msgspec.json.encode(body)
+    )
 
 
 def error_response(error: ApiError, service: str, request_id: str) -> HttpResponse:
@@ -482,7 +483,7 @@ def error_response(error: ApiError, service: str, request_id: str) -> HttpRespon
         return HttpResponse(error.status, named, text.encode())
     headers = (*_headers("application/json", request_id), ("x-amzn-errortype", error.code))
     body = {"__type": error.code, "message": message}
-    return HttpResponse(error.status, headers, _to_json(body))
+    return HttpResponse(error.status, headers, msgspec.json.encode(body))
 
 
 def _xml_answer(call: ApiCall, body: Mapping[str, Any]) -> HttpResponse:
@@ -499,12 +500,6 @@ def _xml_answer(call: ApiCall, body: Mapping[str, Any]) -> HttpResponse:
 
 def _headers(kind: str, request_id: str) -> tuple[tuple[str, str], ...]:
     return (("content-type", kind), ("x-amzn-requestid", request_id))
-
-
-def _to_json(body: Mapping[str, Any]) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(body)
 
 
 def _in_xml(text: str) -> str:

@@ -7,7 +7,8 @@ from batchml.local.batch import fault_injection
 from batchml.local.batch.events import CallReceived
 from batchml.local.batch.state import ResourceRecord
 from batchml.local.batch.transaction import Transaction
-from batchml.local.server.protocol import ApiError, client_error
+from batchml.local.server import protocol
+from batchml.local.server.protocol import ApiError
 from batchml.model.names import bare_name, is_valid_name
 
 R = TypeVar("R", bound=ResourceRecord)
@@ -23,10 +24,7 @@ _NOT_SERVED = (
 
 
 def request_error(text: str, request: CallReceived) -> ApiError:
-    """The error for a request, in the words of AWS Batch."""
-    return client_error(
-        f"Error executing request, Exception : {text}, RequestId: {request.request_id}"
-    )
+    return protocol.request_error(text, request.request_id)
 
 
 def check_served(params: Mapping[str, Any], request: CallReceived) -> None:
