@@ -14,7 +14,7 @@ from batchml.clock import Clock
 from batchml.errors import BatchmlError, UsageError
 from batchml.model.run import Run
 
-MAX_PARALLEL = 8  # calls
+MAX_PARALLEL = 8  # calls at a time
 PATIENCE = 10.0  # seconds until DescribeJobs shows the termination
 POLL_PAUSE = 1.0  # seconds between two polls
 
@@ -23,7 +23,7 @@ class CancelledRun(Struct, frozen=True):
     """The outcome for one run.
 
     `had_ended` is True for a run that had ended before. `left` says why the run is not stopping;
-    empty when it is.
+    "" if it is stopping.
     """
 
     run: Run
@@ -35,9 +35,9 @@ class CancelledRun(Struct, frozen=True):
 def cancel(
     api: JobApi, before: Mapping[str, Run], reason: str, clock: Clock
 ) -> dict[str, CancelledRun]:
-    """Stop the runs of `before`, as they were just described, and check that they are stopping.
+    """Stop the runs of `before`, their states by job id, and check that they are stopping.
 
-    A run that cannot be stopped does not keep the others from it. A second call changes nothing.
+    If one run cannot be stopped, the others are. A second call changes nothing.
     Raises UsageError for a node, before anything is stopped.
     """
     refuse_nodes(before)
@@ -56,18 +56,18 @@ def refuse_nodes(job_ids: Iterable[str]) -> None:
         run, is_node, _ = job_id.partition("#")
         if is_node:
             raise UsageError(
-                f"{job_id}: no node is stopped alone. All of them: batchml cancel {run}"
+                f"{job_id}: a node cannot be stopped alone. To stop all nodes: batchml cancel {run}"
             )
 
 
 def without_covered_children(job_ids: Sequence[str]) -> list[str]:
-    """The ids without children of arrays that are stopped as a whole."""
+    """The ids, without children whose whole array is among the ids."""
     whole = set(job_ids)
     return [each for each in job_ids if ":" not in each or each.partition(":")[0] not in whole]
 
 
 def is_stopping(run: Run) -> bool:
-    """True when a run has ended, or AWS Batch has registered that it is to end."""
+    """True if a run has ended, or AWS Batch has recorded that it has to end."""
     return run.status.is_terminal or run.is_terminated or run.is_cancelled
 
 
@@ -90,10 +90,10 @@ def _terminate_all(api: JobApi, job_ids: Sequence[str], reason: str) -> dict[str
 def _wait_until_stopping(
     api: JobApi, job_ids: Sequence[str], refused: Container[str], clock: Clock
 ) -> dict[str, Run]:
-    """The runs once all of them are stopping, or `PATIENCE` is over.
+    """The runs, as soon as all are stopping or `PATIENCE` is over.
 
-    A run whose stop was refused is described, but not waited for. Of an array the parent's flag
-    stands for its children, which AWS Batch ends one after the other.
+    Runs whose stop was refused are described, but not waited for; nor are children, which AWS Batch
+    ends one after the other once their array is stopping.
     """
     found: dict[str, Run] = {}
     rest = list(job_ids)
@@ -118,5 +118,7 @@ def _outcome(before: Run, after: Run, error: BatchmlError | None) -> CancelledRu
     if error is not None and not is_stopping(after):
         return CancelledRun(after, left=str(error), error=error)
     if not is_stopping(after) and ":" not in after.job_id:
-        return CancelledRun(after, left="AWS Batch took the request and shows nothing of it yet.")
+        return CancelledRun(
+            after, left="AWS Batch accepted the request, but the run is not stopping yet."
+        )
     return CancelledRun(after)

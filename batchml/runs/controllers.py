@@ -1,8 +1,8 @@
-"""Controllers: small runs that look after a sweep, or after a run that may move to another queue.
+"""Controllers: small runs that control a sweep, or watch a run that may move to another queue.
 
-On `local` a controller is a process of this installation, in a queue that takes nothing of the
-machine and is made when the first controller needs it. In AWS it is a container of
-images/controller, whose role may do less than the people who submit it.
+On `local` a controller is a process of this installation, in a queue of its own whose jobs use none
+of the machine's vCPUs; the first controller creates the queue. In AWS it is a container of
+images/controller, whose role has fewer permissions than its users.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from batchml.clock import Clock
     from batchml.local.home import ServerEndpoint
 
-IMAGE = "controller"  # below images/
+IMAGE = "controller"  # a folder below images/
 ROLE = "ControllerRoleArn"  # an output of the stack `roles`
 
 QUEUE = "controllers"  # on `local`, also the name of its compute environment: local/batch/state.py
-MAX_CONTROLLERS = 64  # controllers of one machine
+MAX_CONTROLLERS = 64  # on one machine at a time
 
-# AWS Batch starts a new attempt after a lost, killed or failed controller, as often as it allows.
-# Nothing of a sweep is lost. After errors of files or policies a new attempt would not help.
+# AWS Batch starts another attempt after any failure, as often as it allows; the attempt goes on
+# where the last one ended. After errors of files or permissions another attempt would not help.
 RETRY_STRATEGY = {
     "attempts": 10,
     "evaluateOnExit": [
@@ -47,20 +47,20 @@ RETRY_STRATEGY = {
 
 
 class ControllerRun(Struct, frozen=True, kw_only=True):
-    """A small run that controls a sweep, or looks after another run, while nobody waits for it."""
+    """A run that controls a sweep, or watches a run that may move."""
 
-    name: str  # what people see in `ls`
+    name: str
     command: tuple[str, ...]
     image: str
     queue: str
     platform: Platform
     memory: str
     tags: dict[str, str]
-    store: str = ""  # below which its outputs are kept
+    store: str = ""  # the address below which its outputs are stored
 
 
 def controller_requests(run: ControllerRun, key: str) -> SubmissionRequests:
-    """The requests of a controller's run. Pure."""
+    """The requests of a controller. Pure."""
     submission = SubmissionContext(
         key=key,
         store=f"{run.store}/{key}" if run.store else "",
@@ -83,14 +83,14 @@ def find_controller_folder(context: Context) -> Path:
     """The image folder of controllers. Raises NotFound."""
     folder = find_image(IMAGE, context.image_folders)
     if folder is None:
-        raise NotFound("Image", IMAGE, [], "It comes with batchml: install that again.")
+        raise NotFound("Image", IMAGE, [], "It comes with batchml: install batchml again.")
     return folder
 
 
 def controller_platform(platform: Platform, outputs: Mapping[str, str], env: str) -> Platform:
-    """The environment's part of a controller's definition: its own role, no workspace.
+    """The platform of a controller's job definition: a role of its own, no workspace.
 
-    Raises ConfigError where the stacks are older than that role.
+    Raises ConfigError if the stacks of the environment are older than that role.
     """
     role = outputs.get(ROLE, "")
     if not role:
@@ -105,11 +105,15 @@ def controller_platform(platform: Platform, outputs: Mapping[str, str], env: str
 
 
 def ensure_queue(context: Context) -> str:
-    """The queue of controllers on `local`, which is made when the first one is needed."""
+    """Create the queue of controllers on `local`, if it does not exist; its name."""
     api = ComputeApi(context.connect())
     if api.queue(QUEUE) is not None:
         return QUEUE
-    order = [{"order": 1, "computeEnvironment": QUEUE}]
+    request = {
+        "jobQueueName": QUEUE,
+        "priority": 1,
+        "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": QUEUE}],
+    }
     try:
         if api.environment(QUEUE) is None:
             api.create_environment(
@@ -119,18 +123,16 @@ def ensure_queue(context: Context) -> str:
                     "unmanagedvCpus": MAX_CONTROLLERS,
                 }
             )
-        api.create_queue({"jobQueueName": QUEUE, "priority": 1, "computeEnvironmentOrder": order})
+        api.create_queue(request)
     except ServiceError as error:
         if "already exists" not in error.message:  # another process was faster
             raise
         if api.queue(QUEUE) is None:
-            api.create_queue(
-                {"jobQueueName": QUEUE, "priority": 1, "computeEnvironmentOrder": order}
-            )
+            api.create_queue(request)
     return QUEUE
 
 
-# --- Inside a controller's run --------------------------------------------------------------------
+# --- Inside a controller --------------------------------------------------------------------------
 
 
 _SERVER_WAIT = 5.0  # seconds for the embedded server to come back, at each call
@@ -138,10 +140,10 @@ _SERVER_POLL = 0.5
 
 
 class ControllerContext(Context):
-    """`local` as seen from a run of the embedded server, which is never started from there.
+    """The context of `local` inside a run: it never starts the embedded server.
 
-    A server that this run started would end with this run. While the user has stopped the server,
-    each call waits a little; then the run fails, and the next server starts it again.
+    A server that a run started would end with the run. While the user has stopped the server, each
+    call waits a few seconds; then the run fails, and the next server starts it again.
     """
 
     def server(self) -> "ServerEndpoint":
@@ -150,15 +152,17 @@ class ControllerContext(Context):
             if self.clock.monotonic() >= end:
                 raise ServiceUnreachable(
                     "The embedded server is not running. Start it with `batchml local start`: "
-                    "then this continues."
+                    "then the controller goes on."
                 )
             self.clock.sleep(_SERVER_POLL)
         return endpoint
 
 
 def context_in_aws(env: str, region: str, home: Path, clock: "Clock", source: str) -> Context:
-    """An environment in AWS as seen from a controller's container: its region, and the rights of
-    the container. `source` says where both were read."""
+    """The context of an environment in AWS inside a controller's container, with its permissions.
+
+    `source` says where `env` and `region` come from, for messages.
+    """
     described = ConfigContent(env, {env: Environment(region=region)}, {})
     settings = Settings(Setting(env, source), Setting(str(home), source), None, described)
     return Context(settings, clock, home)

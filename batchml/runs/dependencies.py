@@ -1,9 +1,10 @@
-"""`--after RUN`: the runs that a new one waits for, also in another environment.
+"""`--after RUN`: the runs that a new run waits for, also in another environment.
 
-AWS Batch's dependencies are by job id, whatever the queue: two environments of one account and
+AWS Batch identifies dependencies by job id, whatever the queue: two environments of one account and
 region can form one pipeline, for example CPU preparation and GPU training. In another account or
-region AWS Batch does not know the job, so a client has to wait. Source: AWS Batch API Reference,
-SubmitJob, dependsOn; that it is not bound to a queue is (U), docs/decisions/035-capacity.md.
+region AWS Batch does not find the job, so a client has to wait. Source: AWS Batch API Reference,
+SubmitJob, dependsOn. That the queue does not matter is not documented:
+docs/decisions/035-capacity.md.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,22 @@ from batchml.config.settings import Setting
 from batchml.errors import BatchmlError, OtherAccountOrRegion, UsageError, did_you_mean
 from batchml.model.environment import LOCAL
 from batchml.runs.find import select
+from batchml.runs.names import bare_id
 
 if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.model.run import RunName
 
-_MIN_ID_PREFIX = 8  # characters of an id that is searched for in the history of other environments
+_MIN_ID_PREFIX = 8  # characters: a shorter start of a job id is not searched for in the history
 
 
 def resolve_dependencies(
     context: "Context", words: Sequence[str], notices: list[str]
 ) -> tuple[str, ...]:
-    """The job ids of `--after`, in their order. A word is a run as everywhere, or `ENV:RUN`.
+    """The job ids of `--after`, in the order of its words: words for runs, or `ENV:RUN`.
 
-    `notices` get messages about runs that may yet move to another queue. Raises NotFound, and
-    UsageError with all runs that AWS Batch cannot wait for here.
+    `notices` get messages about runs that may move to another queue. Raises NotFound, and
+    UsageError with all runs that AWS Batch cannot wait for.
     """
     found, refused = [], []
     for word in words:
@@ -40,7 +42,7 @@ def resolve_dependencies(
         env, rest = split_env(context, word)
         try:
             other = context if env == context.env else _open_other(context, env, word)
-            job_id = _select(other, rest)
+            (job_id,) = select(other, [rest])
         except OtherAccountOrRegion as error:
             refused.append(str(error))
             continue
@@ -52,9 +54,9 @@ def resolve_dependencies(
 
 
 def unknown_env(context: "Context", word: str) -> str:
-    """The error for `ENV:RUN` without such an environment; "" for any other word.
+    """The error for `ENV:RUN` if the environment does not exist; "" for any other word.
 
-    No run has such a name: a number follows its colon.
+    No run has a name like ENV:RUN: only a number follows the colon in `NAME:3`.
     """
     env, _, run = word.partition(":")
     known = context.settings.environments
@@ -69,40 +71,40 @@ def unknown_env(context: "Context", word: str) -> str:
 def split_env(context: "Context", word: str) -> tuple[str, str]:
     """The environment and the run of a word: `cpu:prep`, `prep:3`, `3f2a1b0c`.
 
-    A word without an environment belongs to this one, unless only the history of another one knows
-    it.
+    A word without an environment belongs to the current one, unless only the history of another
+    environment has such a run.
     """
     first, colon, rest = word.partition(":")
     if colon and rest and not rest.isdigit() and first in context.settings.environments:
         return first, rest
-    whole = word.partition(":")[0].partition("#")[0]
-    if whole.startswith("@") or _has_run(context.history.names(context.env), whole):
+    run = bare_id(word)
+    if run.startswith("@") or _has_run(context.history.names(context.env), run):
         return context.env, word
     others = [
         env
         for env in context.settings.environments
-        if env != context.env and _has_run(context.history.names(env), whole)
+        if env != context.env and _has_run(context.history.names(env), run)
     ]
     if len(others) > 1:
-        said = " or ".join(f"--after {env}:{word}" for env in others)
-        raise UsageError(f"--after {word}: several environments have such a run. Write {said}.")
+        choices = " or ".join(f"--after {env}:{word}" for env in others)
+        raise UsageError(f"--after {word}: several environments have such a run. Write {choices}.")
     return (others[0] if others else context.env), word
 
 
 def _has_run(names: "Sequence[RunName]", word: str) -> bool:
-    sure = len(word) >= _MIN_ID_PREFIX
+    is_prefix = len(word) >= _MIN_ID_PREFIX
     return any(
         word in (name.key, name.name, name.job_name)
-        or (sure and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
+        or (is_prefix and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
         for name in names
         if name.job_id
     )
 
 
 def _open_other(context: "Context", env: str, word: str) -> "Context":
-    """The other environment.
+    """The context of the environment `env`.
 
-    Raises OtherAccountOrRegion where jobs of this environment cannot wait for jobs of that one.
+    Raises OtherAccountOrRegion if jobs of `context` cannot wait for jobs of `env`.
     """
     settings = context.settings
     settings.check(env)
@@ -133,22 +135,16 @@ def _describe_place(env: str, region: str) -> str:
     return f"{env} is this machine" if env == LOCAL else f"{env} is in {region}"
 
 
-def _select(context: "Context", word: str) -> str:
-
-    (job_id,) = select(context, [word])
-    return job_id
-
-
 def _move_notices(context: "Context", job_id: str) -> list[str]:
-    """AWS Batch fails jobs that depend on a cancelled job, and a move cancels the job."""
+    """Notices: a move cancels the job, and AWS Batch fails jobs that depend on a cancelled job."""
     from batchml.model.fallback import describe_fallback
 
-    waiting = {
+    fallbacks = {
         name.job_id: name.fallback
         for name in context.history.names(context.env)
         if name.fallback and not name.moved
     }
-    fallback = waiting.get(job_id, "")
+    fallback = fallbacks.get(job_id, "")
     try:
         run = context.describe([job_id]).get(job_id) if fallback else None
     except BatchmlError:
@@ -157,5 +153,5 @@ def _move_notices(context: "Context", job_id: str) -> list[str]:
         return []
     return [
         f"--after {run.name}: it moves {describe_fallback(fallback)}, and AWS Batch then fails "
-        f"what waits for it where it is. To be sure: batchml wait {job_id} && batchml submit ..."
+        f"the jobs that depend on it. To be sure: batchml wait {job_id} && batchml submit ..."
     ]

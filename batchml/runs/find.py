@@ -1,4 +1,4 @@
-"""Find runs, by filters and by words of a command line, in AWS Batch and in the history."""
+"""Find runs in AWS Batch and in the history: by filters, by job ids, by words of a command line."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
     from batchml.history import HistoryRecords
 
-READING_TIME = 5.0  # seconds that a log is read for its metrics before the rest is left unread
+READING_TIME = 5.0  # seconds for which a log is read for its metrics; the rest is not read
 
 
 class RunMetrics(NamedTuple):
     """The metrics in a run's log.
 
-    `is_whole` is False where the log was too long to read it all, or `is_damaged`: not the log that
-    the run wrote.
+    `is_whole` is False if the log was too long to read all of it, or if `is_damaged`: the log is
+    not what the run wrote.
     """
 
     series: dict[str, Series]
@@ -52,7 +52,7 @@ class RunMetrics(NamedTuple):
 
 
 class NewestRuns(NamedTuple):
-    """The result of a search. `sweeps`: the keys of sweeps whose runs were left out."""
+    """The result of a search. `sweeps` are the keys of sweeps whose runs were left out."""
 
     runs: list[FoundRun]
     has_more: bool
@@ -81,26 +81,26 @@ def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
 
 def check_queues(api: "JobApi", queues: Iterable[str]) -> None:
     """Raise NotFound for the first of these queues that does not exist: one call at most."""
-    asked = list(queues)
-    known = api.queues() if asked else []
-    for queue in asked:
+    queues = list(queues)
+    known = api.queues() if queues else []
+    for queue in queues:
         if queue not in known:
-            hint = "Without --queue the runs of all are shown."
+            hint = "Without --queue the runs of all queues are shown."
             raise NotFound("Job queue", queue, known, hint)
 
 
 def load_runs(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
-    """These runs, also those that AWS has forgotten; a hundred a call.
+    """The runs with these ids, in their order, from AWS Batch or the history: a hundred in a call.
 
-    Raises NotFound for the first that neither AWS nor the history knows.
+    Raises NotFound for the first run that is in neither.
     """
     history, now = context.history, int(context.clock.now() * 1000)
     records = history.records(context.env)
-    told = context.describe(list(dict.fromkeys(job_ids)))
-    keep_ends(history, filter(None, map(records.get, told)), told)
+    described = context.describe(list(dict.fromkeys(job_ids)))
+    keep_ends(history, filter(None, map(records.get, described)), described)
     found = []
     for job_id in job_ids:
-        run, record = told.get(job_id), records.get(job_id)
+        run, record = described.get(job_id), records.get(job_id)
         if run is not None and record is not None and record.failures:
             run = msgspec.structs.replace(run, failures=record.failures)
         elif run is not None:
@@ -114,7 +114,7 @@ def load_runs(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
 
 
 def with_child_failures(context: Context, run: Run) -> Run:
-    """The run; for an array that failed, with the outcomes of its children: one call."""
+    """The run; an array that failed with the outcomes of its children, which takes one call."""
     if not run.children or run.failures:
         return run
     from batchml.aws.batch import jobs
@@ -123,7 +123,7 @@ def with_child_failures(context: Context, run: Run) -> Run:
 
 
 def with_first_start(context: Context, found: FoundRun) -> FoundRun:
-    """For an array, the run with the time when its first child was started: one call."""
+    """The run; an array with the time when its first child started, which takes one call."""
     run = found.run
     if run is None or run.started_at or not has_begun(run):
         return found
@@ -139,7 +139,7 @@ def with_first_start(context: Context, found: FoundRun) -> FoundRun:
 
 
 def unknown_run(context: Context, job_id: str) -> NotFound:
-    """The error for a job id that the server does not know."""
+    """The error for a job id that AWS Batch does not return."""
     if context.history.records(context.env).get(bare_id(job_id)) is not None:
         hint = NOT_KNOWN_WORDS
     else:
@@ -148,7 +148,7 @@ def unknown_run(context: Context, job_id: str) -> NotFound:
 
 
 def describe_parts(context: Context, job_id: str) -> str:
-    """For a child or node that does not exist: the parts that the run has."""
+    """For a child or node that does not exist, a sentence with the numbers that exist; else ""."""
     whole = bare_id(job_id)
     run = context.describe([whole]).get(whole) if whole != job_id else None
     if run is None:
@@ -160,7 +160,7 @@ def describe_parts(context: Context, job_id: str) -> str:
 
 
 def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
-    """The record of one child or node: its request is that of the whole run."""
+    """The record of a child or node: the request of the whole run, without the run's end."""
     whole = records.get(bare_id(job_id))
     if whole is None:
         return None
@@ -170,9 +170,9 @@ def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
 
 
 def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetrics:
-    """The metrics in a run's log; those of an ended run are kept in the history.
+    """Read the metrics in a run's log; the history keeps those of a run that has ended.
 
-    A log that is gone, or that may not be read, has none.
+    There are none if the log is gone, or if the user may not read it.
     """
     end = context.clock.monotonic() + READING_TIME
     late: list[bool] = []
@@ -197,7 +197,7 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
         return RunMetrics({}, False)
     found = RunMetrics(series, not (late or damaged), bool(damaged))
     if record is not None and not record.measured and run.status.is_terminal and found.is_whole:
-        with suppress(OSError):  # a full disk does not keep them from being shown
+        with suppress(OSError):  # a full disk must not hide the metrics
             context.history.add_end(run, found.last)
     return found
 
@@ -205,13 +205,13 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
 # --- Runs by the words of a command line ----------------------------------------------------------
 
 
-# Modules with a `suggest(context, word)`, for words that name something else than a run. They are
-# imported when a word has named no run.
+# Modules with a function `suggest(context, word)`, which returns an error with a better message if
+# the word names something else. They are imported only for a word that names no run.
 _SUGGESTERS = ("batchml.sweeps.stores",)
 
 
 def select(context: Context, words: Sequence[str]) -> list[str]:
-    """The job ids that the words mean, in their order; the runs are listed once at most.
+    """The job ids of the runs that the words name, in their order; ListJobs is called once at most.
 
     Raises NotFound, UsageError.
     """
@@ -237,7 +237,7 @@ def select(context: Context, words: Sequence[str]) -> list[str]:
 
 
 def _follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
-    """The job that a run is now: another one, where the run has moved to another queue."""
+    """The job id of a run, also after it has moved to another queue as another job."""
     if not any(name.fallback for name in names):
         return job_id
     from batchml.runs.fallback.watch import follow_move
@@ -246,14 +246,15 @@ def _follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str
 
 
 def current_job_id(context: Context, job_id: str) -> str:
-    """The job that the run of a job id is now: another one, where it has moved to another queue."""
+    """The job id of a run, also after it has moved to another queue as another job."""
     return _follow_move(context, context.history.names(context.env), job_id)
 
 
 def _to_aws_child(context: Context, word: str, job_id: str) -> str:
-    """AWS Batch's id of a child. A partial rerun of an array is named by the first array's numbers.
+    """The id of a child in AWS Batch, from its id with the number that it had in the first array.
 
-    At most one call. Raises NotFound for a child that was not run again.
+    The numbers differ in partial reruns of arrays. At most one call. Raises NotFound for a child
+    that was not run again.
     """
     whole, colon, _ = job_id.partition(":")
     if not colon:
@@ -263,23 +264,23 @@ def _to_aws_child(context: Context, word: str, job_id: str) -> str:
     first = original_numbers(run, record)
     own = rerun_id(job_id, first)
     if own is None:
-        hint = f"Of the first array, it runs again: {format_ranges(first[:200])}."
+        hint = f"It runs these children of the first array again: {format_ranges(first[:200])}."
         raise NotFound("Child", word, [], hint)
     return own
 
 
 def describe_runs(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:
-    """The runs of these ids, in their order, a hundred a call.
+    """The runs with these ids, in their order: one call for a hundred.
 
-    Raises NotFound for the first that the environment does not know.
+    Raises NotFound for the first id that AWS Batch does not return.
     """
-    asked = list(dict.fromkeys(job_ids))
-    found = context.describe(asked)
+    job_ids = list(dict.fromkeys(job_ids))
+    found = context.describe(job_ids)
     if any(run.status_reason.startswith(MOVED_MARK) for run in found.values()):
         from batchml.runs.fallback.watch import with_moves
 
         found = with_moves(context, found)
-    for job_id in asked:
+    for job_id in job_ids:
         if job_id not in found:
             raise unknown_run(context, job_id)
-    return {job_id: found[job_id] for job_id in asked}
+    return {job_id: found[job_id] for job_id in job_ids}

@@ -1,4 +1,4 @@
-"""The line that `show` prints about a notebook: the way back to it, or why it ended."""
+"""Describe a notebook for `show`: the command that returns to it, or why it ended."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ _PREFIX = "batchml: "  # of the lines that the notebook's program logs
 def describe_notebook(context: "Context", run: "Run") -> str:
     """Return the command that returns to a notebook, or its last message; "" for other runs.
 
-    It reads the log of a notebook that has ended.
+    For a notebook that has ended, its log is read.
     """
     if run.tags.get(HELD_TAG) != NOTEBOOK:
         return ""

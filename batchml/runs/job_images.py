@@ -1,4 +1,4 @@
-"""The image of a job and the platform of its environment: what a job definition is made from."""
+"""The image of a job and the platform of its environment, from which a job definition is made."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from batchml.runs.options import DEFAULT_IMAGE, ResolvedJob
 
 
 class JobWithImage(Struct, frozen=True):
-    """A job and the reference of its image, which is all that its definition is made of."""
+    """A job and the reference of its image, from which its job definition is made."""
 
     spec: JobSpec
     image: str
@@ -41,40 +41,40 @@ def resolve_jobs(context: Context, names: Sequence[str]) -> list[JobWithImage]:
     Raises ConfigError for a job.toml that is wrong, NotFound for a job, or for an image that was
     not pushed.
     """
-    jobs = [find_job(name, context.job_folders, context.folder) for name in names]
-    specs = [load_job(folder, context.image_folders) for folder in jobs]
-    sources = [
-        find_source(spec.image, context.image_folders, folder)
-        for spec, folder in zip(specs, jobs, strict=True)
-    ]
-    return [
-        JobWithImage(spec, image_reference(context, spec, source), source)
-        for spec, source in zip(specs, sources, strict=True)
-    ]
+    found = []
+    for name in names:
+        folder = find_job(name, context.job_folders, context.folder)
+        spec = load_job(folder, context.image_folders)
+        source = find_source(spec.image, context.image_folders, folder)
+        found.append(JobWithImage(spec, image_reference(context, spec, source), source))
+    return found
 
 
 def image_reference(
     context: Context,
     spec: JobSpec,
     source: ImageSource | None,
-    known: EnvironmentCache | None = None,
+    cache: EnvironmentCache | None = None,
 ) -> str:
-    """The reference of a job's image. Raises ConfigError for what it is made from, and NotFound,
-    with the command that pushes it, for one that is not in the registry."""
+    """The reference of a job's image.
+
+    Raises ConfigError for mistakes in the image's folder, and NotFound, with the command that
+    pushes the image, if it is not in the registry.
+    """
     if source is None:
         return spec.image
     if context.settings.is_local:
         return source.recipe().reference
+    recipe = source.recipe(flavor_for(spec.resources.gpus))
 
-    wanted = source.recipe(flavor_for(spec.resources.gpus))
-    said = source.push_argument(context.folder)
-    if known is None:
-        return pinned_recipe(context.connect(), wanted, said)
-    return known.image(wanted.reference, lambda: pinned_recipe(context.connect(), wanted, said))
+    def pin() -> str:
+        return pinned_recipe(context.connect(), recipe, source.push_argument(context.folder))
+
+    return pin() if cache is None else cache.image(recipe.reference, pin)
 
 
 def read_platform(context: Context) -> Platform:
-    """What the stacks of an environment in AWS give to its job definitions; empty on `local`."""
+    """The platform of an environment, from the outputs of its stacks; on `local` without roles."""
     outputs: dict[str, str] = {}
     if not context.settings.is_local:
         outputs = read_stack_outputs(context)
@@ -82,27 +82,28 @@ def read_platform(context: Context) -> Platform:
 
 
 def publish_image(context: Context, source: ImageSource | None, reference: str = "") -> None:
-    """Put an image where the embedded server finds it; one for AWS was pushed before.
+    """On `local`, store an image where the embedded server finds it; nothing in AWS.
 
-    A `reference` that was worked out already saves doing so again.
+    With its `reference`, an image that is stored already is not read again. Raises ConfigError if
+    the image's folder has changed since `reference` was made.
     """
     if context.settings.is_local and source is not None:
         from batchml.local import images
 
         if images.find(context.home.images, reference) is None:
-            made = images.publish_recipe(context.home.images, source.recipe())
-            if reference and made != reference:
+            published = images.publish_recipe(context.home.images, source.recipe())
+            if reference and published != reference:
                 raise ConfigError(
                     str(source.folder), ["changed while it was submitted. Submit it again."]
                 )
 
 
-def own_image_notices(ordered: ResolvedJob) -> list[str]:
-    """What is said where a folder's requirements may be thought to be in the image."""
-    if ordered.job:
-        told = unused_files_notice(ordered.spec.image, ordered.folder)
-        return [told] if told else []
-    found = own_image_files(ordered.folder)
-    if ordered.spec.image != DEFAULT_IMAGE or not found:
+def own_image_notices(job: ResolvedJob) -> list[str]:
+    """A notice for a folder with image files, such as requirements.txt, that the image ignores."""
+    if job.job:
+        notice = unused_files_notice(job.spec.image, job.folder)
+        return [notice] if notice else []
+    files = own_image_files(job.folder)
+    if job.spec.image != DEFAULT_IMAGE or not files:
         return []
-    return [f"{' and '.join(found)} here: not used; --image . makes the image of it."]
+    return [f"The image does not use {' and '.join(files)}; --image . builds an image with it."]

@@ -1,7 +1,7 @@
-"""The run that a word of a command line means.
+"""Find the run that a word of a command line names.
 
-A word is a job id, the unique start of one, a run's name, its name in AWS, its key, `@last`, or
-`@last~2` for the run submitted two before the last. `WORD:3` is child 3 of an array.
+A word is a job id, the unique start of a job id, a run's name, its name in AWS, its key, `@last`,
+or `@last~2` for the run that was submitted two before the last. `WORD:3` is child 3 of an array.
 """
 
 import re
@@ -16,49 +16,49 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")
 _CHILD = re.compile(r"(.+?)([:#]\d{1,5})")
 
-MIN_PREFIX = 4  # characters: fewer would soon mean several runs
-SURE_PREFIX = 8  # that a run of this machine starts so is no accident
+MIN_PREFIX = 4  # characters: a shorter start would often belong to several runs
+SURE_PREFIX = 8  # characters of a start for which AWS is not asked about other runs
 
 ListRuns = Callable[[], Iterable[tuple[str, str]]]
 
 
-def select_run(word: str, history: Sequence[RunName], known: ListRuns) -> str:
-    """The job id that `word` means.
+def select_run(word: str, history: Sequence[RunName], list_runs: ListRuns) -> str:
+    """The job id of the run that `word` names.
 
-    `history` has this machine's runs of the environment, newest first. `known` lists (job id, name
-    in AWS) of all its runs, newest first; it is asked only when history does not have the answer,
-    and so is AWS. It answers also for a submission whose job id the history does not have: whatever
-    `ls` lists can be named.
+    `history` has this machine's runs of the environment, newest first. `list_runs` returns (job id,
+    name in AWS) of all runs of the environment, newest first; it is called only if the history does
+    not have the answer. It also has submissions whose job ids are not in the history: a word can
+    name whatever `ls` lists.
 
-    Raises NotFound, or UsageError for a prefix that is too short or means several.
+    Raises NotFound, or UsageError for a start of ids that is too short or belongs to several runs.
     """
     word = bare_name(word)
     if not word:
         raise UsageError("An empty word names no run: give a job id, a name or @last.")
     part = _CHILD.fullmatch(word)
     if part:
-        return _select(part[1], history, known) + part[2]
-    return _select(word, history, known)
+        return _select(part[1], history, list_runs) + part[2]
+    return _select(word, history, list_runs)
 
 
-def _select(word: str, history: Sequence[RunName], known: ListRuns) -> str:
+def _select(word: str, history: Sequence[RunName], list_runs: ListRuns) -> str:
     if _JOB_ID.fullmatch(word.lower()):
         return word.lower()
     submitted = [record for record in history if record.job_id]
     last = _LAST.fullmatch(word)
     if last:
         sent = [each for each in history if not each.gang and (each.job_id or not each.refused)]
-        return _job_id_of(word, _nth_last(word, int(last[1] or 0), sent), known)
-    called = [record for record in history if word in (record.key, record.job_name, record.name)]
-    if called:  # what was refused left no run: an older one of that name is meant
-        record = next((each for each in called if each.job_id or not each.refused), called[0])
-        return _job_id_of(word, record, known)
+        return _job_id_of(word, _nth_last(word, int(last[1] or 0), sent), list_runs)
+    named = [record for record in history if word in (record.key, record.job_name, record.name)]
+    if named:  # a refused submission has no run: the word names an older run
+        record = next((each for each in named if each.job_id or not each.refused), named[0])
+        return _job_id_of(word, record, list_runs)
     by_prefix = _ids_with_prefix(word, (record.job_id for record in submitted))
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
-    found = list(known())
+    found = list(list_runs())
     by_name = [job_id for job_id, name in found if word in (name, *split_key(name))]
-    if by_name:  # a name means its run, whatever ids happen to start like it
+    if by_name:  # a name comes before ids that happen to start like it
         return by_name[0]
     return _by_prefix(
         word, [*by_prefix, *_ids_with_prefix(word, (job_id for job_id, _ in found))], found
@@ -66,15 +66,15 @@ def _select(word: str, history: Sequence[RunName], known: ListRuns) -> str:
 
 
 def bare_id(job_id: str) -> str:
-    """The id of the whole array, or of all nodes, for that of a child `ID:3` or a node `ID#1`."""
+    """The id of the whole run: `ID` for a child `ID:3`, a node `ID#1` and `ID` itself."""
     return re.split("[:#]", job_id)[0]
 
 
-def _job_id_of(word: str, record: RunName, known: ListRuns) -> str:
-    """The job id of a submission, which the server may know where the history does not."""
+def _job_id_of(word: str, record: RunName, list_runs: ListRuns) -> str:
+    """The job id of a submission, from AWS if the history does not have it."""
     if record.job_id:
         return record.job_id
-    found = (job_id for job_id, name in known() if record.job_name and name == record.job_name)
+    found = (job_id for job_id, name in list_runs() if record.job_name and name == record.job_name)
     return next(found, "") or _never_submitted(word, record)
 
 
@@ -90,7 +90,7 @@ def _never_submitted(word: str, record: RunName) -> NoReturn:
     if record.refused:
         raise NotFound("Run", word, [], f"It was refused: {record.refused}")
     finder = f"batchml reconcile {record.key}".rstrip()
-    hint = f"Nobody knows yet whether its submission arrived: {finder} finds out."
+    hint = f"It is not known yet whether its submission arrived: {finder} finds out."
     raise NotFound("Run", word, [], hint)
 
 

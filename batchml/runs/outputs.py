@@ -1,7 +1,7 @@
 """Find the outputs of a run, and copy them to a folder; unchanged files are not copied again.
 
-The run chooses the names of its files, and may be anybody's program: no name leads out of the
-folder, and links are neither followed nor made.
+The program of the run chooses the names of the files, and is not trusted: no name leads out of the
+folder, and links are neither followed nor created.
 """
 
 import os
@@ -29,39 +29,45 @@ if TYPE_CHECKING:
     from batchml.runs.search import FoundRun
 
 PARTIAL_SUFFIX = ".batchml-part"  # the suffix of a file that is being copied
-MAX_LEFT_OUT = 20  # names in a message
-AT_ONCE = 8  # files
-ROUND = 64  # files
+MAX_LEFT_OUT = 20  # names of files in a message
+MAX_PARALLEL = 8  # files that are copied at a time
+ROUND = 64  # files; after an error the current round is completed
 MAX_PATH = 4095  # bytes; PATH_MAX of Linux, less the NUL at its end
 
 
 class OutputEntry(NamedTuple):
-    """One file of the outputs: its path below them, its size in bytes, and when it was written."""
+    """One file of the outputs: its path below their folder, its size in bytes, and its time."""
 
     name: str
     size: int
-    at: int  # ns since the epoch
+    at: int  # the time of the last change, in ns since the epoch
 
 
 class Unreadable(Exception):
-    """An output file that cannot be read, and why: the run may have deleted it meanwhile."""
+    """A file cannot be read: the run may have deleted it. The text is the reason."""
 
 
 class OutputSource(Protocol):
-    """Outputs of a run, wherever they lie."""
+    """Outputs of a run, in a folder or a bucket.
+
+    `left_out` has a line for each file that `entries` had to leave out, with the reason.
+    """
+
+    @property
+    def left_out(self) -> Sequence[str]: ...
 
     def entries(self) -> Iterable[OutputEntry]:
-        """Every file."""
+        """All files."""
 
     def fetch(self, entry: OutputEntry, path: Path) -> None:
-        """Write a file's content to `path`, which does not exist yet. Raises Unreadable."""
+        """Write the content of a file to `path`, which does not exist. Raises Unreadable."""
 
 
 class CopiedOutputs(Struct, frozen=True):
-    """The result of a copy. `left_out` maps names to reasons."""
+    """The result of a copy. `left_out` has a line "NAME: REASON" for each file."""
 
     files: int = 0
-    size: int = 0  # bytes of them
+    size: int = 0  # bytes of all of them
     unchanged: int = 0
     left_out: tuple[str, ...] = ()
 
@@ -69,7 +75,8 @@ class CopiedOutputs(Struct, frozen=True):
 class FolderOutputs:
     """Outputs on this machine. Links and devices are left out: they may lead anywhere.
 
-    Folders are opened name by name, because the run may replace one by a link at any moment.
+    Paths are opened one folder at a time, because the run may replace a folder by a link at any
+    moment.
     """
 
     def __init__(self, root: Path) -> None:
@@ -79,7 +86,7 @@ class FolderOutputs:
     def entries(self) -> Iterator[OutputEntry]:
         left = [""]
         with closing(_LastFolder(self._tree)) as last:
-            while left:  # os.walk is recursive, and fails for folders deeper than the stack
+            while left:  # not os.walk, whose recursion fails for very deep folders
                 folders = []
                 for below, found in self._inside(last, left.pop()):
                     if stat.S_ISDIR(found.st_mode):
@@ -91,11 +98,11 @@ class FolderOutputs:
                 left += reversed(folders)
 
     def _inside(self, last: "_LastFolder", folder: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The entries of a folder, by paths below the root, in the order of names."""
+        """The entries of a folder, sorted by name, with their paths below the root."""
         try:
             at = last.open(folder)
             for name in sorted(os.listdir(at)):
-                # The run goes on, and may have deleted it.
+                # The run may have deleted the file.
                 with suppress(FileNotFoundError):
                     about = os.stat(name, dir_fd=at, follow_symlinks=False)
                     yield os.path.join(folder, name), about
@@ -115,7 +122,7 @@ class FolderOutputs:
 
 
 class _LastFolder:
-    """The folder that was opened last: the next file is mostly in it or one step away."""
+    """Opens folders, and keeps the last one open: the next folder is often directly below it."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree, self._path, self._at = tree, "", -1
@@ -139,7 +146,7 @@ class _LastFolder:
 
 
 class ChildrenOutputs:
-    """The outputs of several children or nodes, each below a folder; "" for the run's own."""
+    """The outputs of several children or nodes, by folder name; "" for outputs without a folder."""
 
     def __init__(self, sources: Mapping[str, OutputSource]) -> None:
         self._sources = sources
@@ -150,14 +157,16 @@ class ChildrenOutputs:
         return self._shadowed + [
             _joined(folder, text)
             for folder, source in self._sources.items()
-            for text in getattr(source, "left_out", [])
+            for text in source.left_out
         ]
 
     def entries(self) -> Iterator[OutputEntry]:
         for folder, source in self._sources.items():
             for entry in source.entries():
                 if not folder and entry.name.partition("/")[0] in self._sources:
-                    self._shadowed.append(f"{entry.name}: another node's outputs go there")
+                    self._shadowed.append(
+                        f"{entry.name}: the outputs of another node have this folder"
+                    )
                 else:
                     yield entry._replace(name=_joined(folder, entry.name))
 
@@ -176,12 +185,12 @@ def _joined(folder: str, name: str) -> str:
 def copy_files(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
     """Copy new and changed files; yield each copied file, and at the end the result.
 
-    A file appears under its name when it is complete: after an interruption the same call copies
-    the rest. Raises OSError for a folder that cannot be written.
+    A file gets its name when it is complete: after an interruption the same call copies the rest.
+    Raises OSError if the folder cannot be written.
     """
     files = size = unchanged = 0
     left_out: list[str] = []
-    wanted: list[OutputEntry] = []
+    changed: list[OutputEntry] = []
     dest.mkdir(parents=True, exist_ok=True)
     for entry in source.entries():
         why = name_problem(entry.name) or _path_problem(dest, entry.name)
@@ -190,43 +199,41 @@ def copy_files(source: OutputSource, dest: Path) -> Iterator[OutputEntry | Copie
         elif _is_unchanged(dest / entry.name, entry):
             unchanged += 1
         else:
-            wanted.append(entry)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        # In rounds, so that a failure ends the copy soon.
-        for start in range(0, len(wanted), ROUND):
-            some = wanted[start : start + ROUND]
-            taken = pool.map(lambda entry: _copy_file(source, dest, entry), some)
-            for entry, why in zip(some, taken, strict=True):
+            changed.append(entry)
+    with ThreadPoolExecutor(MAX_PARALLEL) as pool:
+        # In rounds, so that an error ends the copy soon.
+        for start in range(0, len(changed), ROUND):
+            some = changed[start : start + ROUND]
+            reasons = pool.map(lambda entry: _copy_file(source, dest, entry), some)
+            for entry, why in zip(some, reasons, strict=True):
                 if why:
                     left_out.append(f"{entry.name}: {why}")
                     continue
                 files, size = files + 1, size + entry.size
                 yield entry
-    left_out += getattr(source, "left_out", [])
+    left_out += source.left_out
     yield CopiedOutputs(files, size, unchanged, tuple(left_out))
 
 
 def _copy_file(source: OutputSource, dest: Path, entry: OutputEntry) -> str:
-    """Copy one file; the reason if it could not be copied, or ""."""
+    """Copy one file; "", or the reason why it could not be copied."""
     path = dest / entry.name
     part = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         _make_folders(dest, entry.name)
-        part.unlink(missing_ok=True)  # of an interrupted call, or a link
+        part.unlink(missing_ok=True)  # left by an interrupted call, or a link
         source.fetch(entry, part)
         os.utime(part, ns=(entry.at, entry.at))
         os.replace(part, path)
     except Unreadable as error:
         return str(error)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        return "another of the outputs has this name, one as a folder and one as a file"
+        return "one of the outputs has this name as a folder, another as a file"
     return ""
 
 
 def _make_folders(dest: Path, name: str) -> None:
-    """Create the folders above a file, one by one: Path.mkdir is recursive, and fails for deep
-    paths.
-    """
+    """Create the folders above a file. The recursion of Path.mkdir fails for deep paths."""
     if (dest / name).parent.is_dir():
         return
     at = dest
@@ -236,12 +243,12 @@ def _make_folders(dest: Path, name: str) -> None:
 
 
 def name_problem(name: str) -> str:
-    """Why a name cannot be the name of a file; empty for a valid one."""
+    """Why a name cannot be copied as a file; "" for a valid name."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        return "no name of a file below a folder"
+        return "not the name of a file below a folder"
     if name.endswith(PARTIAL_SUFFIX):
-        return f"files on their way are called {PARTIAL_SUFFIX}"
+        return f"names that end with {PARTIAL_SUFFIX} are for incomplete copies"
     if any(
         len(part.encode("utf-8", "surrogateescape")) > 255 - len(PARTIAL_SUFFIX) for part in parts
     ):
@@ -250,7 +257,7 @@ def name_problem(name: str) -> str:
 
 
 def _path_problem(dest: Path, name: str) -> str:
-    """The existing file or link where a folder, or the file itself, has to be."""
+    """Why a file cannot be written to its path in `dest`; "" if it can."""
     if len(os.fsencode(dest / name)) + len(PARTIAL_SUFFIX) > MAX_PATH:
         return "the path is too long"
     *folders, last = name.split("/")
@@ -280,6 +287,8 @@ _STORE = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
 class BucketOutputs:
     """Outputs in a bucket, below a prefix that ends with a slash."""
 
+    left_out: Sequence[str] = ()
+
     def __init__(self, bucket: "BucketStore", prefix: str) -> None:
         self._bucket = bucket
         self._prefix = prefix
@@ -287,14 +296,13 @@ class BucketOutputs:
     def entries(self) -> Iterator[OutputEntry]:
         for item in self._bucket.list_objects(self._prefix):
             name = item.key.removeprefix(self._prefix)
-            if name and not name.endswith(
-                "/"
-            ):  # the AWS console creates such an object for a folder
+            # The AWS console creates an object "NAME/" for a folder.
+            if name and not name.endswith("/"):
                 yield OutputEntry(name, item.size, round(item.modified * 1000) * 1_000_000)
 
     def fetch(self, entry: OutputEntry, path: Path) -> None:
         if not self._bucket.get_file(self._prefix + entry.name, str(path)):
-            raise Unreadable("it was there a moment ago")
+            raise Unreadable("it was deleted meanwhile")
 
 
 def copy_outputs(
@@ -302,8 +310,8 @@ def copy_outputs(
 ) -> Iterable[OutputEntry | CopiedOutputs]:
     """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
 
-    Each child of an array has a folder named by its number. A new folder is left out of the code of
-    later runs. Raises NotFound where there are none.
+    The outputs of a child of an array go to a folder that is named by its number. A new `dest` is
+    excluded from the code of later runs. Raises NotFound for a run without outputs.
     """
     source = open_outputs(context, found)
     return copy_files(source, dest) if os.path.lexists(dest) else _copy_to_new_folder(source, dest)
@@ -339,7 +347,7 @@ def open_outputs(context: Context, found: "FoundRun") -> OutputSource:
 
 
 class RenumberedOutputs:
-    """The outputs of a partial rerun of an array, by the first numbers of its children."""
+    """The outputs of a partial rerun of an array, by the numbers of the first array."""
 
     def __init__(self, source: OutputSource, first: Sequence[int]) -> None:
         self._source = source
@@ -348,10 +356,7 @@ class RenumberedOutputs:
 
     @property
     def left_out(self) -> list[str]:
-        return [
-            _with_renamed_folder(text, self._named)
-            for text in getattr(self._source, "left_out", [])
-        ]
+        return [_with_renamed_folder(text, self._named) for text in self._source.left_out]
 
     def entries(self) -> Iterator[OutputEntry]:
         for entry in self._source.entries():
@@ -369,7 +374,9 @@ def _with_renamed_folder(path: str, folders: Mapping[str, str]) -> str:
 def _local_outputs(context: Context, found: "FoundRun") -> OutputSource:
     runs, job_id = context.home.runs, found.job_id
     whole, is_node, _ = job_id.partition("#")
-    for name in (job_id, whole) if is_node else (job_id,):  # nodes share the whole run's
+    for name in (
+        (job_id, whole) if is_node else (job_id,)
+    ):  # the outputs of a node may be those of the run
         if (runs / name / "output").is_dir():
             return FolderOutputs(runs / name / "output")
     parts = {
@@ -385,9 +392,9 @@ def _local_outputs(context: Context, found: "FoundRun") -> OutputSource:
 
 
 def _part_folder(part: str) -> str:
-    """The folder of the outputs of a child `:3` or a node `#1`, below those of the whole run.
+    """The folder for the outputs of a child `:3` or a node `#1`, below the folder of the run.
 
-    The main node writes to the run's own folder: it is often the only one to save.
+    The main node writes to the folder of the run: often no other node writes outputs.
     """
     kind, number = part[:1], part[1:]
     if kind == ":":
@@ -397,7 +404,7 @@ def _part_folder(part: str) -> str:
 
 def _no_outputs_reason(run: "Run | None") -> str:
     if run is None or run.started_at or run.children:
-        return "Its folder is gone."
+        return "Its folder was deleted."
     return "It never began." if run.status.is_terminal else "It has not begun yet."
 
 
@@ -412,8 +419,8 @@ def _bucket_outputs(context: Context, found: "FoundRun") -> OutputSource:
     if parts is None:
         raise NotFound(
             "Outputs of run", found.job_id, [],
-            "Its image was not built by batchml, or its environment has no bucket: nothing kept "
-            "what it left in BATCHML_OUTPUT_DIR.",
+            "Its image was not built by batchml, or its environment has no bucket: the files in "
+            "BATCHML_OUTPUT_DIR were not kept.",
         )  # fmt: skip
     below = _part_folder(found.job_id[len(bare_id(found.job_id)) :])
     prefix = "/".join(filter(None, (parts[2], "output", below)))

@@ -1,6 +1,6 @@
-"""A script in place of a job: the request that its own lines make.
+"""Make the request of a script: its lines `#BATCHML` and `#SBATCH` are options.
 
-Its lines `#BATCHML` win over its lines `#SBATCH`, and flags of the command line over both.
+Lines `#BATCHML` take precedence over lines `#SBATCH`, and flags of the command line over both.
 """
 
 import os
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from batchml.model.job import JobSpec
 
 STDIN = "-"
-MAX_SCRIPT = 1024**2  # bytes of a script; a larger file is not taken for a script
+MAX_SCRIPT = 1024**2  # bytes; a larger file is not a script
 RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 
 _NAMED_STDIN = "stdin"
 
-# Flags of the command itself, which a script cannot give: they say what the command does.
+# Flags that a script cannot set: they change what the command does, not the run.
 _COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cancel-on-interrupt"}
 
 
 def check_script_exists(context: "Context", job: str | None) -> None:
-    """Raises ScriptNotFound for a word that can only be a script's name, where no such file is."""
+    """Raise ScriptNotFound for a name such as `train.sh`, if there is no such file or folder."""
     folders = (context.folder, *context.job_folders)
     if not job or any((folder / job).exists() for folder in folders):
         return
@@ -64,28 +64,28 @@ def is_script(context: "Context", job: str | None) -> bool:
 
 def apply_script(
     context: "Context",
-    order: RunRequest,
+    request: RunRequest,
     notices: list[str],
     *,
     read: Callable[[], bytes] = lambda: sys.stdin.buffer.read(MAX_SCRIPT + 1),
     environ: Mapping[str, str] = os.environ,
 ) -> RunRequest:
-    """The request with the options of the script that it names; any other request unchanged.
+    """Add the options of the script that a request names; another request is returned unchanged.
 
-    `notices` get messages about lines without effect. `read` reads the script of `-`, `environ` has
-    the variables that `#SBATCH --export=NAME` passes on.
+    `notices` get messages about lines without effect. `read` reads the script from stdin for `-`.
+    `environ` has the variables that `#SBATCH --export=NAME` passes on.
 
-    Raises ConfigError with every mistake of the script's lines, ScriptNotFound for no such file.
+    Raises ConfigError with all mistakes of the script's lines, and ScriptNotFound.
     """
     from batchml.jobs.slurm import read_slurm
     from batchml.runtime.entry.script import ARRAY, interpreter
 
-    if order.job is None or not is_script(context, order.job):
-        check_script_exists(context, order.job)
-        return order
+    if request.job is None or not is_script(context, request.job):
+        check_script_exists(context, request.job)
+        return request
 
-    path = None if order.job == STDIN else context.folder / order.job
-    shown = order.job if path else "The script on stdin"
+    path = None if request.job == STDIN else context.folder / request.job
+    shown = request.job if path else "The script on stdin"
     text = _decode(shown, path.read_bytes() if path else read())
     program = interpreter(text.encode().split(b"\n", 1)[0])
     script = read_script(text, program)
@@ -94,24 +94,26 @@ def apply_script(
     mistakes = sort_by_line([*script.mistakes, *wrong, *slurm.mistakes])
     if mistakes:
         raise ConfigError(shown, mistakes)
-    said = sort_by_line((*_login_notice(program, script), *script.notices, *slurm.notices))
-    notices += [f"{shown}, {words}" for words in said]
+    messages = sort_by_line((*_login_notice(program, script), *script.notices, *slurm.notices))
+    notices += [f"{shown}, {words}" for words in messages]
     folder = _code_folder(context, path, slurm.folder, shown)
-    command = _command(path, folder, text, order.command or ())
+    command = _command(path, folder, text, request.command or ())
     lower = _merge_requests(
         to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options))
     )
-    merged = _merge_requests(replace(order, job=None, command=command, folder=str(folder)), lower)
-    if merged.changes.get("queue") and not order.changes.get("queue"):
-        named = _queue_line(script, environ)
-        merged = replace(merged, queue_at=f"{path.name if path else shown}, line {named}")
-    facts = dict(slurm.variables)
-    if merged.array != slurm.options.get("array"):  # the numbers are not the script's own
-        facts.pop(ARRAY, None)
+    merged = _merge_requests(replace(request, job=None, command=command, folder=str(folder)), lower)
+    if merged.changes.get("queue") and not request.changes.get("queue"):
+        line = _queue_line(script, environ)
+        merged = replace(merged, queue_at=f"{path.name if path else shown}, line {line}")
+    variables = dict(slurm.variables)
+    if merged.array != slurm.options.get(
+        "array"
+    ):  # the flag --array replaced the task ids of the script
+        variables.pop(ARRAY, None)
     if not merged.changes.get("name"):
-        name = Path(order.job).stem if path else _NAMED_STDIN
-        merged = replace(merged, changes={**merged.changes, "name": _name(name)})
-    return _with_slurm_variables(merged, script, facts)
+        name = Path(request.job).stem if path else _NAMED_STDIN
+        merged = replace(merged, changes={**merged.changes, "name": to_name(name)})
+    return _with_slurm_variables(merged, script, variables)
 
 
 def _login_notice(program: list[str], script: Script) -> list[str]:
@@ -120,8 +122,8 @@ def _login_notice(program: list[str], script: Script) -> list[str]:
     if not script.has_slurm or without_login(program) == program:
         return []
     return [
-        f"line 1: {' '.join(program)} is run without {program[1]}: a profile would set PATH anew, "
-        "and hide the programs of the image."
+        f"line 1: {' '.join(program)} is run without {program[1]}: a login profile would "
+        "replace PATH, and the programs of the image would not be found."
     ]
 
 
@@ -135,8 +137,8 @@ def _decode(shown: str, data: bytes) -> str:
 
 
 def _code_folder(context: "Context", path: Path | None, named: str, shown: str) -> Path:
-    """The folder that is sent as code: the one that `-D` names, else the current folder, as for
-    sbatch; the script's own where the script lies elsewhere.
+    """The folder that is sent as code: the folder of `--chdir`, else the current folder, as for
+    sbatch; the script's folder if the script is not below the current folder.
     """
     if named:
         folder = context.folder / named
@@ -151,7 +153,7 @@ def _code_folder(context: "Context", path: Path | None, named: str, shown: str) 
 def _command(
     path: Path | None, folder: Path, text: str, arguments: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """How the script is run: from the code that is sent, or else packed into the command."""
+    """The command that runs the script: from the code, or else packed into the command."""
     from batchml.runtime.entry.script import PACKED, pack
 
     if path is not None and path.resolve().is_relative_to(folder.resolve()):
@@ -159,13 +161,8 @@ def _command(
     return (*RUNNER, PACKED, pack(text.encode()), path.name if path else _NAMED_STDIN, *arguments)
 
 
-def _name(text: str) -> str:
-
-    return to_name(text)
-
-
 def _merge_requests(upper: RunRequest, lower: RunRequest) -> RunRequest:
-    """The values of `upper`, and for the rest those of `lower`."""
+    """The request with the options of both; `upper` takes precedence."""
     return replace(
         upper,
         changes=_merge_tables(upper.changes, lower.changes),
@@ -191,7 +188,7 @@ def _merge_tables(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[st
 
 
 def _queue_line(script: Script, environ: Mapping[str, str]) -> int:
-    """The number of the line that names the queue: the last `#BATCHML` line, else `#SBATCH`."""
+    """The number of the line that sets the queue: the last `#BATCHML`, else the last `#SBATCH`."""
     from batchml.jobs.slurm import read_slurm
 
     ours = [line.number for line in script.ours if read_options([line])[0].get("queue")]
@@ -204,8 +201,9 @@ def _queue_line(script: Script, environ: Mapping[str, str]) -> int:
 
 
 def with_slurm_sizes(spec: "JobSpec") -> "JobSpec":
-    """A job that speaks Slurm, with its real sizes in the Slurm variables: flags, and this machine,
-    may give other sizes than the script asks for. Any other job unchanged.
+    """A job with Slurm's variables, with the job's real sizes in them; another job unchanged.
+
+    Flags of the command line, or this machine, may change the sizes that the script requests.
     """
     if not spec.env.get(SLURM):
         return spec
@@ -226,25 +224,26 @@ def with_slurm_sizes(spec: "JobSpec") -> "JobSpec":
 
 
 def _with_slurm_variables(
-    order: RunRequest, script: Script, facts: Mapping[str, str]
+    request: RunRequest, script: Script, variables: Mapping[str, str]
 ) -> RunRequest:
-    """The request with the variables that Slurm would set; unchanged for a script that does not
-    speak Slurm, since programs that find the variables assume a cluster.
+    """The request with the variables that Slurm would set.
+
+    A script without `#SBATCH` lines gets none: programs that find them assume a Slurm cluster.
     """
     if not script.has_slurm:
-        return order
-    told = {SLURM: "1", "SLURM_JOB_NAME": order.changes["name"], **facts}
-    env = {**told, **(order.changes.get("env") or {})}
-    return replace(order, changes={**order.changes, "env": env})
+        return request
+    slurm = {SLURM: "1", "SLURM_JOB_NAME": request.changes["name"], **variables}
+    env = {**slurm, **(request.changes.get("env") or {})}
+    return replace(request, changes={**request.changes, "env": env})
 
 
 # --- Lines #BATCHML -------------------------------------------------------------------------------
 
 
 def read_options(lines: Sequence[ScriptLine]) -> tuple[SubmitOptions, list[str]]:
-    """The options that lines `#BATCHML` set, and every mistake in them.
+    """The options that lines `#BATCHML` set, and all mistakes in the lines.
 
-    Of a flag that is given twice the last counts, as on a command line.
+    If a flag is given twice, the last one counts, as on a command line.
     """
     found: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -267,7 +266,7 @@ def _flags() -> dict[str, OptionRow]:
 
 
 def _read_flag(words: list[str], found: dict[str, Any]) -> str:
-    """Move one flag with its value from the words into `found`; its mistake, or ""."""
+    """Move one flag with its value from `words` to `found`; a mistake in it, or ""."""
     word = words.pop(0)
     flag, equals, value = word.partition("=")
     short = word[:2]
@@ -277,9 +276,9 @@ def _read_flag(words: list[str], found: dict[str, Any]) -> str:
         return f"{flag} belongs on the command line: it says what the command does, not the run."
     row = _flags().get(flag)
     if row is None:
-        while words and not words[0].startswith("-"):  # its values
+        while words and not words[0].startswith("-"):  # the values of the unknown flag
             words.pop(0)
-        return f"{OURS} {word}: is no flag of batchml submit.{did_you_mean(flag, _flags())}"
+        return f"{OURS} {word}: not a flag of batchml submit.{did_you_mean(flag, _flags())}"
     if row.type is bool:
         found[row.name] = True
         return f"{flag}: takes no value." if equals else ""

@@ -1,4 +1,4 @@
-"""Find runs: in AWS Batch, which forgets them seven days after their end, and in the history.
+"""Search for runs in AWS Batch, which forgets them some days after their end, and in the history.
 
 Source: AWS Batch User Guide, "Jobs" (a finished job stays listed for at least seven days).
 """
@@ -33,12 +33,11 @@ from batchml.model.run import (
 )
 
 COMMIT_TAG = "batchml:commit"
-SWEEP_TAG = "batchml:sweep"  # tag of the runs of a sweep: its key
-_STORE_VARIABLE = (
-    "BATCHML_SWEEP"  # variable of its trials: the address of its store, which ends with the key
-)
-LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: then an unknown run is lost
-LISTED_WITHIN = 60_000  # ms after its submission in which AWS Batch may not return a run yet
+SWEEP_TAG = "batchml:sweep"  # on the runs of a sweep: its key
+# Environment variable of the runs of a sweep: the address of its store, which ends with its key.
+_STORE_VARIABLE = "BATCHML_SWEEP"
+LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: AWS Batch has forgotten the run
+LISTED_WITHIN = 60_000  # ms after its submission: until then AWS Batch may not return the run
 MIN_COMMIT = 4  # characters, as in git
 
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
@@ -49,7 +48,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 class MetricCondition(Struct, frozen=True):
-    """`val_accuracy > 0.98`"""
+    """A condition for the last value of a metric: `val_accuracy > 0.98`."""
 
     name: str
     sign: str
@@ -73,30 +72,32 @@ class RunFilter(Struct, frozen=True):
     params: dict[str, str] = {}
     metrics: tuple[MetricCondition, ...] = ()
     commit: str = ""
-    everything: bool = False  # workers of group runs, too
+    include_workers: bool = False  # list the workers of group runs beside their heads
 
     @property
     def is_deep(self) -> bool:
-        """True when the answer of ListJobs is not enough to match a run."""
+        """True if the answer of ListJobs is not enough to decide whether a run matches."""
         return bool(self.tags or self.params or self.metrics or self.commit) or any(
             state not in JobStatus.__members__ for state in self.states
         )
 
     @property
     def leaves_out_sweeps(self) -> bool:
-        """True unless a sweep, or a run by its name, is wanted: sweeps would hide other runs."""
+        """True unless the filter has a name or a sweep: runs of sweeps would hide other runs."""
         return not self.name and SWEEP_TAG not in self.tags
 
     @property
     def leaves_out_workers(self) -> bool:
-        """True unless workers are wanted: the head stands for its group run."""
-        return not (self.everything or self.name or GANG_TAG in self.tags or GROUP_TAG in self.tags)
+        """True if only the head of a group run is listed, not its workers."""
+        return not (
+            self.include_workers or self.name or GANG_TAG in self.tags or GROUP_TAG in self.tags
+        )
 
 
 class FoundRun(Struct, frozen=True):
-    """A run as AWS Batch describes it, as the history has it, or both.
+    """A run as AWS Batch describes it, its record in the history, or both.
 
-    `run` is None for a run that AWS Batch has forgotten and whose end was not seen on this machine.
+    `run` is None if AWS Batch has forgotten the run and the history does not have its end.
     """
 
     run: Run | None
@@ -140,7 +141,7 @@ class FoundRun(Struct, frozen=True):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command as it was given: a long one is not in the request."""
+        """The command as the user gave it: a long command is not in the request."""
         return self._known.command or (self.run.command if self.run else ())
 
     @property
@@ -149,24 +150,24 @@ class FoundRun(Struct, frozen=True):
 
     @property
     def sweep(self) -> str:
-        """The key of the sweep that submitted it, as a trial or its controller; empty for none."""
+        """The key of the sweep whose trial or controller the run is; "" for other runs."""
         store = self.run.environment.get(_STORE_VARIABLE, "") if self.run else ""
         key = self.tags.get(SWEEP_TAG, "") or store.rstrip("/").rpartition("/")[2]
         return key if is_key(key) else ""
 
     @property
     def is_worker(self) -> bool:
-        """True for a part of another run: workers of a group run, and watchers."""
+        """True for workers of a group run, and for watchers of a run that may move."""
         return is_worker(self.tags) or WATCHES_TAG in self.tags
 
     @property
     def has_moved(self) -> bool:
-        """True for a job that was left: its run goes on as another job, in another queue."""
+        """True for a job whose run has moved: it goes on as another job, in another queue."""
         return self.run is not None and bool(moved_to(self.run))
 
     @property
     def states(self) -> set[str]:
-        """The names that match its state."""
+        """The state and the outcome class, as names for filters."""
         if self.run is None:
             return set()
         status = self.run.status
@@ -180,7 +181,7 @@ class FoundRun(Struct, frozen=True):
 
 
 def read_condition(text: str, flag: str) -> MetricCondition:
-    """`"val_accuracy>0.98"` as a condition. Raises UsageError."""
+    """Parse `val_accuracy>0.98`. Raises UsageError."""
     found = _CONDITION.fullmatch(text)
     if found:
         try:
@@ -191,10 +192,10 @@ def read_condition(text: str, flag: str) -> MetricCondition:
 
 
 def read_states(texts: Iterable[str], flag: str) -> frozenset[str]:
-    """Names of states (in any case) and of outcome classes. Raises UsageError."""
+    """Check names of states and outcome classes, in any case. Raises UsageError."""
     known = [*(each.value for each in JobStatus), *(each.value for each in OutcomeClass)]
     by_lower = {name.lower(): name for name in known}
-    # A name may be both a state and a class: ListJobs knows states.
+    # "succeeded" is a state and a class; the state needs no DescribeJobs.
     by_lower["succeeded"] = JobStatus.SUCCEEDED.value
     for text in texts:
         if text.lower() not in by_lower:
@@ -206,29 +207,29 @@ def read_states(texts: Iterable[str], flag: str) -> frozenset[str]:
 
 
 def read_commit(text: str, flag: str) -> str:
-    """The start of a commit's id. Raises UsageError."""
+    """Check the start of a commit's id. Raises UsageError."""
     if not re.fullmatch(rf"[0-9a-fA-F]{{{MIN_COMMIT},64}}", text):
         raise UsageError(f"{flag} {text}: give {MIN_COMMIT} or more digits of a commit's id.")
     return text.lower()
 
 
-def matches(found: FoundRun, wanted: RunFilter) -> bool:
-    """True when a run, with everything known about it, matches the filter."""
+def matches(found: FoundRun, filters: RunFilter) -> bool:
+    """True if a run matches, judged by all that the run and the record say."""
     return (
-        _may_match(found, wanted)
-        and (not wanted.states or bool(found.states & wanted.states))
-        and all(found.tags.get(name) == value for name, value in wanted.tags.items())
+        _may_match(found, filters)
+        and (not filters.states or bool(found.states & filters.states))
+        and all(found.tags.get(name) == value for name, value in filters.tags.items())
         and all(
             name in found.params and is_param_value(found.params[name], text)
-            for name, text in wanted.params.items()
+            for name, text in filters.params.items()
         )
-        and all(condition.holds(found.metrics) for condition in wanted.metrics)
-        and found.commit.startswith(wanted.commit)
+        and all(condition.holds(found.metrics) for condition in filters.metrics)
+        and found.commit.startswith(filters.commit)
     )
 
 
 def is_param_value(value: object, text: str) -> bool:
-    """True when `text` is this value of a parameter: 0.10 and 1e-1 are the same."""
+    """True if `text` is this value of a parameter: 0.10 and 1e-1 are equal."""
     if isinstance(value, bool):
         return text.lower() == str(value).lower()
     if isinstance(value, int | float):
@@ -239,12 +240,12 @@ def is_param_value(value: object, text: str) -> bool:
     return str(value) == text
 
 
-def _may_match(found: FoundRun, wanted: RunFilter) -> bool:
-    """Whether a summary may match: not by its state, which may have changed."""
+def _may_match(found: FoundRun, filters: RunFilter) -> bool:
+    """True if a run of ListJobs may match; its state may have changed, so it is not compared."""
     return (
-        (not wanted.queue or found.queue == wanted.queue)
-        and (not wanted.name or wanted.name in (found.name, *_names(found)))
-        and found.created_at >= wanted.since
+        (not filters.queue or found.queue == filters.queue)
+        and (not filters.name or filters.name in (found.name, *_names(found)))
+        and found.created_at >= filters.since
     )
 
 
@@ -258,45 +259,45 @@ def search(
     history: History,
     env: str,
     queues: Iterable[str],
-    wanted: RunFilter,
+    filters: RunFilter,
     measure: Callable[[Run, Record], Mapping[str, float]] | None = None,
     now: int = 0,
     left_out: set[str] | None = None,
 ) -> Iterator[FoundRun]:
-    """The runs that match the filter, newest first; calls are made as far as the caller reads.
+    """The runs that match the filter, newest first; calls are made as the caller iterates.
 
     A round is one page of ListJobs for each queue, and one DescribeJobs for up to a hundred runs
-    whose end was not seen before. Ends are kept in the history. `measure` reads the metrics in a
-    run's log; it is called where they matter and were not read before. `now` is in milliseconds
-    since the epoch. `left_out` gets the keys of the sweeps whose runs were left out.
+    whose end is not in the history. The history keeps their ends. `measure` reads the metrics in a
+    run's log; it is called if the filter has metrics that are not in the history. `now` is in
+    milliseconds since the epoch. `left_out` gets the keys of the sweeps whose runs were left out.
     """
     records = history.records(env)
-    newest: dict[str, str] = {}  # key -> its newest job, which stands for a run that has moved
+    newest: dict[str, str] = {}  # key -> the newest job of the run: a run that moves has several
 
-    def noted(found: FoundRun) -> FoundRun:
+    def note_newest(found: FoundRun) -> FoundRun:
         newest.setdefault(found.key, found.job_id)
         return found
 
     candidates = (
         found
-        for found in map(noted, _candidates(api, records, queues, wanted))
-        if _may_match(found, wanted) and _may_have_state(found, wanted)
+        for found in map(note_newest, _candidates(api, records, queues, filters))
+        if _may_match(found, filters) and _may_have_state(found, filters)
     )
-    but_metrics = replace(wanted, metrics=())
+    without_metrics = replace(filters, metrics=())
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
         for found in describe_candidates(api, history, chunk, now):
-            if matches(found, but_metrics):
-                if wanted.leaves_out_sweeps and found.sweep:
+            if matches(found, without_metrics):
+                if filters.leaves_out_sweeps and found.sweep:
                     if left_out is not None:
                         left_out.add(found.sweep)
                     continue
-                goes_on = wanted.queue or newest[found.key] != found.job_id
-                if found.has_moved and goes_on:
+                is_superseded = filters.queue or newest[found.key] != found.job_id
+                if found.has_moved and is_superseded:
                     continue
-                if wanted.leaves_out_workers and found.is_worker:
+                if filters.leaves_out_workers and found.is_worker:
                     continue
-                measured = _with_metrics(found, measure) if wanted.metrics else found
-                if matches(measured, wanted):
+                measured = _with_metrics(found, measure) if filters.metrics else found
+                if matches(measured, filters):
                     yield measured
 
 
@@ -309,26 +310,28 @@ def _with_metrics(
     return FoundRun(found.run, replace(record, metrics=dict(measure(found.run, record))))
 
 
-def _may_have_state(found: FoundRun, wanted: RunFilter) -> bool:
-    """False for a final state that does not match."""
-    if wanted.is_deep or not wanted.states or found.run is None:
+def _may_have_state(found: FoundRun, filters: RunFilter) -> bool:
+    """False if the run has ended in a state that does not match."""
+    if filters.is_deep or not filters.states or found.run is None:
         return True
-    return bool(found.states & wanted.states) or not found.run.status.is_terminal
+    return bool(found.states & filters.states) or not found.run.status.is_terminal
 
 
 def _candidates(
-    api: JobApi, records: HistoryRecords, queues: Iterable[str], wanted: RunFilter
+    api: JobApi, records: HistoryRecords, queues: Iterable[str], filters: RunFilter
 ) -> Iterator[FoundRun]:
-    """Every run once, newest first, as far as it is known without another call."""
-    # A name in AWS ends with the key of its submission: the asterisk is ListJobs' own.
-    name = f"{wanted.name}*" if wanted.name else ""
-    since = max(0, wanted.since)  # AWS refuses what was before 1970
+    """Every run once, newest first, as ListJobs or the history has it."""
+    # A job's name in AWS is the run's name and the key; ListJobs takes an asterisk at the end.
+    name = f"{filters.name}*" if filters.name else ""
+    since = max(0, filters.since)  # AWS refuses times before 1970
     listed = (
         (FoundRun(run, records.get(run.job_id)) for run in api.list_recent(queue, since, name))
         for queue in queues
     )
     kept = (
-        FoundRun(run_from_record(record), record) for record in records if record.at >= wanted.since
+        FoundRun(run_from_record(record), record)
+        for record in records
+        if record.at >= filters.since
     )
     seen: set[str] = set()
     for found in merge(*listed, kept, key=lambda each: each.created_at, reverse=True):
@@ -340,36 +343,38 @@ def _candidates(
 def describe_candidates(
     api: JobApi, history: History, candidates: list[FoundRun], now: int
 ) -> list[FoundRun]:
-    """The same runs with everything that AWS Batch knows, for those whose end was not seen: one
-    call.
-    """
+    """The same runs, as DescribeJobs returns those whose end is not in the history: one call."""
     ask = [found.job_id for found in candidates if not _needs_no_call(found)]
     arrays = [found.job_id for found in candidates if _lacks_start(found, now)]
     asked = [*ask, *map(first_child_id, arrays)]
-    told = api.describe(asked) if asked else {}
+    described = api.describe(asked) if asked else {}
     starts = {
-        each: at for each in arrays if (at := first_start(told.pop(first_child_id(each), None)))
+        each: at
+        for each in arrays
+        if (at := first_start(described.pop(first_child_id(each), None)))
     }
-    told = {each: _with_start(run, starts) for each, run in told.items()}
-    with suppress(OSError):  # as in `remember`
+    described = {each: _with_start(run, starts) for each, run in described.items()}
+    with suppress(OSError):  # as in `keep_ends`
         history.add_starts({each: at for each, at in starts.items() if each not in ask})
-    keep_ends(history, [found.record for found in candidates if found.record], told)
-    with suppress(OSError):  # as in `remember`
+    keep_ends(history, [found.record for found in candidates if found.record], described)
+    with suppress(OSError):  # as in `keep_ends`
         history.add_lost(
             found.job_id
             for found in candidates
-            if found.job_id in ask and found.job_id not in told and found.run is None
+            if found.job_id in ask and found.job_id not in described and found.run is None
             and found.created_at < now - LOST_AFTER
         )  # fmt: skip
     return [
         FoundRun(known and _with_start(known, starts), each.record)
         for each in map(_with_recorded_end, candidates)
-        for known in [told.get(each.job_id) or each.run or run_from_history(api, each.record, now)]
+        for known in [
+            described.get(each.job_id) or each.run or run_from_history(api, each.record, now)
+        ]
     ]
 
 
 def _lacks_start(found: FoundRun, now: int) -> bool:
-    """True for an array whose first start AWS Batch may know, and the history does not."""
+    """True for an array whose start is not in the history but may be in AWS Batch."""
     run = _with_recorded_end(found).run
     size = (run.array_size if run else 0) or (found.record.array_size if found.record else 0)
     if not size or found.created_at < now - LOST_AFTER:
@@ -385,29 +390,31 @@ def _with_start(run: Run, starts: Mapping[str, int]) -> Run:
 
 
 def _with_recorded_end(found: FoundRun) -> FoundRun:
-    """The run with everything that was seen of its end; ListJobs returns only a part."""
+    """The run as its record describes its end, which has more than ListJobs returns."""
     return FoundRun(run_from_record(found.record) or found.run, found.record)
 
 
 def _needs_no_call(found: FoundRun) -> bool:
-    """True when no call is needed: the end was seen, or nobody will ever know it."""
+    """True if the history has the run's end, or AWS Batch has forgotten the run."""
     record = found.record
     return record is not None and (record.has_ended or (record.lost and found.run is None))
 
 
-def keep_ends(history: History, records: Iterable[Record], told: Mapping[str, Run]) -> None:
-    """Keep the ends of this machine's runs, which AWS Batch will forget.
+def keep_ends(history: History, records: Iterable[Record], described: Mapping[str, Run]) -> None:
+    """Keep the ends of this machine's runs in the history: AWS Batch will forget them.
 
-    After a full disk the next call keeps them.
+    If the disk is full, the next call keeps them.
     """
     with suppress(OSError):
         history.add_ends(
-            told[each.job_id] for each in records if not each.has_ended and each.job_id in told
+            described[each.job_id]
+            for each in records
+            if not each.has_ended and each.job_id in described
         )
 
 
 def run_from_history(api: JobApi, record: Record | None, now: int) -> Run | None:
-    """A run that AWS Batch does not return: as it ended, or as it was just submitted; else None.
+    """A run that AWS Batch does not return, from its record: ended or just submitted; else None.
 
     AWS Batch may not return a run for some seconds; the embedded server returns it at once.
     """
@@ -420,7 +427,7 @@ def run_from_history(api: JobApi, record: Record | None, now: int) -> Run | None
 
 
 def run_as_submitted(record: Record) -> Run:
-    """The run as its submission describes it."""
+    """A record as a run that was just submitted."""
     return Run(
         record.job_id,
         record.name,

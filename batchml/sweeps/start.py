@@ -1,14 +1,16 @@
 """Start a sweep: find its file and its job, prepare and check it, and write it to its store.
 
-`resolve_sweep` reads the file and the job, with all mistakes of both at once. `prepare_sweep` works
-out the rest; nothing is sent. `start_sweep` writes code, image and the documents of the sweep; no
-trial is submitted yet. `check_sweep` is `sweep check`.
+`resolve_sweep` reads the file and the job, and reports all mistakes of both at once.
+`prepare_sweep` prepares all that the sweep needs; nothing is sent. `start_sweep` sends code and
+image, and writes the documents of the sweep; no trial is submitted yet. `check_sweep` makes the
+output of `sweep check`.
 """
 
 import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,14 @@ from batchml.runs.options import (
     resolve_job,
 )
 from batchml.runs.package import (
+    CommitQuery,
     PackageStore,
     code_folder,
     find_package_store,
     pack_code,
     store_package,
 )
-from batchml.runs.prepare import environment_variables, query_commit
+from batchml.runs.prepare import environment_variables
 from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
 from batchml.runtime.protocol.sweep import CONTRACT, EVERY, LOOK, TrialContract
@@ -58,18 +61,18 @@ from batchml.sweeps.spec.rules import check_with_job
 from batchml.sweeps.started import StartedSweep, write_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store
 
-FILE = "sweep.toml"  # in a job's folder; then the name of the job finds it
-_ATTEMPTS = 3  # of a trial whose host is lost, unless job.toml sets a number
+FILE = "sweep.toml"  # the name of a sweep file that is found by its job's name
+_ATTEMPTS = 3  # attempts at a trial whose host is lost, unless job.toml sets a number
 
 
 # --- The file and the job -------------------------------------------------------------------------
 
 
 class SweepOptions(Struct, frozen=True, kw_only=True):
-    """What the user asks for. `changes` are those of `--set`.
+    """The options of `sweep`.
 
-    `table` replaces the file. `job` replaces the job that the file names: a JobSpec, or the name or
-    folder of a job.
+    `changes` are the values of `--set`. `table` replaces the content of the file. `job` replaces
+    the job that the file names: a JobSpec, or the name or folder of a job.
     """
 
     file: str = ""
@@ -82,18 +85,18 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
 
 
 class ResolvedSweep(Struct, frozen=True):
-    """A sweep and its job as their files define them. `where` names the file in messages."""
+    """A sweep and its job, as their files define them."""
 
-    where: str
-    text: str
+    where: str  # the name of the sweep file in messages
+    text: str  # its content
     spec: SweepSpec
     job: ResolvedJob
 
 
 def limit_changes(trials: int | None, parallel: int | None) -> tuple[str, ...]:
     """`--trials` and `--parallel` as changes of the file."""
-    given = (("limits.trials", trials), ("limits.parallel", parallel))
-    return tuple(f"{key}={value}" for key, value in given if value is not None)
+    limits = (("limits.trials", trials), ("limits.parallel", parallel))
+    return tuple(f"{key}={value}" for key, value in limits if value is not None)
 
 
 def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
@@ -107,8 +110,10 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     if path is not None and path.name == FILE:
         table.setdefault("job", str(path.parent))
     if options.job is not None:
-        given = options.job
-        table["job"] = given if isinstance(given, str) else given.name or name_of(given.command)
+        new_job = options.job
+        if isinstance(new_job, JobSpec):
+            new_job = new_job.name or name_of(new_job.command)
+        table["job"] = new_job
     file_folder = path.parent if path else context.folder
     _name_after_folder(table, file_folder)
     mistakes: list[str] = []
@@ -117,12 +122,11 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
         spec = read_sweep(table, where, text=text, changes=options.changes)
     except ConfigError as error:
         mistakes += error.mistakes
-    named = spec.job if spec is not None else table.get("job")
-    if isinstance(named, str) and named:
+    job_name = spec.job if spec is not None else table.get("job")
+    if isinstance(job_name, str) and job_name:
         try:
-            job = _resolve_job(
-                context, options, named, file_folder, _set_by_every_trial(spec, table)
-            )
+            values = _set_by_every_trial(spec, table)
+            job = _resolve_job(context, options, job_name, file_folder, values)
         except ConfigError as error:
             mistakes += [f"{error.where}: {mistake}" for mistake in error.mistakes]
         except NotFound as error:
@@ -138,7 +142,7 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
 
 
 def _name_after_folder(table: dict[str, Any], file_folder: Path) -> None:
-    """A path such as `job = "."` has no name in it: the folder's name becomes the sweep's."""
+    """Name the sweep after the job's folder if `job` is a path without a name, such as "."."""
     job = table.get("job")
     if isinstance(job, str) and job and "name" not in table and not job.strip("./"):
         name = to_name((file_folder / job).resolve().name)[:MAX_NAME]
@@ -147,7 +151,7 @@ def _name_after_folder(table: dict[str, Any], file_folder: Path) -> None:
 
 
 def _set_by_every_trial(spec: SweepSpec | None, table: dict[str, Any]) -> frozenset[str]:
-    """The parameters that every trial gets a value for: in the job they need no default."""
+    """The parameters for which every trial has a value: the job needs no default for them."""
     if spec is not None:
         return frozenset(name for name, each in spec.space.items() if not each.when)
     space = table.get("space")
@@ -230,11 +234,9 @@ def _with_retries(job: ResolvedJob) -> ResolvedJob:
 def _find_job(name: str, folders: Sequence[Path], starts: Sequence[Path]) -> Path:
     """Find a job as `submit` does, from each folder of `starts` in turn. Raises NotFound."""
     *others, last = dict.fromkeys(starts)
-    for here in others:
-        try:
-            return find_job(name, folders, here)
-        except NotFound:
-            continue
+    for start in others:
+        with suppress(NotFound):
+            return find_job(name, folders, start)
     return find_job(name, folders, last)
 
 
@@ -242,7 +244,10 @@ def _find_job(name: str, folders: Sequence[Path], starts: Sequence[Path]) -> Pat
 
 
 class PreparedSweep(Struct, frozen=True):
-    """A sweep that can be started, and notices for the user. `cache` is None on `local`."""
+    """A sweep that can be started, and notices for the user.
+
+    `archive` is None for a job without code of its own, `cache` is None on `local`.
+    """
 
     sweep: StartedSweep
     archive: CodeArchive | None
@@ -253,13 +258,13 @@ class PreparedSweep(Struct, frozen=True):
 
 
 def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
-    """Work out a sweep. Nothing is sent and nothing is kept.
+    """Prepare a sweep. Nothing is sent and nothing is stored.
 
     Raises ConfigError with all the mistakes of the file and of its job, NotFound, UsageError.
     """
     resolved = resolve_sweep(context, options)
     folder = resolved.job.folder
-    commit_query = query_commit(folder)
+    commit_query = CommitQuery(folder)
     notices: list[str] = []
     spec, job, cache = resolved.spec, resolved.job.spec, None
     if context.settings.is_local:
@@ -276,7 +281,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
     request = RunRequest(include_secrets=options.include_secrets)
     archive = pack_code(context, request, resolved.job, packages, notices)
     key = new_key(os.urandom)
-    commit = commit_query.read().id if commit_query else ""
+    commit = commit_query.read().id
     tags = {SWEEP_TAG: key, "batchml:job": resolved.job.job, "batchml:commit": commit}
     if not context.settings.is_local:
         tags |= owner_tags(context.env)
@@ -316,8 +321,8 @@ def start_sweep(
 ) -> SweepStore:
     """Write the code, the image and the documents of the sweep; its store. No trial runs yet.
 
-    A process that is killed meanwhile leaves no sweep, or a whole one: `spec.json` is written last.
-    `before_spec` is called right before that.
+    A process that is killed meanwhile leaves no sweep, or a complete one: `spec.json` is written
+    last. `before_spec` is called right before it is written.
     """
     sweep = prepared.sweep
     context.connect()
@@ -331,7 +336,7 @@ def start_sweep(
         before_spec()
         write_started(store, sweep)
     except BatchmlError:
-        if prepared.cache is not None:  # it may be out of date
+        if prepared.cache is not None:  # the error may come from an outdated cache
             drop_cache(context)
         raise
     if prepared.cache is not None:
@@ -340,7 +345,7 @@ def start_sweep(
 
 
 def _environment_mistakes(context: Context, job: JobSpec, packages: PackageStore) -> list[str]:
-    """Why trials cannot run in an environment in AWS: they need our runtime, and a bucket."""
+    """Why trials cannot run in an environment in AWS: they need batchml's runtime, and a bucket."""
     if context.settings.is_local:
         return []
     if not packages.is_read:
@@ -357,8 +362,10 @@ def _environment_mistakes(context: Context, job: JobSpec, packages: PackageStore
 
 
 def _fit_parallel(spec: SweepSpec, job: JobSpec, notices: list[str]) -> SweepSpec:
-    """Let no more trials begin at once than this machine has room for. A method that learns from
-    results would otherwise choose parameters for trials that only wait."""
+    """Reduce `limits.parallel` to the trials that fit this machine at once.
+
+    A method that learns from results would otherwise choose parameters for trials that only wait.
+    """
     room = [
         machine.count_vcpus() // job.resources.vcpus,
         machine.memory_mib() // max(1, job.resources.memory_mib),
@@ -401,16 +408,18 @@ def _hourly_cost(
 # --- The contract with the trials -----------------------------------------------------------------
 
 
-# Intervals on `local`, in seconds: the store is a folder, and to read it costs nothing.
+# Seconds on `local` between two messages of a trial, and between two polls of the stop signal: the
+# store is a folder, and to read it costs nothing.
 LOCAL_EVERY, LOCAL_LOOK = 2.0, 1.0
 
-# Elsewhere the trials of a wide sweep report less often: one controller reads all messages, and a
-# prefix of a bucket takes 3,500 puts and 5,500 lists a second. Of all trials together, a second:
+# In AWS the trials of a wide sweep report less often: one controller reads all messages, and a
+# prefix of a bucket takes 3,500 PUT and 5,500 GET requests a second. These are the most messages
+# and polls a second of all trials together.
 _MESSAGES, _LOOKS = 20, 100
 
 
 def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
-    """The contract with all trials of a sweep, which is written once."""
+    """The contract with all trials of a sweep: what they run, report and obey. Written once."""
     spec, job, width = sweep.spec, sweep.job_spec, sweep.spec.limits.parallel
     stop = spec.early_stop
     return TrialContract(
@@ -447,12 +456,12 @@ class SweepCheck(Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """As text. The long requests come first, so that the forecast is in sight at the end."""
-        sweep, found = self.sweep, []
+        """As text. The long requests come first, so that the forecast stays visible at the end."""
+        sweep, requests = self.sweep, []
         for name, request in self.requests.items():
-            found += [f"{name}:", *json.dumps(request, indent=2).split("\n")]
+            requests += [f"{name}:", *json.dumps(request, indent=2).split("\n")]
         return [
-            *found,
+            *requests,
             f"Sweep {sweep.name} of job {sweep.job_spec.name}, in {sweep.env}: nothing was sent.",
             *describe(self.forecast),
             *(["Free: it runs on this machine, without a usd_per_hour."] if sweep.is_free else []),
@@ -461,7 +470,7 @@ class SweepCheck(Struct, frozen=True):
         ]
 
     def _terminal_line(self) -> list[str]:
-        """Whether the terminal has to stay open."""
+        """A line if the sweep needs this terminal or a controller that is a run."""
         if self.chosen_mode.mode is SubmitMode.BATCHES:
             return ["It needs this terminal until its end, or --detach: then a run controls it."]
         if needs_controller(self.sweep):
@@ -480,18 +489,18 @@ class SweepCheck(Struct, frozen=True):
 
 
 def check_sweep(sweep: StartedSweep) -> SweepCheck:
-    """Work out a sweep's forecast and first requests. Nothing is sent."""
+    """Forecast a sweep and make its first requests. Nothing is sent."""
     forecast = make_forecast(sweep.spec, sweep.job_spec, hourly=sweep.hourly)
     if sweep.is_free:
         forecast = replace(forecast, cost=0.0)
-    chosen = sweep.chosen_mode
-    return SweepCheck(sweep, chosen, forecast, first_requests(sweep, _first_size(sweep)))
+    requests = first_requests(sweep, _first_size(sweep))
+    return SweepCheck(sweep, sweep.chosen_mode, forecast, requests)
 
 
 def _first_size(sweep: StartedSweep) -> int:
     """The number of children of the first batch of trials."""
     trials = count_trials(sweep.spec)
     if sweep.mode is SubmitMode.BATCHES:
-        width = sweep.spec.limits.parallel
-        return width if trials is None else min(width, trials)
+        parallel = sweep.spec.limits.parallel
+        return min(parallel, trials or parallel)
     return min(trials or 1, MAX_ARRAY)

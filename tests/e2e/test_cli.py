@@ -397,7 +397,7 @@ def test_a_log_cut_off_by_a_stop_is_known_to_be_whole(cli: Cli) -> None:
 def test_a_file_that_cannot_be_read_or_sent_is_named(cli: Cli) -> None:
     (cli.folder / "data").symlink_to("/etc")
     shown = cli("submit", "--wait", "--", "ls")
-    assert "Left behind, not being files of this folder: data." in shown.err
+    assert "Not sent, because they are not files of this folder: data." in shown.err
     if os.geteuid() != 0:  # root reads everything
         (cli.folder / "secret").write_text("")
         (cli.folder / "secret").chmod(0)

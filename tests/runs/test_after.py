@@ -151,7 +151,7 @@ def test_a_run_that_may_move_is_told_of(context: Context, status: str, warns: bo
     remember(context, "gpu", "spotty", job_id, "7aaaaaaaaaaaaaaaa", fallback="batchml-gpu-od:1800")
     notices: list[str] = []
     assert resolve_dependencies(context, ["spotty"], notices) == (job_id,)
-    assert [("fails what waits" in notice) for notice in notices] == [True] * warns
+    assert [("fails the jobs that depend on it" in notice) for notice in notices] == [True] * warns
 
 
 def test_explain_names_the_environment_of_what_is_waited_for() -> None:

@@ -92,7 +92,7 @@ def test_in_aws_the_run_itself_says_where(
 
 @pytest.mark.parametrize("store", ["", "s3://bkt", "file:///etc", "s3://B/../x y"])
 def test_a_run_without_a_store_has_none(store: str, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="nothing kept"):
+    with pytest.raises(NotFound, match="BATCHML_OUTPUT_DIR were not kept"):
         open_outputs(place(tmp_path, "dev"), found(environment={"BATCHML_STORE": store}))
 
 
@@ -105,7 +105,7 @@ def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> Non
     names = [each.name for each in files if not isinstance(each, CopiedOutputs)]
     assert names == ["0/m", "9/m", "10/m"]
     assert isinstance(open_outputs(place(tmp_path), found("id:9")), FolderOutputs)
-    with pytest.raises(NotFound, match="Its folder is gone"):
+    with pytest.raises(NotFound, match="Its folder was deleted"):
         open_outputs(place(tmp_path), found("other", started_at=1))
     with pytest.raises(NotFound, match="It never began"):
         open_outputs(place(tmp_path), found("other"))

@@ -371,7 +371,7 @@ def test_workers_are_listed_only_where_they_are_asked_for() -> None:
     assert worker.is_worker
     assert RunFilter().leaves_out_workers
     asked = [
-        RunFilter(everything=True), RunFilter(name="vit-decoders"),
+        RunFilter(include_workers=True), RunFilter(name="vit-decoders"),
         RunFilter(tags={"batchml:gang": KEYS[0]}), RunFilter(tags={"batchml:group": "decoders"}),
     ]  # fmt: skip
     for wanted in asked:

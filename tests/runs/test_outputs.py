@@ -170,7 +170,7 @@ def test_what_the_first_node_left_lies_beside_the_folders_of_the_others(tmp_path
     done = copied(
         ChildrenOutputs({"": Names("m", "sub/x", "node-1/y"), "node-1": Names("y")}), tmp_path
     )
-    assert done.left_out == ("node-1/y: another node's outputs go there",)
+    assert done.left_out == ("node-1/y: the outputs of another node have this folder",)
     names = sorted(
         str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
     )

@@ -88,7 +88,7 @@ def test_requirements_that_are_not_used_are_said(tmp_path: Path, aws: Aws) -> No
     (tmp_path / "requirements.txt").write_text("six\n")
     plain = RunRequest(command=("true",), changes={"queue": "gpu", "code": False})
     assert (
-        "requirements.txt here: not used; --image . makes the image of it."
+        "The image does not use requirements.txt; --image . builds an image with it."
         in prepare(place, plain, dry_run=True).notices
     )
     asked = RunRequest(command=("true",), changes={**plain.changes, "image": "."})

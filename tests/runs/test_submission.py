@@ -466,7 +466,10 @@ def test_ranks_need_an_image_with_our_runtime(tmp_path: Path, aws: Aws) -> None:
     [
         (("torchrun", "--nnodes", "2", "train.py"), "set nodes in job.toml"),
         (("torchrun", "--nproc-per-node", "4"), "no script"),
-        (("python", "-m", "torch.distributed.run", "--wat", "x", "t.py"), "--wat is not known"),
+        (
+            ("python", "-m", "torch.distributed.run", "--wat", "x", "t.py"),
+            "--wat is not a flag that batchml knows",
+        ),
     ],
 )
 def test_a_line_with_torchrun_that_no_node_would_take_is_refused_here(

@@ -88,7 +88,7 @@ def ls(
         params=read_pairs(param, "--param"),
         metrics=tuple(read_condition(text, "--metric") for text in metric or ()),
         commit=read_commit(commit, "--commit") if commit else "",
-        everything=all_,
+        include_workers=all_,
     )
     found, more, sweeps = find(context, wanted, limit)
     if json_:
@@ -102,7 +102,7 @@ def ls(
             _say_next_commands(context, found)
     elif sweeps:
         pass  # which is said below
-    elif wanted not in (RunFilter(), RunFilter(everything=True)):
+    elif wanted not in (RunFilter(), RunFilter(include_workers=True)):
         say(f"No runs match.{_unknown_metrics(context, wanted)}")
     else:
         say("No runs. `batchml submit --wait lenet` starts one.")
