@@ -24,9 +24,10 @@ test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the
 full: .venv/installed-dev .venv-scan/installed
 	$(PYTEST) $(PARALLEL) -m 'not slow and not clients'
 
-# Most of these train, with one thread each: more threads than cores wait for each other.
+# Most of these train, with one thread each: more threads than cores wait for each other. Reading all
+# other tests to find them would take longer than the shortest of them.
 slow: .venv/installed-dev .venv-scan/installed
-	$(PYTEST) -n 2 --dist worksteal -m slow
+	$(PYTEST) -n 2 --dist worksteal -m slow $$(grep -rl 'mark\.slow' tests --include='test_*.py')
 
 TORTURES := torture server/test_malformed.py server/test_forged.py jobs/test_ignore.py \
   runs/test_submit.py runs/test_watch_world.py runtime/test_transfer.py process/test_torchrun.py \
