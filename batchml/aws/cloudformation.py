@@ -1,9 +1,9 @@
 """CloudFormation: read, create, change and delete the stacks of an environment.
 
-Every call that changes something has a ClientRequestToken, so that a call that the SDK sends twice
-counts once. The name of a change set is a hash of its content, so that an interrupted command finds
-its own when it is repeated. All other tokens are new in each call: the same stack may have to be
-created or deleted again.
+Every call that changes a stack has a ClientRequestToken, so that AWS carries it out once, even if
+the SDK sends it twice. The name of a change set is a hash of its content, so that an interrupted
+command finds its change set when it is repeated. All other tokens are new in each call, because the
+same stack may have to be created or deleted again.
 
 Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestToken".
 """
@@ -12,11 +12,13 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries, read_token_pages
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 
@@ -28,7 +30,7 @@ _ALLOW_ALL = json.dumps(
 
 
 class Stack(Struct, frozen=True):
-    """A stack in AWS. `template` is the text of the last deployment."""
+    """A stack in AWS. `template` is the template's text in its last deployment."""
 
     id: str
     name: str
@@ -47,7 +49,7 @@ class Stack(Struct, frozen=True):
 
 
 class Blueprint(Struct, frozen=True):
-    """The wanted content of a stack."""
+    """The content that a stack shall have."""
 
     name: str
     template: str
@@ -57,16 +59,18 @@ class Blueprint(Struct, frozen=True):
     policy: str = ""  # a stack policy, as JSON
 
     def token(self, operation: str, since: str = "") -> str:
-        """A hash of the operation and the content; `since`: the stack's last change."""
+        """A hash of the operation, the content and the stack's last change (its time `since`)."""
         content = [operation, self.name, self.template, self.parameters, self.tags, since]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return f"batchml-{operation}-{digest[:40]}"
 
 
 class StackEvent(Struct, frozen=True):
+    """An event of a stack, or of one of its resources."""
+
     id: str
     at: str
-    resource: str  # the logical id; the stack's name in events of the stack itself
+    resource: str  # the logical id; for events of the stack itself, the stack's name
     type: str
     physical_id: str
     status: str
@@ -75,7 +79,7 @@ class StackEvent(Struct, frozen=True):
 
 
 class StackChange(Struct, frozen=True):
-    """A change of one resource. `replacement` is "True", "False" or "Conditional"."""
+    """A change of one resource. `replacement` is AWS's "True", "False" or "Conditional"."""
 
     action: str
     resource: str
@@ -85,11 +89,13 @@ class StackChange(Struct, frozen=True):
 
 
 class ChangeSet(Struct, frozen=True):
+    """A change set: the changes that an update would make."""
+
     id: str
     status: str
     reason: str = ""
     changes: tuple[StackChange, ...] = ()
-    token: str = ""  # of the Blueprint for which it was made
+    token: str = ""  # the token of its Blueprint
 
     @property
     def is_ready(self) -> bool:
@@ -101,7 +107,7 @@ class ChangeSet(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would change, which AWS says in the reason alone."""
+        """Whether nothing would change. Only the reason tells: the status is FAILED."""
         text = self.reason
         return "didn't contain changes" in text or "No updates are to be performed" in text
 
@@ -135,20 +141,18 @@ class Stacks:
     ) -> dict[str, Stack]:
         """Return the named stacks that exist, with their templates.
 
-        Stacks for which `beside` is true are returned, too, without their templates. The call reads
-        all stacks of the region anyway.
+        Other stacks for which `beside` is true are returned without their templates. The call reads
+        all stacks of the region in any case.
         """
         found = {}
-        with translate_errors("DescribeStacks"):
-            for page in self._client.get_paginator("describe_stacks").paginate():
-                for detail in page["Stacks"]:
-                    stack = _stack(detail)
-                    if stack.status == _GONE:
-                        continue
-                    if stack.name in names:
-                        found[stack.name] = self._with_template(stack)
-                    elif beside(stack):
-                        found[stack.name] = stack
+        for detail in read_entries(self._client, "DescribeStacks", "Stacks"):
+            stack = _stack(detail)
+            if stack.status == _GONE:
+                continue
+            if stack.name in names:
+                found[stack.name] = self._with_template(stack)
+            elif beside(stack):
+                found[stack.name] = stack
         return found
 
     def read(self, name_or_id: str) -> Stack | None:
@@ -165,8 +169,7 @@ class Stacks:
 
     def _describe(self, name_or_id: str) -> dict[str, Any] | None:
         try:
-            with translate_errors("DescribeStacks"):
-                found = self._client.describe_stacks(StackName=name_or_id)["Stacks"]
+            found = call(self._client, "DescribeStacks", StackName=name_or_id)["Stacks"]
         except ServiceError as error:
             if _says_missing(error):
                 return None
@@ -174,23 +177,13 @@ class Stacks:
         return dict(found[0]) if found else None
 
     def _with_template(self, stack: Stack) -> Stack:
-        from msgspec.structs import replace
-
-        with translate_errors("GetTemplate"):
-            body = self._client.get_template(StackName=stack.id, TemplateStage="Original").get(
-                "TemplateBody", ""
-            )
-        text = body if isinstance(body, str) else json.dumps(body)
-        return replace(stack, template=text)
+        answer = call(self._client, "GetTemplate", StackName=stack.id, TemplateStage="Original")
+        body = answer.get("TemplateBody", "")
+        return replace(stack, template=body if isinstance(body, str) else json.dumps(body))
 
     def events(self, stack_id: str, after: str = "") -> list[StackEvent]:
         """The events after the event `after`, oldest first; all events if it is empty."""
-        found = []
-        for event in self._newest_first(stack_id):
-            if event.id == after:
-                break
-            found.append(event)
-        return found[::-1]
+        return [*takewhile(lambda event: event.id != after, self._newest_first(stack_id))][::-1]
 
     def operation(self, stack_id: str) -> list[StackEvent]:
         """The events of the newest operation on a stack, oldest first.
@@ -209,151 +202,122 @@ class Stacks:
         return found[::-1]
 
     def _newest_first(self, stack_id: str) -> Iterator[StackEvent]:
-        with translate_errors("DescribeStackEvents"):
-            pages = self._client.get_paginator("describe_stack_events").paginate(StackName=stack_id)
-            for page in pages:
-                yield from map(_event, page["StackEvents"])
+        operation, member = "DescribeStackEvents", "StackEvents"
+        return map(_event, read_entries(self._client, operation, member, StackName=stack_id))
 
     # --- Change -----------------------------------------------------------------------------
 
     def create(self, blueprint: Blueprint) -> str:
         """Begin to create a stack. Return its id."""
         policy = {"StackPolicyBody": blueprint.policy} if blueprint.policy else {}
-        with translate_errors("CreateStack"):
-            made = self._client.create_stack(
-                **_content(blueprint),
-                **policy,
-                EnableTerminationProtection=blueprint.is_protected,
-                ClientRequestToken=_once("create"),
-            )
-            return str(made["StackId"])
+        answer = call(
+            self._client,
+            "CreateStack",
+            **_content(blueprint),
+            **policy,
+            EnableTerminationProtection=blueprint.is_protected,
+            ClientRequestToken=_new_token("create"),
+        )
+        return str(answer["StackId"])
 
     def create_change_set(self, blueprint: Blueprint, stack: Stack) -> str:
         """Begin to create a change set for an update. Return its id."""
         token = blueprint.token("update", stack.changed_at)
+        names = {"ChangeSetName": token, "ChangeSetType": "UPDATE", "ClientToken": token}
         try:
-            with translate_errors("CreateChangeSet"):
-                made = self._client.create_change_set(
-                    **_content(blueprint),
-                    ChangeSetName=token,
-                    ChangeSetType="UPDATE",
-                    ClientToken=token,
-                )
-                return str(made["Id"])
+            answer = call(self._client, "CreateChangeSet", **_content(blueprint), **names)
+            return str(answer["Id"])
         except ServiceError as error:
             if error.code != "AlreadyExistsException":
                 raise
         # An earlier command made the same change set.
-        with translate_errors("DescribeChangeSet"):
-            found = self._client.describe_change_set(ChangeSetName=token, StackName=blueprint.name)
-            return str(found["ChangeSetId"])
+        request = {"ChangeSetName": token, "StackName": blueprint.name}
+        return str(call(self._client, "DescribeChangeSet", **request)["ChangeSetId"])
 
     def read_change_set(self, change_set_id: str) -> ChangeSet:
-        changes: list[StackChange] = []
-        with translate_errors("DescribeChangeSet"):
-            # botocore's paginator for this operation returns the changes alone.
-            page = self._client.describe_change_set(ChangeSetName=change_set_id)
-            first = page
-            changes += map(_change, page.get("Changes", ()))
-            while page.get("NextToken"):
-                page = self._client.describe_change_set(
-                    ChangeSetName=change_set_id, NextToken=page["NextToken"]
-                )
-                changes += map(_change, page.get("Changes", ()))
-            return ChangeSet(
-                change_set_id, first["Status"], first.get("StatusReason", ""), tuple(changes)
-            )
+        # botocore's paginator for this operation returns only the changes.
+        pages = [*read_token_pages(self._client, "DescribeChangeSet", ChangeSetName=change_set_id)]
+        changes = tuple(_change(each) for page in pages for each in page.get("Changes", ()))
+        status, reason = pages[0]["Status"], pages[0].get("StatusReason", "")
+        return ChangeSet(change_set_id, status, reason, changes)
 
     def execute(self, change_set_id: str) -> None:
-        token = hashlib.sha256(change_set_id.encode()).hexdigest()[:40]
-        with translate_errors("ExecuteChangeSet"):
-            self._client.execute_change_set(
-                ChangeSetName=change_set_id, ClientRequestToken=f"batchml-execute-{token}"
-            )
+        """Begin to update the stack of a change set."""
+        token = f"batchml-execute-{hashlib.sha256(change_set_id.encode()).hexdigest()[:40]}"
+        request = {"ChangeSetName": change_set_id, "ClientRequestToken": token}
+        call(self._client, "ExecuteChangeSet", **request)
 
     def discard(self, change_set_id: str) -> None:
-        with translate_errors("DeleteChangeSet"):
-            self._client.delete_change_set(ChangeSetName=change_set_id)
+        """Delete a change set."""
+        call(self._client, "DeleteChangeSet", ChangeSetName=change_set_id)
 
     def delete(self, stack: Stack) -> None:
         """Begin to delete a stack. Resources with a DeletionPolicy of Retain stay."""
         if stack.is_protected:
             self._protect(stack.name, False)
-        with translate_errors("DeleteStack"):
-            self._client.delete_stack(StackName=stack.id, ClientRequestToken=_once("delete"))
+        request = {"StackName": stack.id, "ClientRequestToken": _new_token("delete")}
+        call(self._client, "DeleteStack", **request)
 
-    def _protect(self, name: str, on: bool) -> None:
-        with translate_errors("UpdateTerminationProtection"):
-            self._client.update_termination_protection(
-                StackName=name, EnableTerminationProtection=on
-            )
+    def _protect(self, name: str, is_protected: bool) -> None:
+        request = {"StackName": name, "EnableTerminationProtection": is_protected}
+        call(self._client, "UpdateTerminationProtection", **request)
+
+    def _set_policy(self, name: str, policy: str) -> None:
+        call(self._client, "SetStackPolicy", StackName=name, StackPolicyBody=policy)
 
     def guard(self, blueprint: Blueprint) -> None:
         """Set the stack policy and the termination protection of a stack.
 
-        The protection comes last: while it is off, the policy may be off, too. See `unguard`.
+        The protection is set last: a stack with protection also has its policy. See `unguard`.
         """
         if blueprint.policy:
-            with translate_errors("SetStackPolicy"):
-                self._client.set_stack_policy(
-                    StackName=blueprint.name, StackPolicyBody=blueprint.policy
-                )
+            self._set_policy(blueprint.name, blueprint.policy)
         if blueprint.is_protected:
             self._protect(blueprint.name, True)
 
     def unguard(self, name: str) -> None:
         """Let the next update replace and remove data.
 
-        The protection goes first, because DescribeStacks shows the protection and not the policy:
-        after an interruption, a stack without protection is guarded again.
+        The protection is removed first, because DescribeStacks shows the protection but not the
+        policy: after an interruption, the next command guards a stack without protection again.
         """
         self._protect(name, False)
-        with translate_errors("SetStackPolicy"):
-            self._client.set_stack_policy(StackName=name, StackPolicyBody=_ALLOW_ALL)
+        self._set_policy(name, _ALLOW_ALL)
 
     def continue_rollback(self, stack: Stack, skip: Sequence[str]) -> None:
         """Continue a rollback that is stuck, without the resources `skip`."""
-        with translate_errors("ContinueUpdateRollback"):
-            self._client.continue_update_rollback(
-                StackName=stack.id,
-                ClientRequestToken=_once("continue"),
-                **({"ResourcesToSkip": list(skip)} if skip else {}),
-            )
+        request: dict[str, Any] = {
+            "StackName": stack.id,
+            "ClientRequestToken": _new_token("continue"),
+        }
+        if skip:
+            request["ResourcesToSkip"] = list(skip)
+        call(self._client, "ContinueUpdateRollback", **request)
 
     # --- Drift ------------------------------------------------------------------------------
 
     def detect_drift(self, name: str) -> str:
         """Begin to compare a stack with its resources. Return the id of the detection."""
-        with translate_errors("DetectStackDrift"):
-            return str(self._client.detect_stack_drift(StackName=name)["StackDriftDetectionId"])
+        answer = call(self._client, "DetectStackDrift", StackName=name)
+        return str(answer["StackDriftDetectionId"])
 
     def has_drift_result(self, detection_id: str) -> bool:
         """Whether a detection has ended."""
-        with translate_errors("DescribeStackDriftDetectionStatus"):
-            found = self._client.describe_stack_drift_detection_status(
-                StackDriftDetectionId=detection_id
-            )
-            return bool(found["DetectionStatus"] != "DETECTION_IN_PROGRESS")
+        request = {"StackDriftDetectionId": detection_id}
+        answer = call(self._client, "DescribeStackDriftDetectionStatus", **request)
+        return bool(answer["DetectionStatus"] != "DETECTION_IN_PROGRESS")
 
     def drifts(self, name: str) -> list[Drift]:
-        """The resources that were changed or deleted. botocore has no paginator for them."""
-        found: list[Drift] = []
-        more: dict[str, str] = {}
-        while True:
-            with translate_errors("DescribeStackResourceDrifts"):
-                page = self._client.describe_stack_resource_drifts(
-                    StackName=name,
-                    StackResourceDriftStatusFilters=["MODIFIED", "DELETED"],
-                    **more,
-                )
-                found += map(_drift, page["StackResourceDrifts"])
-            if not page.get("NextToken"):
-                return found
-            more = {"NextToken": page["NextToken"]}
+        """The resources that were changed or deleted outside of CloudFormation."""
+        request = {
+            "StackName": name,
+            "StackResourceDriftStatusFilters": ["MODIFIED", "DELETED"],
+        }
+        pages = read_token_pages(self._client, "DescribeStackResourceDrifts", **request)
+        return [_drift(each) for page in pages for each in page["StackResourceDrifts"]]
 
 
-def _once(operation: str) -> str:
-    """A new token."""
+def _new_token(operation: str) -> str:
     return f"batchml-{operation}-{uuid.uuid4().hex}"
 
 

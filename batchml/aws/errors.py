@@ -1,9 +1,11 @@
-"""Turn the exceptions of botocore into batchml's own (batchml/errors.py).
+"""Call AWS, and turn the exceptions of botocore into batchml's own (batchml/errors.py).
 
-`translate_errors` is around each call to AWS. `classify_error` tells whether a call that failed may
-be sent again. The texts about credentials are in `credentials_help`.
+`call` and `read_pages` call an operation by its name in AWS. `translate_errors` is around every
+call. `classify_error` says whether a failed call may be sent again. The texts about credentials are
+in `credentials_help`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -28,11 +30,12 @@ from batchml.aws.credentials_help import (
 from batchml.clock import SystemClock
 from batchml.errors import AccessError, BatchmlError, CallNotSent, ServiceError, ServiceUnreachable
 
-# The exceptions of botocore by subject. They are listed by name, so that any version of botocore
-# will do. A class that is not listed counts as its nearest listed base class. CREDENTIAL_HELP lists
-# those about credentials. A test fails for a class of botocore that is in no list.
+# The exceptions of botocore by subject. They are listed by name, because not every version of
+# botocore has all of them. A class that is not listed counts as its nearest listed base class.
+# CREDENTIAL_HELP lists the exceptions about credentials. A test fails for a class of botocore that
+# is in no list.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
-# Causes of a ProxyConnectionError by which the call never reached AWS.
+# If one of these is the cause of a ProxyConnectionError, the call never reached AWS.
 _NOT_CONNECTED = (
     "NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ConnectionRefusedError",
     "gaierror",
@@ -59,7 +62,7 @@ _SDK = """BotoCoreError DataNotFoundError UnknownServiceError ApiVersionNotFound
     UnknownServiceStyle WaiterConfigError UnknownClientMethodError StubResponseError
     StubAssertionError UnStubbedResponseError MD5UnavailableError UndefinedModelAttributeError
     MissingServiceIdError UnsupportedServiceProtocolsError"""
-NO_OPERATION = "Credentials"  # in place of an operation, where credentials fail before any call
+NO_OPERATION = "Credentials"  # instead of an operation, if credentials fail before any call
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 _WRONG_KEYS = (
@@ -97,10 +100,10 @@ class ErrorClass(Enum):
 
 
 def classify_error(error: BatchmlError) -> ErrorClass:
-    """Classify an error of `translate_errors`.
+    """Classify an error that `translate_errors` raised.
 
-    The call may have been carried out (`UNKNOWN`) if the answer never came, was cut off, was not
-    the service's, or had a status of 500 or more.
+    The call may have been carried out (`UNKNOWN`) if the answer never came, was cut off, came from
+    another program, or had a status of 500 or more.
     """
     cause = error.__cause__
     if isinstance(error, CallNotSent):
@@ -120,7 +123,7 @@ def classify_error(error: BatchmlError) -> ErrorClass:
 
 
 def _classify_unsent(cause: BaseException | None) -> ErrorClass:
-    """Classify a call that the SDK gave up. An exception that is not listed is UNKNOWN."""
+    """Classify a call that the SDK gave up without an answer. Unlisted exceptions are UNKNOWN."""
     name, kind = (_kind(cause) if isinstance(cause, Exception) else None) or ("", "")
     is_refusal = kind in ("request", "sdk") and name != "BotoCoreError"
     return ErrorClass.REFUSED if is_refusal else ErrorClass.UNKNOWN
@@ -132,7 +135,7 @@ def _classify_lost(cause: Exception) -> ErrorClass:
     if kind == "answer":  # the only answer that becomes ServiceUnreachable is a throttled call
         return ErrorClass.BUSY
     if name == "ProxyConnectionError":
-        # With an old urllib3, a connection through a proxy that broke later is one, too.
+        # An old urllib3 raises it also for a connection through a proxy that breaks later.
         inner = getattr(cause, "kwargs", {}).get("error")
         inner = getattr(inner, "original_error", inner)
         tunnel = "Tunnel connection failed" in str(inner)
@@ -161,7 +164,7 @@ def exception_kinds() -> Mapping[str, str]:
 def translate_errors(operation: str) -> Iterator[None]:
     """Turn botocore's exceptions into AccessError, ServiceError or ServiceUnreachable.
 
-    Read the answer inside, too: a member that is missing means that the answer was cut off.
+    Read the answer inside as well: a missing member means that the answer was cut off.
     """
     try:
         yield
@@ -175,11 +178,61 @@ def translate_errors(operation: str) -> Iterator[None]:
         raise translate(operation, error) from error
 
 
+def call(client: Any, operation: str, /, **request: Any) -> dict[str, Any]:
+    """Call an operation such as "DescribeJobs" or "ecs:DescribeTasks", and return its answer.
+
+    Raises AccessError, ServiceError or ServiceUnreachable; the latter also when a member of the
+    answer is read that is missing.
+    """
+    with translate_errors(operation):
+        return _Answer(operation, getattr(client, _method_name(operation))(**request))
+
+
+def read_pages(client: Any, operation: str, /, **request: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pages of an operation's answer. It raises what `call` does."""
+    with translate_errors(operation):
+        for page in client.get_paginator(_method_name(operation)).paginate(**request):
+            yield _Answer(operation, page)
+
+
+def read_token_pages(client: Any, operation: str, /, **request: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pages of an operation for which botocore has no paginator."""
+    while True:
+        page = call(client, operation, **request)
+        yield page
+        if not page.get("NextToken"):
+            return
+        request["NextToken"] = page["NextToken"]
+
+
+def read_entries(client: Any, operation: str, member: str, /, **request: Any) -> Iterator[Any]:
+    """Yield the entries of the list `member` of all pages. It raises what `call` does."""
+    for page in read_pages(client, operation, **request):
+        yield from page[member]
+
+
+class _Answer(dict[str, Any]):
+    """An answer of AWS. A missing member means that the answer was cut off."""
+
+    def __init__(self, operation: str, answer: Mapping[str, Any]) -> None:
+        super().__init__(answer)
+        self._operation = operation
+
+    def __missing__(self, member: str) -> Any:
+        raise ServiceUnreachable(f"{self._operation}: the answer was cut off: no {member!r}")
+
+
+@cache
+def _method_name(operation: str) -> str:
+    """The SDK's name of an operation: `describe_jobs` for `batch:DescribeJobs`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", operation.rpartition(":")[2]).lower()
+
+
 @contextmanager
 def translate_credential_errors(caller: Callable[[], AwsCaller]) -> Iterator[None]:
-    """Turn exceptions of code that only reads credentials into AccessError or ServiceUnreachable.
+    """Turn exceptions of code that only reads credentials into AccessError or CallNotSent.
 
-    The message says how to mend the credentials. `caller` is called after a failure.
+    The message says how to mend the credentials. `caller` is called only after a failure.
     """
     try:
         yield
@@ -190,10 +243,10 @@ def translate_credential_errors(caller: Callable[[], AwsCaller]) -> Iterator[Non
         if _kind(error) is None:  # such as a missing credential_process or a cache that is no JSON
             message = explain_unreadable(who, str(error))
             raise AccessError(message, code=type(error).__name__) from error
-        made = translate(getattr(error, "operation_name", NO_OPERATION), error, who)
-        if isinstance(made, ServiceUnreachable):
-            raise CallNotSent(str(made)) from error
-        raise made from error
+        translated = translate(getattr(error, "operation_name", NO_OPERATION), error, who)
+        if isinstance(translated, ServiceUnreachable):
+            raise CallNotSent(str(translated)) from error
+        raise translated from error
 
 
 def translate(
@@ -206,9 +259,9 @@ def translate(
     """
     name, kind = _kind(error) or ("", "sdk")
     if kind == "answer":
-        return _refused(operation, getattr(error, "response", {}), caller, now)
+        return _translate_refusal(operation, getattr(error, "response", {}), caller, now)
     if kind == "lost":
-        return ServiceUnreachable(_lost(operation, name, error))
+        return ServiceUnreachable(_describe_lost(operation, name, error))
     if kind == "request":
         return ServiceError(operation, name.removesuffix("Error"), str(error), 0)
     if kind == "settings":
@@ -224,7 +277,7 @@ def translate(
 
 
 def no_credentials(caller: AwsCaller) -> AccessError:
-    """The error for a chain of credential providers of which none has credentials."""
+    """The error if no credential provider has credentials."""
     return AccessError(
         CREDENTIAL_HELP["NoCredentialsError"](caller, "", {}), code="NoCredentialsError"
     )
@@ -238,9 +291,9 @@ def _kind(error: Exception) -> tuple[str, str] | None:
     return None
 
 
-def _lost(operation: str, name: str, error: Exception) -> str:
+def _describe_lost(operation: str, name: str, error: Exception) -> str:
     if name == "ResponseParserError":
-        return f"{operation}: the answer is not from AWS: {error}"
+        return f"{operation}: the answer did not come from AWS: {error}"
     if name == "SSLError":
         return (
             f"{operation}: the server's certificate is not trusted: {error} Behind a company's "
@@ -254,7 +307,7 @@ def _lost(operation: str, name: str, error: Exception) -> str:
     return f"{operation}: no answer from the service: {error}"
 
 
-def _refused(
+def _translate_refusal(
     operation: str, response: Mapping[str, Any], caller: AwsCaller | None, now: float | None
 ) -> BatchmlError:
     found, about = response.get("Error", {}), response.get("ResponseMetadata", {})
