@@ -8,18 +8,18 @@ from msgspec import Struct, field
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell, long_duration
 from batchml.model.sweep import Params, SweepSpec, count_points
+from batchml.runtime.protocol.sweep import default_first_rung
 from batchml.sweeps.control.plan import rung_size
 from batchml.sweeps.control.pruning import rung_ends
 from batchml.sweeps.samplers.choose import suggest_trials
 from batchml.sweeps.spec.rules import notices
 from batchml.sweeps.started import command_words
 
-SAMPLES = 3  # commands of first trials
-_SHORT = 27  # steps of a full training; up to here the default of `early_stop.min` is 1
+SAMPLES = 3  # first trials whose commands are shown
 
 
 class RungForecast(Struct, frozen=True):
-    """The trials that run to one rung, and the steps that they run from the rung before."""
+    """The trials that run to one rung, and the steps that they run after the rung before it."""
 
     until: int  # the step of the rung
     trials: int  # the expected number
@@ -29,13 +29,13 @@ class RungForecast(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """None: unknown."""
+    """The expected size of a sweep. None: unknown."""
 
     points: int | None  # of a finite space, without the conditions of `where`
     trials: int | None
     parallel: int
     confirming: int  # runs that confirm the best
-    rungs: tuple[RungForecast, ...] = field(name="legs")  # none where `max` is unknown
+    rungs: tuple[RungForecast, ...] = field(name="legs")  # empty if `early_stop.max` is unknown
     steps: int | None
     steps_at_worst: int | None
     steps_in_full: int | None  # if every trial were trained fully
@@ -54,15 +54,15 @@ def make_forecast(
     hourly: float | None = None,
     samples: Sequence[Params] | None = None,
 ) -> Forecast:
-    """`hourly`: USD for an hour of one trial. `samples`: parameters for the commands; by default
-    those of the first trials."""
+    """Forecast a sweep.
+
+    `hourly`: USD for an hour of one trial. `samples`: parameters for the commands that are shown;
+    by default the parameters of the first trials.
+    """
     trials = spec.limits.trials
     rungs = tuple(_rungs(spec, trials)) if trials and spec.early_stop.max else ()
-    confirming = (
-        min(spec.confirm.top, trials or spec.confirm.top) * spec.confirm.seeds
-        if spec.confirm
-        else 0
-    )
+    confirm = spec.confirm
+    confirming = min(confirm.top, trials or confirm.top) * confirm.seeds if confirm else 0
     more = confirming * spec.early_stop.max
     hours = _trial_hours(spec, job, trials, confirming)
     if samples is None and job is not None:
@@ -97,8 +97,11 @@ def describe(forecast: Forecast) -> list[str]:
 
 
 def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
-    """At worst asha stops no trial, because each one is better than those before it. `halving` and
-    promotions let a fixed share continue."""
+    """The rungs of `trials` trials.
+
+    At worst `asha` stops no trial, because each is better than all before it. `halving` and
+    promotions let a fixed share of the trials continue.
+    """
     stop, before = spec.early_stop, 0
     for rung, step in enumerate(rung_ends(spec)):
         expected = rung_size(trials, rung, stop.eta)
@@ -111,7 +114,10 @@ def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
 def _trainings(
     spec: SweepSpec, rungs: Sequence[RungForecast], trials: int | None, confirming: int
 ) -> float | None:
-    """Rounds of `parallel` trials, the last one not full; with `halving` for each rung."""
+    """The longest duration, in full trainings: rounds of `parallel` trials, the last not full.
+
+    Where trials end at rungs, each rung has its own rounds.
+    """
     if trials is None:
         return None
     width = spec.limits.parallel
@@ -159,9 +165,9 @@ def _describe_size(forecast: Forecast) -> Iterator[str]:
     points = "infinitely many" if forecast.points is None else f"{forecast.points:,}"
     seed = f"method {spec.method}, seed {spec.seed}"
     condition = ", before `where`" if spec.where and forecast.points is not None else ""
-    named = "1 parameter" if len(spec.space) == 1 else f"{len(spec.space)} parameters"
-    counted = "1 point" if forecast.points == 1 else f"{points} points"
-    yield f"Space: {named}, {counted}{condition}; {seed}."
+    parameters = "1 parameter" if len(spec.space) == 1 else f"{len(spec.space)} parameters"
+    size = "1 point" if forecast.points == 1 else f"{points} points"
+    yield f"Space: {parameters}, {size}{condition}; {seed}."
     trials = "as many as the limits allow" if forecast.trials is None else f"{forecast.trials:,}"
     more = f", then {forecast.confirming} more to confirm the best" if forecast.confirming else ""
     at_once = min(forecast.parallel, forecast.trials or forecast.parallel)
@@ -177,15 +183,13 @@ def _describe_rungs(forecast: Forecast) -> Iterator[str]:
         yield f"  {'until':>8} {'trials':>8} {'at worst':>9} {'steps':>10}"
         for rung in forecast.rungs:
             yield f"  {rung.until:>8,} {rung.trials:>8,} {rung.at_worst:>9,} {rung.steps:>10,}"
-        if stop.method == "asha" and stop.min == 1 and stop.max <= _SHORT:
+        if stop.method == "asha" and stop.min == 1 == default_first_rung(stop.max):
             yield f"  Compared after 1 {stop.step}: raise early_stop.min if that is too early."
     if forecast.steps_at_worst != forecast.steps or forecast.steps != forecast.steps_in_full:
         share = 100 * forecast.steps / forecast.steps_in_full
-        worst = (
-            f", {forecast.steps_at_worst:,} at worst"
-            if forecast.steps_at_worst != forecast.steps
-            else ""
-        )
+        worst = ""
+        if forecast.steps_at_worst != forecast.steps:
+            worst = f", {forecast.steps_at_worst:,} at worst"
         full = f"{share:.0f} % of {forecast.steps_in_full:,} without early stopping"
         yield f"Steps: about {forecast.steps:,}{worst}: {full}."
     else:
@@ -202,17 +206,17 @@ def _describe_bounds(forecast: Forecast) -> Iterator[str]:
         yield f"Cost: {forecast.cost:,.2f} USD at worst."
     elif forecast.cost is None and forecast.trial_hours is None:
         yield "Cost: not bounded; a timeout in job.toml, limits.hours or limits.cost bounds it."
-    ends = [
-        *([long_duration(3600 * limits.hours)] if limits.hours is not None else []),
-        *([f"{limits.cost:,.2f} USD"] if limits.cost is not None else []),
-        *([f"{forecast.spec.goal.metric} {limits.target:g}"] if limits.target is not None else []),
-        *([f"more than {limits.failed_count} failed"] if limits.failed_count is not None else []),
-        *(
-            [f"more than {limits.failed_share:.0%} failed"]
-            if limits.failed_share is not None
-            else []
-        ),
-    ]
+    ends = []
+    if limits.hours is not None:
+        ends.append(long_duration(3600 * limits.hours))
+    if limits.cost is not None:
+        ends.append(f"{limits.cost:,.2f} USD")
+    if limits.target is not None:
+        ends.append(f"{forecast.spec.goal.metric} {limits.target:g}")
+    if limits.failed_count is not None:
+        ends.append(f"more than {limits.failed_count} failed")
+    if limits.failed_share is not None:
+        ends.append(f"more than {limits.failed_share:.0%} failed")
     if ends:
         yield f"Ends early at: {', '.join(ends)}."
 

@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 from batchml.context import Context, Notify
-from batchml.errors import NotFound
 from batchml.model.sweep import Trial
 from batchml.sweeps.control.inbox import SweepRequest, put_request
 from batchml.sweeps.control.state import SweepState
@@ -15,14 +14,14 @@ from batchml.sweeps.manage import make_confirm, make_rerun, make_resume, make_to
 from batchml.sweeps.report.page import write_report
 from batchml.sweeps.results import best_trial
 from batchml.sweeps.run import control_sweep, detach_sweep
-from batchml.sweeps.started import StartedSweep, read_started
+from batchml.sweeps.started import StartedSweep, load_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary
 from batchml.sweeps.view import SweepView
 
 
 class SweepHandle:
-    """One sweep. It keeps the sweep's key only and reads the sweep anew for each call.
+    """One sweep. The handle keeps only the sweep's key; each call reads the present state.
 
     Every method may raise AccessError, ServiceError, ServiceUnreachable, and SweepStoreError.
     """
@@ -58,8 +57,7 @@ class SweepHandle:
 
     def trials(self) -> list[Trial]:
         """All trials so far, by their number."""
-        found = self._state().trials
-        return [found[number] for number in sorted(found)]
+        return [trial for _, trial in sorted(self._state().trials.items())]
 
     # --- Actions ----------------------------------------------------------------------------
 
@@ -68,7 +66,7 @@ class SweepHandle:
         see: Callable[[SweepSnapshot], None] | None = None,
         timeout: float | None = None,
     ) -> SweepSummary:
-        """Wait until the sweep has ended; its result. If it has no controller, this process is one.
+        """Wait until the sweep has ended; its result. This process controls it if no other does.
 
         `see` is called with a snapshot each round. Raises TimeoutError after `timeout` seconds;
         submitted trials continue then, and another `wait` continues the sweep.
@@ -93,13 +91,13 @@ class SweepHandle:
     def stop(self, *, now: bool = False) -> None:
         """Have every trial save and end, and begin no other; with `now`, without the grace period.
 
-        Returns when the controller has noticed it, or, without a controller, when the sweep has
-        ended.
+        Returns when the controller has read the stop signal, or, without a controller, when the
+        sweep has ended.
         """
         stop_sweep(self._context, self._started(), self._open(), now=now, tell=self._tell)
 
     def resume(self) -> None:
-        """Take back a stop. The sweep continues with the next `wait` or `detach`.
+        """Cancel a stop. The sweep continues with the next `wait` or `detach`.
 
         Raises UsageError for a sweep that has ended by itself.
         """
@@ -115,7 +113,7 @@ class SweepHandle:
     ) -> None:
         """Set other limits, as totals. The sweep continues with the next `wait` or `detach`.
 
-        Raises UsageError with every mistake in them.
+        Hours; `cost` in USD. Raises UsageError with every mistake in the limits.
         """
         self._request(
             make_top_up(
@@ -145,7 +143,9 @@ class SweepHandle:
         return True
 
     def confirm(self, top: int | None = None, seeds: int | None = None) -> None:
-        """Run the `top` best trials again, each with `seeds` other seeds. Defaults: the file's.
+        """Run the `top` best trials again, each with `seeds` other seeds.
+
+        The defaults are those of the sweep file.
 
         Raises UsageError if no trial has a result.
         """
@@ -171,9 +171,7 @@ class SweepHandle:
 
     def _started(self) -> StartedSweep:
         if self._sweep is None:
-            self._sweep = read_started(self._open())
-            if self._sweep is None:
-                raise NotFound("Sweep", self.key, [], "`batchml sweeps ls` shows them.")
+            self._sweep = load_started(self._open(), self.key)
         return self._sweep
 
     def _state(self) -> SweepState:

@@ -1,4 +1,4 @@
-"""The jobs of a sweep in AWS Batch, by the calls that `submit` uses, and the code that they run."""
+"""The jobs of a sweep in AWS Batch: submit, observe and terminate them, and send their code."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -28,14 +28,14 @@ from batchml.sweeps.control.events import TrialBatch
 from batchml.sweeps.control.watch import FailedChild, JobObservation
 from batchml.sweeps.started import StartedSweep
 
-# --- The code of the next batches: the user may send other code -----------------------------------
+# --- The code of the next batches: the user may send new code -------------------------------------
 
 
-CODE = "code.json"  # in the sweep's store, once other code was sent
+CODE = "code.json"  # the key in the sweep's store, once new code was sent
 
 
 class CodeUpdate(Struct, frozen=True):
-    """The code of the next batches. Only a name: all archives of the sweep are in one place."""
+    """The code of the next batches: a name, because all archives of a sweep are in one folder."""
 
     name: str  # of the archive
     at: float  # when it was sent, in seconds since the epoch
@@ -89,7 +89,7 @@ def send_code(
     include_secrets: bool = False,
     tell: Notify = lambda _: None,
 ) -> bool:
-    """Send the present code, which trials run from the next batch on. Whether it is other code.
+    """Send the present code, which trials run from the next batch on. False if nothing changed.
 
     Raises UsageError for a job without code of its own or whose folder is gone, ConfigError for
     code that cannot be packed, and what sending it raises.
@@ -99,10 +99,11 @@ def send_code(
     if not Path(sweep.folder).is_dir():
         raise UsageError(f"--code: {sweep.folder}, the folder of the code, does not exist.")
     archive = _archive(context, sweep, include_secrets)
-    bucket = sweep.runs.removeprefix("s3://").partition("/")[0]
     if not context.settings.is_local:
         context.home.prepare()
-    store_package(context, PackageStore(sweep.code.rpartition("/")[0], bucket), archive, None, tell)
+    store_package(
+        context, PackageStore(sweep.code.rpartition("/")[0], sweep.bucket), archive, None, tell
+    )
     if archive.name == current_code(sweep, store).name:
         tell("The code is the same as before.")
         return False
@@ -111,9 +112,9 @@ def send_code(
 
 
 def describe_old_code(context: Context, sweep: StartedSweep, store: Store) -> str:
-    """One line for trials that will run other code than the folder has now; otherwise "".
+    """A line that trials will run older code than the folder has now; "" if they do not.
 
-    Also "" where the two cannot be compared. Raises StoreError.
+    Also "" if the two cannot be compared. Raises StoreError.
     """
     if not sweep.code or not Path(sweep.folder).is_dir():
         return ""
@@ -135,8 +136,6 @@ def _archive(context: Context, sweep: StartedSweep, include_secrets: bool) -> Co
 # --- From a batch of trials to the requests of its job. Pure --------------------------------------
 
 
-RESOURCE_PREFIX = "batchml-"  # of the consumable resource that limits trials at once
-
 # The command of the job if the template of the trials' command is long. The runtime reads the
 # template from the store in any case.
 BY_TRIAL = "batchml-trial"
@@ -144,7 +143,8 @@ _LONGEST = 1024  # characters of a template
 
 
 def consumable_name(key: str) -> str:
-    return f"{RESOURCE_PREFIX}{key}"
+    """The name of the consumable resource that limits the sweep's running trials."""
+    return f"batchml-{key}"
 
 
 def requests_of_batch(
@@ -219,7 +219,7 @@ def batch_record(
 
 
 def first_requests(sweep: StartedSweep, size: int) -> dict[str, Any]:
-    """The requests of the first batch, to be shown. Nothing is sent."""
+    """The requests of the first batch, for people to see. Nothing is sent."""
     batch = TrialBatch(number=1, at=sweep.created_at, key=sweep.key, trials=())
     requests = requests_of_batch(
         sweep, batch, size, 0, is_limited=size > sweep.spec.limits.parallel
@@ -235,12 +235,16 @@ def _command(template: tuple[str, ...]) -> tuple[str, ...]:
 # --- The calls to AWS Batch -----------------------------------------------------------------------
 
 
-LIMITED = "held"  # in the store from before the consumable resource is made until it is deleted
-_REASON = 1024  # characters of a reason that AWS Batch accepts
+# The key in the store from before the consumable resource is made until it is deleted.
+LIMITED = "held"
+_REASON = 1024  # the most characters of a reason in TerminateJob
 
 
 class BatchJobs:
-    """The jobs of one sweep. The store keeps which batches may have been submitted."""
+    """The jobs of one sweep: `SweepJobs` by calls to AWS Batch.
+
+    The store has a mark for each batch that may have been submitted.
+    """
 
     def __init__(
         self, context: Context, sweep: StartedSweep, store: Store, tell: Notify = lambda _: None
@@ -249,7 +253,7 @@ class BatchJobs:
         self._sweep = sweep
         self._store = store
         self._tell = tell
-        self._limit = 0
+        self._limit = 0  # as last set by `limit_running`
         self.hourly = sweep.hourly
         self.timeout = float(seconds) if (seconds := sweep.job_spec.timeout_seconds) else None
 
@@ -266,15 +270,15 @@ class BatchJobs:
         return self._send(requests, record)
 
     def _is_first(self, batch: TrialBatch) -> bool:
-        """Whether nobody can have submitted this batch: a mark is written before the submission."""
+        """Whether nobody has tried to submit this batch: a mark is written before each attempt."""
         token = os.urandom(16).hex().encode()
         return self._store.create(f"waves/{batch.number:06}.sent", token)
 
     def _find_sent(self, record: Record, batch: TrialBatch) -> str:
-        """The job of a batch that was submitted before; "" where there is none.
+        """The id of the job of a batch that another attempt may have submitted; "" if none did.
 
-        Its sender was killed or did not get the answer. It is searched for until AWS Batch would
-        certainly list it.
+        That attempt was killed or did not get the answer. The job is searched for until AWS Batch
+        would certainly list it.
         """
         api, clock = self._context.batch, self._context.clock
         age = max(0.0, clock.now() - batch.at)
@@ -284,10 +288,9 @@ class BatchJobs:
     def _send(self, requests: SubmissionRequests, record: Record) -> str:
         context = self._context
         if requests.document is not None:
-            bucket = self._sweep.runs.removeprefix("s3://").partition("/")[0]
             store_package(
                 context,
-                PackageStore(self._sweep.documents, bucket),
+                PackageStore(self._sweep.documents, self._sweep.bucket),
                 None,
                 requests.document,
                 self._tell,
@@ -321,9 +324,7 @@ class BatchJobs:
             return
         consumables = ConsumableApi(self._context.connect())
         self._store.put(LIMITED, str(quantity).encode())
-        consumables.set_total(
-            consumable_name(self._sweep.key), quantity, _resource_tags(self._sweep)
-        )
+        consumables.set_total(consumable_name(self._sweep.key), quantity, self._sweep.resource_tags)
         self._limit = quantity
 
     def remove_limit(self, *, is_patient: bool = False) -> bool:
@@ -350,10 +351,6 @@ def terminate_all(context: Context, job_ids: Iterable[str], why: str) -> None:
             first = first or error
     if first is not None:
         raise first
-
-
-def _resource_tags(sweep: StartedSweep) -> dict[str, str]:
-    return {name: value for name, value in sweep.tags.items() if name != "batchml:job"}
 
 
 def _observe(run: Run) -> JobObservation:

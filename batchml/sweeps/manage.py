@@ -28,6 +28,7 @@ from batchml.sweeps.control.inbox import (
 from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, LeaseHeld, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.state import RESUMABLE, SweepState
+from batchml.sweeps.control.totals import limits_now
 from batchml.sweeps.jobs import terminate_all
 from batchml.sweeps.results import failed_trials, rank_trials
 from batchml.sweeps.run import control_sweep
@@ -35,14 +36,14 @@ from batchml.sweeps.started import StartedSweep
 from batchml.sweeps.stores import SweepStore
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary
 
-_POLLS = 4  # of a controller, in which it notices a request
+_POLLS = 4  # polls of a controller, within which it reads a request
 
 
 # --- Requests -------------------------------------------------------------------------------------
 
 
 def make_resume(store: SweepStore) -> ResumeRequest | None:
-    """A request to resume a sweep. None where it only needs a controller.
+    """A request to resume a sweep. None for a sweep that only needs a controller.
 
     Raises UsageError for a sweep that has ended by itself, with what can be done instead.
     """
@@ -67,9 +68,9 @@ def make_top_up(
     cost: float | None = None,
     parallel: int | None = None,
 ) -> TopUpRequest:
-    """A request for other limits, as totals. Raises UsageError with every mistake in them."""
+    """A request for other limits, as totals. Raises UsageError with every mistake in the limits."""
     state = SweepLedger(store).load()
-    before = state.limits or sweep.spec.limits
+    before = limits_now(state, sweep.spec)
     given = {"trials": trials, "hours": hours, "cost": cost, "parallel": parallel}
     if all(value is None for value in given.values()):
         raise UsageError("top-up: give at least one of --trials, --hours, --cost, --parallel.")
@@ -101,8 +102,7 @@ def make_top_up(
 def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | None:
     """A request to run trials again from their beginning; without numbers, all failed ones.
 
-    None where no trial has failed. Raises UsageError for trials that do not exist or have not
-    ended.
+    None if no trial has failed. Raises UsageError for trials that do not exist or have not ended.
     """
     state = SweepLedger(store).load()
     if not numbers:
@@ -125,9 +125,13 @@ def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | No
 def make_confirm(
     sweep: StartedSweep, store: Store, top: int | None = None, seeds: int | None = None
 ) -> ConfirmRequest:
-    """A request to run the best trials again with other seeds. Raises UsageError without any."""
-    usual = sweep.spec.confirm or ConfirmSettings()
-    top, seeds = usual.top if top is None else top, usual.seeds if seeds is None else seeds
+    """A request to run the best trials again with other seeds.
+
+    The defaults are those of the sweep file. Raises UsageError if no trial has a result.
+    """
+    defaults = sweep.spec.confirm or ConfirmSettings()
+    top = defaults.top if top is None else top
+    seeds = defaults.seeds if seeds is None else seeds
     if top < 1 or seeds < 1:
         raise UsageError("confirm: --top and --seeds must be above 0.")
     if not rank_trials(SweepLedger(store).load(), sweep.spec):
@@ -147,11 +151,11 @@ def _key() -> str:
     return new_key(os.urandom)
 
 
-# --- Giving them to the controller ----------------------------------------------------------------
+# --- Giving requests to the controller ------------------------------------------------------------
 
 
 def hand_over(context: Context, store: Store, request: SweepRequest) -> LeaseHeld | None:
-    """Write a request to the store. The controller that carries it out; None if there is none.
+    """Write a request to the store. The controller that carries it out; None if none runs.
 
     Raises StoreError.
     """
@@ -169,9 +173,9 @@ def wait_for_controller(
     """
     intervals = ON_LOCAL if context.settings.is_local else IN_AWS
     end = context.clock.monotonic() + _POLLS * intervals.poll
-    while (found := find_holder(store, context.clock)) is not None:
+    while (lease := find_holder(store, context.clock)) is not None:
         if is_done() or context.clock.monotonic() >= end:
-            return found
+            return lease
         context.clock.sleep(min(1.0, intervals.poll))
     return None
 
@@ -190,7 +194,7 @@ def stop_sweep(
 ) -> None:
     """Have every trial save and end, and begin no other; with `now`, without the grace period.
 
-    Returns when a controller has noticed it, or, where none runs, when the sweep has ended.
+    Returns when a controller has read the stop signal, or, if none runs, when the sweep has ended.
     """
     stopping = SweepStop(context, sweep, store, tell)
     if not stopping.begin(why, now=now):
@@ -225,12 +229,12 @@ class SweepStop:
         signal_stop(self._store, why)
         if now:
             terminate_all(self._context, running_jobs(state), why)
-        found = wait_for_controller(self._context, self._store, self._is_stopping)
-        if found is None:
+        lease = wait_for_controller(self._context, self._store, self._is_stopping)
+        if lease is None:
             return False
         grace = self._sweep.job_spec.checkpoint.grace_seconds
-        soon = "it ends at once" if now else f"its trials have {grace} s to save and end"
-        self._tell(f"Stopping: {soon}. The controller is {found.holder.description}.")
+        end = "it ends at once" if now else f"its trials have {grace} s to save and end"
+        self._tell(f"Stopping: {end}. The controller is {lease.holder.description}.")
         return True
 
     def snapshots(self) -> Iterator[SweepSnapshot]:

@@ -1,4 +1,4 @@
-"""Results of a sweep: the best trials, confirmed ones, the importance of parameters. Pure."""
+"""Results of a sweep: the best trials, confirming runs, the importance of parameters. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.model.sweep import Dimension, Goal, Params, Space, SweepSpec, Trial, TrialState
+from batchml.model.sweep import Dimension, Params, Space, SweepSpec, Trial, TrialState
 
 if TYPE_CHECKING:
     from batchml.sweeps.control.state import SweepState
 
-_UNRANKED = frozenset((TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED))
+BAD_STATES = frozenset((TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED))
 
 Rank = tuple[bool, int, float, int]
 
 
-def losses(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
-    """The goals of a trial at its deepest step, less being better; None without finite values."""
+def losses_of(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
+    """The losses of a trial at its last step, one for each goal; None without finite values."""
     if trial.values is None or not all(map(isfinite, trial.values)):
         return None
     return tuple(goal.loss(value) for goal, value in zip(spec.goals, trial.values, strict=False))
@@ -28,15 +28,13 @@ def losses(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
 def rank_key(trial: Trial, spec: SweepSpec) -> Rank | None:
     """The key by which trials are sorted, the best first; None for a trial that is not ranked.
 
-    DONE trials come first, then those with the deepest step, then by the first goal. Failed trials
+    DONE trials come first, then the trials with most steps, then by the first goal. Failed trials
     are not ranked, because they have no model, and confirming runs are not candidates.
     """
-    if trial.state in _UNRANKED or trial.confirms is not None:
+    losses = losses_of(trial, spec)
+    if trial.state in BAD_STATES or trial.confirms is not None or not losses:
         return None
-    found = losses(trial, spec)
-    if not found:
-        return None
-    return (trial.state is not TrialState.DONE, -trial.step, found[0], trial.number)
+    return (trial.state is not TrialState.DONE, -trial.step, losses[0], trial.number)
 
 
 def rank_trials(state: "SweepState", spec: SweepSpec) -> list[Trial]:
@@ -46,20 +44,16 @@ def rank_trials(state: "SweepState", spec: SweepSpec) -> list[Trial]:
 
 
 def best_trial(state: "SweepState", spec: SweepSpec) -> Trial | None:
-    keyed = ((rank_key(trial, spec), trial) for trial in state.trials.values())
-    return min(((key, trial) for key, trial in keyed if key is not None), default=(None, None))[1]
+    return BestTrial(spec, state.trials.values()).trial
 
 
 def failed_trials(state: "SweepState") -> list[Trial]:
-    """The trials that failed, and lost ones, by their number."""
-    if not state.counts[TrialState.FAILED] + state.counts[TrialState.LOST]:
-        return []
-    found = (trial for trial in state.trials.values() if trial.state.is_failure)
-    return sorted(found, key=lambda trial: trial.number)
+    """The failed and the lost trials, by their number."""
+    return [trial for _, trial in sorted(state.trials.items()) if trial.state.is_failure]
 
 
 class BestTrial:
-    """The best trial, kept up to date by the trials that change."""
+    """The best trial. `note` keeps it up to date."""
 
     def __init__(self, spec: SweepSpec, trials: Iterable[Trial] = ()) -> None:
         self._spec = spec
@@ -88,19 +82,18 @@ class BestTrial:
 def pareto_front(state: "SweepState", spec: SweepSpec) -> list[Trial]:
     """The trials that no other beats or equals in every goal, sorted by the first goal.
 
-    Only trials with the deepest results are compared: DONE trials, if there are any.
+    Only trials of equal length are compared: DONE trials, if there are any, otherwise the trials
+    with most steps. Empty for a sweep with one goal.
     """
-    top = rank_trials(state, spec)
-    if not top:
+    ranked = rank_trials(state, spec)
+    if not ranked or len(spec.goals) < 2:
         return []
-    first = top[0]
-    alike = [
-        trial
-        for trial in top
-        if (trial.state is TrialState.DONE) == (first.state is TrialState.DONE)
-        and (first.state is TrialState.DONE or trial.step == first.step)
-    ]
-    points = [(losses(trial, spec) or (), trial) for trial in alike]
+    first = ranked[0]
+    if first.state is TrialState.DONE:
+        alike = [trial for trial in ranked if trial.state is TrialState.DONE]
+    else:
+        alike = [trial for trial in ranked if trial.step == first.step]
+    points = [(losses_of(trial, spec) or (), trial) for trial in alike]
     points.sort(key=lambda point: (point[0], point[1].number))
     front: list[tuple[tuple[float, ...], Trial]] = []
     for point, trial in points:  # sorted by the first goal: only an earlier point can be better
@@ -115,7 +108,7 @@ def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class ConfirmedTrial(Struct, frozen=True):
-    """A trial with confirming runs: the first goal over all runs, its own included."""
+    """A trial with confirming runs: the first goal over all of them and the trial itself."""
 
     trial: Trial
     values: tuple[float, ...]
@@ -125,29 +118,20 @@ class ConfirmedTrial(Struct, frozen=True):
 
 def confirmed_trials(state: "SweepState", spec: SweepSpec) -> list[ConfirmedTrial]:
     """The trials with confirming runs that ended, the best mean first."""
-    again: dict[int, list[float]] = {}
+    values_of: dict[int, list[float]] = {}
     for trial in state.trials.values():
-        if trial.confirms is not None:
-            values = again.setdefault(trial.confirms, [])
-            if trial.state is TrialState.DONE and trial.values and isfinite(trial.values[0]):
-                values.append(trial.values[0])
-    found = [
-        _confirmed(state.trials[number], values)
-        for number, values in again.items()
-        if values and number in state.trials
-    ]
-    return sorted(found, key=lambda each: _order(each, spec.goal))
+        is_done = trial.confirms in state.trials and trial.state is TrialState.DONE
+        if is_done and trial.confirms is not None and trial.values and isfinite(trial.values[0]):
+            values_of.setdefault(trial.confirms, []).append(trial.values[0])
+    confirmed = [_average(state.trials[number], values) for number, values in values_of.items()]
+    return sorted(confirmed, key=lambda each: (spec.goal.loss(each.mean), each.trial.number))
 
 
-def _order(each: ConfirmedTrial, goal: Goal) -> tuple[float, int]:
-    return goal.loss(each.mean), each.trial.number
-
-
-def _confirmed(trial: Trial, values: Sequence[float]) -> ConfirmedTrial:
-    every = (*(trial.values or ())[:1], *values)
-    mean = fsum(every) / len(every)
-    spread = fsum((value - mean) ** 2 for value in every) / max(1, len(every) - 1)
-    return ConfirmedTrial(trial, tuple(every), mean, sqrt(spread))
+def _average(trial: Trial, confirming: Sequence[float]) -> ConfirmedTrial:
+    values = (*(trial.values or ())[:1], *confirming)
+    mean = fsum(values) / len(values)
+    variance = fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return ConfirmedTrial(trial, values, mean, sqrt(variance))
 
 
 # --- Importances ----------------------------------------------------------------------------------
@@ -155,41 +139,41 @@ def _confirmed(trial: Trial, values: Sequence[float]) -> ConfirmedTrial:
 #
 # After PED-ANOVA (Watanabe, Bansal, Hutter: "PED-ANOVA: Efficiently Quantifying Hyperparameter
 # Importance in Arbitrary Subspaces", IJCAI 2023): a parameter matters as far as its values among
-# the best tenth have another distribution than among all trials. The distance of the two is the
-# Pearson divergence of their densities. All trials stand for the space, so a sampler that tried
-# some regions more often does not make their parameters look important.
+# the best tenth of the trials have another distribution than among all trials. The distance of the
+# two is the Pearson divergence of their densities. All trials stand for the space, so a sampler
+# that tried some regions more often does not make their parameters look important.
 #
 # With few trials two random samples differ as well. So the average divergence of a random tenth is
 # subtracted: a parameter that decides nothing comes out near 0.
 
 
-LEAST = 20  # trials with a result; fewer are too few
+LEAST = 20  # trials with a result that an estimate needs
 _BEST = 0.1  # the share of trials that counts as the best
-_CELLS = 32  # of a parameter's range
+_CELLS = 32  # cells of a parameter's range
 _SHUFFLES = 16  # random tenths
-_FLOOR = 0.5  # of a trial, added to each cell, so that no density is 0
+_FLOOR = 0.5  # trials that are added to each cell, so that no density is 0
 
 
 def importances(space: Space, best_first: Sequence[Params]) -> dict[str, float]:
     """The importance of each parameter, largest first; they add up to 1.
 
-    `best_first`: the parameters of the trials with a result. A parameter that is not always active
-    is rated by the trials that have it. Empty with too few trials, and where every parameter has
-    one value only.
+    `best_first`: the parameters of the trials with a result, the best trial first. A parameter that
+    is not always active is rated by the trials that have it. Empty with too few trials, and if
+    every parameter has one value only.
     """
     if len(best_first) < LEAST:
         return {}
-    found = {
+    divergences = {
         name: _divergence(
             dimension, [each[name] for each in best_first if name in each], len(best_first)
         )
         for name, dimension in space.items()
         if dimension.kind != "constant"
     }
-    total = math.fsum(found.values())
+    total = math.fsum(divergences.values())
     if total <= 0:
         return {}
-    largest_first = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    largest_first = sorted(divergences.items(), key=lambda item: (-item[1], item[0]))
     return {name: value / total for name, value in largest_first}
 
 
@@ -243,25 +227,24 @@ def _density(cells: Sequence[int], width: int, smooth: int) -> list[float]:
     for cell in cells:
         counts[cell] += 1
     if not smooth and width > 1:
-        counts = _blurred(counts, max(1.0, _CELLS / 5 * len(cells) ** -0.2))
+        counts = _smooth(counts, max(1.0, _CELLS / 5 * len(cells) ** -0.2))
     total = math.fsum(counts)
     return [count / total for count in counts]
 
 
-def _blurred(counts: Sequence[float], sigma: float) -> list[float]:
-    """Smoothed by a normal kernel, which is cut off and rescaled at the ends of the range."""
+def _smooth(counts: Sequence[float], sigma: float) -> list[float]:
+    """Smooth by a normal kernel, which is cut off and rescaled at the ends of the range."""
     reach = range(-int(3 * sigma), int(3 * sigma) + 1)
     weights = {step: math.exp(-0.5 * (step / sigma) ** 2) for step in reach}
-    found = [0.0] * len(counts)
+    smoothed = [0.0] * len(counts)
     for index, count in enumerate(counts):
-        near = [step for step in reach if 0 <= index + step < len(counts)]
-        whole = math.fsum(weights[step] for step in near)
-        for step in near:
-            found[index + step] += count * weights[step] / whole
-    return found
+        steps = [step for step in reach if 0 <= index + step < len(counts)]
+        total = math.fsum(weights[step] for step in steps)
+        for step in steps:
+            smoothed[index + step] += count * weights[step] / total
+    return smoothed
 
 
-def _pearson(top: Iterable[float], everywhere: Iterable[float]) -> float:
-    return math.fsum(
-        (here - there) ** 2 / there for here, there in zip(top, everywhere, strict=True)
-    )
+def _pearson(best: Iterable[float], all_trials: Iterable[float]) -> float:
+    """The Pearson divergence of two densities."""
+    return math.fsum((a - b) ** 2 / b for a, b in zip(best, all_trials, strict=True))

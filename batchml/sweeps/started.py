@@ -1,4 +1,4 @@
-"""A sweep as it was started: `spec.json` in its store, the same for all who control or view it."""
+"""A sweep as it was started: `spec.json` in its store, which its controllers and viewers read."""
 
 import shlex
 from pathlib import Path
@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from batchml.aws.naming import Platform
-from batchml.errors import SweepDamaged
+from batchml.errors import NotFound, SweepDamaged
 from batchml.model.environment import LOCAL
 from batchml.model.job import JobSpec
 from batchml.model.names import to_one_line
@@ -22,41 +22,51 @@ SPEC = "spec.json"  # the key in the sweep's store
 
 
 class StartedSweep(Struct, frozen=True, omit_defaults=True):
-    """Written once, before the first trial. Times are seconds since the epoch."""
+    """A sweep with all that its controllers need. Written once, before the first trial."""
 
     key: str
     name: str
     env: str
     spec: SweepSpec
     job: dict[str, Any]  # the JobSpec as a table
-    queue: str = ""  # the name of the queue in AWS
+    queue: str = ""  # the name of the job queue in AWS Batch
     image: str = ""  # the reference of the image
-    code: str = ""  # the address of the archive of the job's code
-    created_at: float = 0.0
+    code: str = ""  # the address of the code archive; empty for a job without code of its own
+    created_at: float = 0.0  # seconds since the epoch
     user: str = ""
-    commit: str = ""
-    text: str = ""  # the sweep file
+    commit: str = ""  # of the job's git repository
+    text: str = ""  # the content of the sweep file
     hourly: float | None = None  # USD for an hour of one trial; None: unknown, or free
-    tags: dict[str, str] = {}  # tags of its jobs
-    store: str = field(default="", name="board")  # its address: a folder, or s3://BUCKET/PREFIX
-    runs: str = ""  # below it each job keeps what outlives it; empty where jobs get folders
-    documents: str = ""  # where long commands are put
+    tags: dict[str, str] = {}  # tags of the trials' jobs
+    store: str = field(default="", name="board")  # the store's address: a folder, or s3://...
+    runs: str = ""  # the address below which each job has a prefix; empty on `local`
+    documents: str = ""  # the address of the documents with commands too long for a request
     platform: Platform = Platform()  # the environment's part of the job definitions
     environ: dict[str, str] = {}  # variables that the environment gives each trial
-    folder: str = ""  # whose files were sent
+    folder: str = ""  # the folder whose files are in the code archive
 
     @property
     def job_spec(self) -> JobSpec:
         return msgspec.convert(self.job, JobSpec)
 
     @property
+    def bucket(self) -> str:
+        """The name of the environment's bucket; empty on `local`."""
+        return self.runs.removeprefix("s3://").partition("/")[0]
+
+    @property
+    def resource_tags(self) -> dict[str, str]:
+        """The tags without that of the job: for resources that are no jobs of trials."""
+        return {name: value for name, value in self.tags.items() if name != "batchml:job"}
+
+    @property
     def is_free(self) -> bool:
-        """Whether it runs on this machine and batchml.toml sets no `usd_per_hour`."""
+        """Whether the sweep runs on this machine and batchml.toml sets no `usd_per_hour`."""
         return self.env == LOCAL and self.hourly is None
 
     @property
     def chosen_mode(self) -> ChosenMode:
-        """How it is submitted to AWS Batch, and why so."""
+        """How the sweep is submitted to AWS Batch, and the reason."""
         job = self.job_spec
         seconds = job.timeout_seconds
         timeout = None if seconds is None else float(seconds) * job.retry.attempts
@@ -67,11 +77,22 @@ class StartedSweep(Struct, frozen=True, omit_defaults=True):
         return self.chosen_mode.mode
 
 
-def read_started(store: Store) -> StartedSweep | None:
-    """The sweep of a store; None where there is none.
+def load_started(
+    store: Store, word: str, hint: str = "`batchml sweeps ls` shows them."
+) -> StartedSweep:
+    """The sweep of a store, which the user named by `word`. Raises NotFound, and what
+    `read_started` raises."""
+    sweep = read_started(store)
+    if sweep is None:
+        raise NotFound("Sweep", word, [], hint)
+    return sweep
 
-    Raises SweepDamaged for a document that is damaged or that a later version has written, and
-    StoreError.
+
+def read_started(store: Store) -> StartedSweep | None:
+    """The sweep of a store; None for a store without a sweep.
+
+    Raises StoreError, and SweepDamaged for a `spec.json` that is damaged or that a later version of
+    batchml has written.
     """
     data = store.get(SPEC)
     if data is None:
@@ -84,7 +105,7 @@ def read_started(store: Store) -> StartedSweep | None:
 
 
 def _with_present_paths(sweep: StartedSweep, where: str) -> StartedSweep:
-    """With the paths of the state folder that the store is in now: it may have been moved."""
+    """The sweep with the present paths of its store and code: a state folder can be moved."""
     if sweep.env != LOCAL or not where.startswith("/"):
         return sweep
     name = sweep.code.rpartition("/")[2]
@@ -93,7 +114,7 @@ def _with_present_paths(sweep: StartedSweep, where: str) -> StartedSweep:
 
 
 def write_started(store: Store, sweep: StartedSweep) -> bool:
-    """Write it, unless the store has one. Whether this call wrote it. Raises StoreError."""
+    """Write `spec.json`. False, and nothing is written, if the store has one. Raises StoreError."""
     return store.create(SPEC, msgspec.json.encode(sweep))
 
 
@@ -104,7 +125,7 @@ SEED = "BATCHML_SEED"
 
 
 def command_words(job: JobSpec, params: Params) -> list[str]:
-    """The command of a trial. Its parameters replace those of the job."""
+    """The command of a trial. The trial's parameters replace those of the job."""
     return fill_command(job.command, {**job.params, **params})
 
 

@@ -1,4 +1,4 @@
-"""The stores of sweeps: folders of this machine, or prefixes of the environment's bucket."""
+"""Find, list and open the stores of sweeps: folders of this machine, or prefixes of a bucket."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from batchml.context import Context, open_cache
 from batchml.errors import BatchmlError, ConfigError, NotFound, SweepStoreError, UsageError
 from batchml.model.names import is_key, to_name
 from batchml.runtime.storage.folder import FolderStore
-from batchml.runtime.storage.store import Store, StoreError, check_key
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.sweeps.started import SPEC
 
-MIN_PREFIX = 4  # characters of a key
-# Beside the stores in a bucket: an empty object for each sweep, whose key has its time, key and
-# name, so that one call lists all sweeps. No run's key has this form.
+MIN_PREFIX = 4  # the fewest letters of a sweep's key that can name the sweep
+# The folder beside the stores in a bucket that has an empty object for each sweep. The object's
+# name has the sweep's time, key and name, so that one call lists all sweeps. No run has this key.
 _LIST = "sweeps"
 _LIST_KEY = re.compile(r"(\d{13})-([2-7][a-z2-7]{16})-(.+)")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")
@@ -39,47 +39,47 @@ class SweepStore(Store):
         self._sweep_list = sweep_list
 
     def get(self, key: str) -> bytes | None:
-        with _errors_translated():
-            return self._store.get(check_key(key))
+        with _translate_errors():
+            return self._store.get(key)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        with _errors_translated():
-            return self._store.get_many([check_key(key) for key in keys])
+        with _translate_errors():
+            return self._store.get_many(keys)
 
     def has(self, key: str) -> bool:
-        with _errors_translated():
-            return self._store.has(check_key(key))
+        with _translate_errors():
+            return self._store.has(key)
 
     def put(self, key: str, data: bytes) -> None:
-        with _errors_translated():
-            self._store.put(check_key(key), data)
+        with _translate_errors():
+            self._store.put(key, data)
 
     def create(self, key: str, data: bytes) -> bool:
-        with _errors_translated():
+        with _translate_errors():
             if key == SPEC and self._sweep_list is not None:
-                # First, because a sweep that is not listed is not found from another machine.
+                # First, because other machines find only sweeps that are listed.
                 self._sweep_list.put(_list_key(self.key, data), b"")
-            return self._store.create(check_key(key), data)
+            return self._store.create(key, data)
 
     def keys(self, prefix: str, limit: int | None = None) -> list[str]:
-        with _errors_translated():
+        with _translate_errors():
             return self._store.keys(prefix, limit)
 
     def delete(self, *keys: str) -> None:
-        with _errors_translated():
-            self._store.delete(*map(check_key, keys))
+        with _translate_errors():
+            self._store.delete(*keys)
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
-        with _errors_translated():
-            return self._store.read(check_key(key), start, length)
+        with _translate_errors():
+            return self._store.read(key, start, length)
 
     def put_file(self, key: str, path: str) -> None:
-        with _errors_translated():
-            self._store.put_file(check_key(key), path)
+        with _translate_errors():
+            self._store.put_file(key, path)
 
     def get_file(self, key: str, path: str) -> bool:
-        with _errors_translated():
-            return self._store.get_file(check_key(key), path)
+        with _translate_errors():
+            return self._store.get_file(key, path)
 
 
 class ListedSweep(Struct, frozen=True):
@@ -108,7 +108,8 @@ def open_sweep_store(context: Context, key: str) -> SweepStore:
 
 
 def sweep_store_at(context: Context, where: str) -> SweepStore:
-    """The store at an address, for controllers that may not read the stacks. Raises StoreError."""
+    """The store at an address, for controllers, which have no permission to read CloudFormation
+    stacks. Raises StoreError."""
     key = where.rstrip("/").rpartition("/")[2]
     if not where.startswith("s3://"):
         return SweepStore(key, where, FolderStore(where))
@@ -126,19 +127,22 @@ def list_sweeps(context: Context) -> list[ListedSweep]:
     Raises ConfigError for an environment without a bucket, SweepStoreError.
     """
     if context.settings.is_local:
-        found = list(_in_folders(context))
+        sweeps = list(_list_folders(context))
     else:
         list_store = _in_bucket(context, _bucket(context), f"runs/{_LIST}")
-        with _errors_translated():
+        with _translate_errors():
             names = list_store.keys("")
-        matches = (_LIST_KEY.fullmatch(name) for name in names)
-        found = [ListedSweep(each[2], each[3], int(each[1]) / 1000) for each in matches if each]
-    return sorted(found, key=lambda each: (each.created_at, each.key), reverse=True)
+        matches = filter(None, map(_LIST_KEY.fullmatch, names))
+        sweeps = [ListedSweep(match[2], match[3], int(match[1]) / 1000) for match in matches]
+    return sorted(sweeps, key=lambda each: (each.created_at, each.key), reverse=True)
 
 
 def find_sweep_store(context: Context, word: str) -> SweepStore:
-    """The store of the sweep that a word names: its key, a prefix of it, its name (then the newest
-    of that name), `@last`, or `@last~2` for two before the last. Raises NotFound, UsageError."""
+    """The store of the sweep that a word names: its key, a prefix of the key, its name (then the
+    newest sweep of this name), `@last`, or `@last~2` for the second before the last.
+
+    Raises NotFound, UsageError.
+    """
     if is_key(word):
         store = open_sweep_store(context, word)
         if store.get(SPEC) is not None:
@@ -147,7 +151,7 @@ def find_sweep_store(context: Context, word: str) -> SweepStore:
 
 
 def suggest(context: Context, word: str) -> NotFound | None:
-    """The error for a word that names no run but a sweep of this machine; None for any other."""
+    """The error for a word that names no run but a sweep of this machine; None for other words."""
     if not context.settings.is_local or not (context.home.root / "sweeps").is_dir():
         return None
     try:
@@ -158,7 +162,7 @@ def suggest(context: Context, word: str) -> NotFound | None:
 
 
 def choose_sweep(word: str, sweeps: Sequence[ListedSweep]) -> ListedSweep:
-    """The sweep that a word names, of these, newest first. Raises NotFound, UsageError."""
+    """The sweep that a word names. `sweeps`: newest first. Raises NotFound, UsageError."""
     last = _LAST.fullmatch(word)
     if last and int(last[1] or 0) < len(sweeps):
         return sweeps[int(last[1] or 0)]
@@ -188,7 +192,7 @@ class _SpecHead(Struct):
     created_at: float = 0.0
 
 
-def _in_folders(context: Context) -> Iterator[ListedSweep]:
+def _list_folders(context: Context) -> Iterator[ListedSweep]:
     for path in (context.home.root / "sweeps").glob(f"*/{SPEC}"):
         key = path.parent.name
         if not is_key(key):
@@ -228,7 +232,7 @@ def _in_bucket(context: Context, bucket: str, prefix: str) -> Store:
 
 
 @contextmanager
-def _errors_translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except SweepStoreError:

@@ -1,4 +1,4 @@
-"""The state of a sweep for people: a snapshot in each round, and a summary at the end."""
+"""The state of a sweep for people: a snapshot in each round, and a summary at the end. Pure."""
 
 from collections.abc import Mapping
 
@@ -34,19 +34,19 @@ class SweepSnapshot(Struct, frozen=True):
     wanted: int | None  # the number of trials in the end; None: unknown
     parallel: int  # trials at once
     best: Trial | None
-    began_at: float | None  # when the first batch was planned
-    hours: float  # since then
+    began_at: float | None  # when the first batch was planned, in seconds since the epoch
+    hours: float  # since `began_at`, without the time between an end and a reopening
     hours_limit: float | None
     spent: float | None  # USD so far; None where it is free or unknown
-    committed: float | None  # USD, the expected rest of running trials
-    cost_limit: float | None
+    committed: float | None  # USD, the expected rest of running and waiting trials
+    cost_limit: float | None  # USD
     eta: float | None  # seconds until the end; None: unknown
-    steps: int  # of training that were run
+    steps: int  # training steps of all trials
     steps_saved: int  # steps that were not run, compared with the same trials in full
     notices: tuple[str, ...]  # lines, the oldest first
-    stopping: str  # why no trial begins any more; empty: it does not stop
-    ended: str  # why it has ended; empty: it has not
-    is_paused: bool = False  # it needs a controller to continue, and has none
+    stopping: str  # why no trial begins any more; empty: trials may begin
+    ended: str  # why the sweep has ended; empty: it has not ended
+    is_paused: bool = False  # the sweep needs a controller to continue, and has none
 
     @property
     def status(self) -> str:
@@ -70,7 +70,7 @@ class SweepSnapshot(Struct, frozen=True):
 
     @property
     def confirming(self) -> int:
-        """Confirming runs. They are in `counts`, and not in `planned`."""
+        """The number of confirming runs. They are in `counts`, and not in `planned`."""
         return max(0, sum(self.counts.values()) - self.planned)
 
     @property
@@ -80,7 +80,7 @@ class SweepSnapshot(Struct, frozen=True):
 
     @property
     def over(self) -> int:
-        """Trials that have ended; paused ones have not."""
+        """The number of trials that have ended; paused trials have not."""
         return sum(many for state, many in self.counts.items() if state.is_ended)
 
 
@@ -95,11 +95,11 @@ class SweepSummary(Struct, frozen=True):
     by: str
     why: str  # for people
     first_failure: Trial | None = None  # the first trial that failed, if any did
-    pareto: tuple[Trial, ...] = ()  # with several goals: trials that no other beats in all
+    pareto: tuple[Trial, ...] = ()  # with several goals: trials that no other beats in every goal
     confirmed: tuple[ConfirmedTrial, ...] = ()  # trials with confirming runs, the best mean first
 
 
-# --- Making them. Pure ----------------------------------------------------------------------------
+# --- Making snapshots and summaries ---------------------------------------------------------------
 
 
 def make_snapshot(
@@ -133,22 +133,24 @@ def make_snapshot(
 
 
 def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> float | None:
-    """Seconds to the end at the rate so far, or until its hours are over. None while nothing runs:
-    it may be paused."""
+    """Seconds to the end at the rate so far, or until the hours of `limits.hours` are over.
+
+    None while no trial is in flight: the sweep may be paused.
+    """
     state = totals.state
     if state.ended is not None:
         return 0.0
     if not count_in_flight(state):
         return None
     over, limit = count_ended(state), limits_now(state, totals.spec).hours
-    all_of_them = len(state.trials)
+    total = len(state.trials)
     if wanted is not None and state.stopping is None:
-        all_of_them += max(0, wanted - totals.tally.planned)
+        total += max(0, wanted - totals.tally.planned)
     estimates = []
     # The first trials do not give the rate where trials end at rungs and continue later.
     has_rate = over and not totals.spec.early_stop.ends_at_rungs
     if has_rate and (wanted is not None or state.stopping is not None):
-        estimates.append(_busy_seconds(totals, now) * max(0, all_of_them - over) / over)
+        estimates.append(_busy_seconds(totals, now) * max(0, total - over) / over)
     if limit is not None:
         estimates.append(max(0.0, limit - hours) * 3600)
     return min(estimates, default=None)
@@ -159,17 +161,15 @@ def _busy_seconds(totals: SweepTotals, now: float) -> float:
     state, begun = totals.state, began_at(totals.state)
     if begun is None:
         return 0.0
-    still = max(state.paused, idle_seconds(state.trials.values(), begun, now))
-    return max(0.0, now - begun - still)
+    idle = max(state.paused, idle_seconds(state.trials.values(), begun, now))
+    return max(0.0, now - begun - idle)
 
 
 def make_summary(totals: SweepTotals, snapshot: SweepSnapshot) -> SweepSummary:
     """The result of the sweep, or its present state."""
     state = totals.state
     by = "" if state.ended is None else state.stopping.by if state.stopping else DONE
-    front: tuple[Trial, ...] = ()
-    if len(totals.spec.goals) > 1:
-        front = tuple(pareto_front(state, totals.spec))
-    why = state.ended.why if state.ended else state.stopping.why if state.stopping else ""
-    again = tuple(confirmed_trials(state, totals.spec))
-    return SweepSummary(snapshot, by, why, totals.tally.first_failure, front, again)
+    why = snapshot.ended or snapshot.stopping
+    front = tuple(pareto_front(state, totals.spec))
+    confirmed = tuple(confirmed_trials(state, totals.spec))
+    return SweepSummary(snapshot, by, why, totals.tally.first_failure, front, confirmed)

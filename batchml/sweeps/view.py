@@ -1,7 +1,7 @@
 """View a sweep: its state, snapshots, and its row in the list of sweeps.
 
-A sweep that needs a controller for its next trials is only read. One whose trials run by themselves
-is controlled while it is viewed: so its limits are kept, and its end is recorded.
+A sweep whose controller chooses the next trials is only read. A sweep whose trials run without a
+controller is controlled while it is viewed: so its limits are kept, and its end is recorded.
 """
 
 from collections.abc import Generator
@@ -12,14 +12,19 @@ from msgspec.structs import replace
 
 from batchml.context import Context
 from batchml.errors import BatchmlError
-from batchml.model.sweep import Trial, TrialState
+from batchml.model.sweep import Trial
 from batchml.runtime.protocol.sweep import INBOX, decode_message
 from batchml.sweeps.control.events import MessageReceived
 from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.control.totals import SweepTotals, estimate_money, limits_now
+from batchml.sweeps.control.totals import (
+    SweepTotals,
+    count_in_flight,
+    estimate_money,
+    limits_now,
+)
 from batchml.sweeps.results import best_trial
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.started import StartedSweep, read_started
@@ -36,7 +41,7 @@ _PAGE = 1000  # messages that are read at once
 
 
 class SweepRow(Struct, frozen=True):
-    """A row of the list of sweeps. `trouble`: why the rest is missing."""
+    """A row of the list of sweeps. `trouble`: why the other fields are missing."""
 
     listed: ListedSweep
     sweep: StartedSweep | None = None
@@ -57,8 +62,7 @@ def make_row(context: Context, listed: ListedSweep) -> SweepRow:
         if sweep is None:
             return SweepRow(listed)
         view = SweepView(context, sweep, store)
-        status = view.status()
-        return SweepRow(listed, sweep, view.state, status)
+        return SweepRow(listed, sweep, status=view.status(), state=view.state)
     except BatchmlError as error:
         return SweepRow(listed, trouble=str(error).partition("\n")[0])
 
@@ -89,24 +93,23 @@ class SweepView:
 
     def holder(self) -> str:
         """The sweep's controller, for people; empty where there is none."""
-        found = find_holder(self._store, self._context.clock)
-        return found.holder.description if found else ""
+        lease = find_holder(self._store, self._context.clock)
+        return lease.holder.description if lease else ""
 
     def snapshot(self) -> SweepSnapshot:
-        """A snapshot. A sweep whose trials run by themselves is brought up to date first."""
-        if self._needs_no_controller():
+        """A snapshot. A sweep whose trials run without a controller is controlled for one round."""
+        if self._runs_without_controller():
             with closing(self._control()) as snapshots:
-                found = next(snapshots, None)
-                if found is not None:
-                    return found
+                snapshot = next(snapshots, None)
+                if snapshot is not None:
+                    return snapshot
         return self._snapshot()
 
     def status(self) -> str:
         """The status in one word. If all trials have ended, the sweep is ended first."""
         state = self.state
-        in_flight = state.counts[TrialState.WAITING] + state.counts[TrialState.RUNNING]
-        if not state.ended and not in_flight and self._needs_no_controller():
-            with suppress(BatchmlError):  # no server, or another controller was faster
+        if not state.ended and not count_in_flight(state) and self._runs_without_controller():
+            with suppress(BatchmlError):  # no server, or another process has become the controller
                 return self.snapshot().status
         return status_word(
             is_ended=state.ended is not None,
@@ -116,25 +119,26 @@ class SweepView:
 
     def _snapshot(self) -> SweepSnapshot:
         state = self.state
-        found = snapshot_of(self._sweep, state, self._context.clock.now())
-        return replace(found, is_paused=self._is_paused(state))
+        snapshot = snapshot_of(self._sweep, state, self._context.clock.now())
+        return replace(snapshot, is_paused=self._is_paused(state))
 
     def _is_paused(self, state: SweepState) -> bool:
-        """Whether no trial runs, or none begins, until there is a controller."""
+        """Whether no trial begins until the sweep has a controller."""
         is_idle = self._sweep.mode is SubmitMode.BATCHES or not state.batches or state.open_batches
         return bool(is_idle) and state.ended is None and not self.holder()
 
     @property
     def summary(self) -> SweepSummary:
         """The result of the sweep, or its present state."""
-        snapshot = snapshot_of(self._sweep, self.state, self._context.clock.now())
-        return make_summary(SweepTotals(self._sweep.spec, self.state), snapshot)
+        state = self.state
+        snapshot = snapshot_of(self._sweep, state, self._context.clock.now())
+        return make_summary(SweepTotals(self._sweep.spec, state), snapshot)
 
     def snapshots(self) -> Generator[SweepSnapshot, None, None]:
         """A snapshot after each round, until the sweep has ended."""
         intervals = ON_LOCAL if self._context.settings.is_local else IN_AWS
         while True:
-            if self._needs_no_controller():
+            if self._runs_without_controller():
                 yield from self._control()
             snapshot = self._snapshot()
             yield snapshot
@@ -142,11 +146,11 @@ class SweepView:
                 return
             self._context.clock.sleep(intervals.poll)
 
-    def _needs_no_controller(self) -> bool:
-        """Whether trials run by themselves, and no controller reads their messages.
+    def _runs_without_controller(self) -> bool:
+        """Whether all trials are planned already, and no controller reads their messages.
 
-        Then a viewer reads them, keeps the limits and records the end. To view a sweep whose
-        controller chooses the next trials must not begin trials.
+        Then the viewer reads the messages, keeps the limits and records the end. But the viewer of
+        a sweep whose controller chooses the next trials must not begin trials.
         """
         if self._sweep.mode is SubmitMode.BATCHES:
             return False
@@ -157,10 +161,11 @@ class SweepView:
         try:
             yield from control_sweep(self._context, self._sweep, self._store).snapshots()
         except BatchmlError:
-            if not self.holder():  # with a holder, another controller was faster: only view then
+            if not self.holder():  # if another process has become the controller, only view
                 raise
 
     def _apply_messages(self, state: SweepState) -> None:
+        """Apply the messages in the inbox, which no controller has written to the ledger yet."""
         waiting = self._store.keys(INBOX)
         self._applied.intersection_update(waiting)
         new = [key for key in waiting if key not in self._applied]
@@ -174,7 +179,7 @@ class SweepView:
 
 
 def snapshot_of(sweep: StartedSweep, state: SweepState, now: float) -> SweepSnapshot:
-    """A snapshot made from all trials of a state."""
+    """A snapshot of a sweep in this state."""
     spec, totals = sweep.spec, SweepTotals(sweep.spec, state)
     timeout = sweep.job_spec.timeout_seconds
     until = state.ended.at if state.ended else now

@@ -75,7 +75,7 @@ def outcome(table: dict[str, Any], *changes: str) -> SweepSpec | tuple[str, ...]
         ("=3", "write KEY=VALUE"),
         ("limits..trials=3", "write KEY=VALUE"),
         ("space.lrr.log=[1,2]", "the file has no parameter lrr. Did you mean 'lr'?"),
-        ("space.lr.log.x=3", "log.x is no part of a parameter"),
+        ("space.lr.log.x=3", "log.x is not a part of a parameter"),
         ("goal.max.x=3", "max is not a table"),
         ("limits.trails=3", "limits.trails: unknown key. Did you mean 'trials'?"),
         ("limits.trials=many", "limits.trials: found 'many'. Expected a whole number."),

@@ -99,7 +99,7 @@ def test_nothing_at_all_is_met_with_what_is_needed() -> None:
         ({"goal": {"max": ""}}, "Expected a metric's name"),
         ({"goal": {}}, "Say goal = { max"),
         ({"goal": "acc"}, 'goal = { max = "acc" } or goal = { min = "acc" }; there is no default'),
-        ({"goal": {"max": ["a", "a"]}, "method": "random"}, "a is there twice"),
+        ({"goal": {"max": ["a", "a"]}, "method": "random"}, "a is named twice"),
         ({"limits": {}}, "give at least one of trials, hours, cost"),
         ({"limits": {"target": 1.0, "parallel": 4}}, "give at least one of trials, hours, cost"),
         ({"limits": {"trials": 0}}, "limits.trials: found 0. Expected a whole number >= 1."),
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_in_words(table: dict[str, Any], says: str) ->
         ({"values": [1, 2]}, "Write choice = [...]."),
         ({"when": {"opt": "sgd"}}, "has no kind. Give one of"),
         ({"normal": [0, 0]}, "sigma is 0; it must be greater than 0"),
-        ({"normal": [0]}, "Expected normal = [mu, sigma]"),
+        ({"normal": [0]}, "Expected two numbers, normal = [mu, sigma]"),
         ({"lognormal": [0, 500]}, "natural logarithm"),
         ({"choice": [1, 2], "log": True}, ".log: only for float and int ranges"),
         ({"choice": 3}, "Expected a list of values"),
@@ -357,7 +357,7 @@ def test_a_condition_has_the_value_that_the_parent_will_have() -> None:
         ({"lr": 0.1, "opt": [], "layers": 1}, "points[1].opt: found []."),
         ({"lr": 0.01, "opt": "sgd", "layers": 2}, "points[1]: is the same as points[0]."),
         ({"lr": 0.05, "opt": "sgd", "layers": 4}, "points[1]: does not satisfy `where`."),
-        ({"lr": 0.1, "opt": "sgd", "layers": 1, "m": 1}, "m: is not active beside the others"),
+        ({"lr": 0.1, "opt": "sgd", "layers": 1, "m": 1}, "m: is not active with the other values"),
     ],
 )
 def test_points_that_are_outside_the_space_are_named(point: dict[str, Any], says: str) -> None:

@@ -9,7 +9,7 @@ from batchml.cli.app import app, command_group
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
-from batchml.errors import NotFound, UsageError, did_you_mean
+from batchml.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -343,11 +343,8 @@ def _check_folder(given: str, path: Path) -> None:
 
 def find_sweep(context: "Context", word: str) -> "tuple[StartedSweep, SweepStore]":
     """The sweep that a word names. Raises NotFound."""
-    from batchml.sweeps.started import read_started
+    from batchml.sweeps.started import load_started
     from batchml.sweeps.stores import find_sweep_store
 
     store = find_sweep_store(context, word)
-    sweep = read_started(store)
-    if sweep is None:
-        raise NotFound("Sweep", word, [], "`batchml sweeps ls` shows them.")
-    return sweep, store
+    return load_started(store, word), store

@@ -1,9 +1,9 @@
-"""How often controllers of sweeps act, and the lease: which controller a sweep has.
+"""The lease, by which a sweep has one controller, and the intervals at which controllers act.
 
 Each controller that takes the lease over takes the next number. The lease expires some time after
 its owner has renewed it last. The clocks of two machines differ, so two controllers may both
 believe for a moment that they have it: then the numbers of the ledger's segments shut out the
-earlier one. The lease only makes that rare.
+earlier controller. The lease only makes that rare.
 """
 
 import os
@@ -20,6 +20,8 @@ from batchml.runtime.storage.store import Store, StoreError
 
 
 class ControllerIntervals(Struct, frozen=True):
+    """Intervals in seconds."""
+
     poll: float  # between two rounds
     poll_at_first: float  # the same, during the first `first_period` of a sweep
     first_period: float
@@ -54,8 +56,8 @@ class LeaseOwner(Struct, frozen=True, omit_defaults=True):
     user: str = ""
     host: str = ""
     pid: int = 0
-    began: str = ""  # when the process began: tells processes of one number apart
-    job: str = ""  # the id of the run, whose attempts follow one another
+    began: str = ""  # when the process began: it distinguishes processes with the same pid
+    job: str = ""  # the id of the run; its attempts follow one another
 
     @property
     def description(self) -> str:
@@ -66,7 +68,7 @@ class LeaseOwner(Struct, frozen=True, omit_defaults=True):
 
 
 class LeaseTaken(Struct, frozen=True):
-    """The lease is ours."""
+    """The caller has the lease."""
 
     number: int
 
@@ -116,9 +118,8 @@ class Lease:
             if found is not None and self._is_live(found):
                 if found.nonce != self._nonce:
                     return LeaseHeld(found.owner, found.until)
-                return self._note_taken(
-                    number
-                )  # an earlier attempt succeeded, and its answer was lost
+                # An earlier attempt succeeded, and its answer was lost.
+                return self._note_taken(number)
             if self._store.create(_key(number + 1), self._content()):
                 return self._note_taken(number + 1)
 
@@ -126,7 +127,7 @@ class Lease:
         """Renew the lease, if a third of its life has passed. Raises ControllerReplaced."""
         if self._clock.now() - self._renewed < self._life / 3:
             return
-        self._check()
+        self._check_number()
         now = self._clock.now()
         self._store.put(_key(self._number), self._content())
         self._renewed = now
@@ -135,7 +136,7 @@ class Lease:
         """Let the next controller take it at once. Does nothing if another one has it."""
         if self._number:
             with suppress(ControllerReplaced):
-                self._check()
+                self._check_number()
                 self._store.put(_key(self._number), self._content(released=True))
         self._number = 0
 
@@ -151,7 +152,8 @@ class Lease:
             self._store.delete(*(_key(each) for each in self._numbers() if each < number))
         return LeaseTaken(number)
 
-    def _check(self) -> None:
+    def _check_number(self) -> None:
+        """Raise ControllerReplaced if another owner has taken the lease over."""
         newest = max(self._numbers(), default=0)
         if newest != self._number:
             found = self._read(newest)
@@ -180,7 +182,7 @@ class Lease:
 
 
 def this_process(user: str = "", job: str = "") -> LeaseOwner:
-    """This process as an owner."""
+    """This process as the owner of a lease."""
     import socket
 
     pid = os.getpid()
@@ -188,8 +190,8 @@ def this_process(user: str = "", job: str = "") -> LeaseOwner:
 
 
 def has_ended(other: LeaseOwner, ours: LeaseOwner) -> bool:
-    """Whether an owner has certainly ended: a process of this machine that is gone, or an earlier
-    attempt of our own run."""
+    """Whether another owner has certainly ended: a process of this machine that is gone, or an
+    earlier attempt of this process's own run."""
     if other.job or ours.job:
         return other.job == ours.job
     if other.host != ours.host or not other.began:
@@ -200,7 +202,7 @@ def has_ended(other: LeaseOwner, ours: LeaseOwner) -> bool:
 def _began(pid: int) -> str | None:
     """When a process began, in clock ticks since boot; None for one that has ended.
 
-    Empty where the system does not tell. Source: proc_pid_stat(5), fields 3 and 22.
+    Empty on a system without /proc. Source: proc_pid_stat(5), fields 3 and 22.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -220,7 +222,7 @@ def find_holder(store: Store, clock: Clock) -> LeaseHeld | None:
 
 
 def refuse_second_controller(store: Store, clock: Clock, key: str) -> None:
-    """Raise SweepHasController, which names it, where the sweep `key` has a controller."""
+    """Raise SweepHasController, which names the controller, if the sweep `key` has one."""
     found = find_holder(store, clock)
     if found is not None:
         raise SweepHasController(found.holder.description, key)

@@ -1,4 +1,4 @@
-"""The ledger of a sweep: its events, in segments that are each written once and whole.
+"""The ledger of a sweep: its events, in segments, each of which is written once and completely.
 
 A controller takes a segment's number by creating it. If the next number is taken, another
 controller has taken over the sweep, and this one stops: the numbers fence off the old controller.
@@ -7,8 +7,8 @@ and the segments after it.
 
 A segment begins with a line about its writer, followed by one event a line. A last line without a
 newline was torn when a disk lost power, and does not count. Only the last segment can be torn:
-whoever writes the next one notes it in its first line. Anything else that cannot be read to its end
-is damage, and is reported; no trial is lost in silence.
+the writer of the next segment notes it in that segment's first line. Any other segment that cannot
+be read to its end is damage, and is reported: no trial is lost in silence.
 """
 
 import gc
@@ -38,7 +38,7 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 class SweepLedger:
-    """The ledger in a sweep's store. `by` describes the writer, in each segment.
+    """The ledger in a sweep's store. `by`: a description of the writer, put into each segment.
 
     Every method raises StoreError when the store cannot be read or written; the same call may then
     be repeated.
@@ -61,9 +61,9 @@ class SweepLedger:
         return state
 
     def take_over(self) -> SweepState:
-        """`load`, and shut out every writer until now. For the owner of the lease.
+        """Load the state, and shut out all other writers. For the owner of the lease.
 
-        Raises LedgerDamaged; ControllerReplaced if others take it over again and again.
+        Raises LedgerDamaged; ControllerReplaced if others take the ledger over again and again.
         """
         state = SweepState()
         for _ in range(_TRIES):
@@ -75,7 +75,7 @@ class SweepLedger:
         raise ControllerReplaced()
 
     def follow(self, state: SweepState) -> bool:
-        """Apply to `state` what was written since it was loaded. Whether there was anything."""
+        """Apply the events that were written since `state` was loaded. False if there are none."""
         before = state.segment
         found: list[bytes] = []
         while (data := self._store.get(_segment(before + len(found) + 1))) is not None:
@@ -92,9 +92,10 @@ class SweepLedger:
     def append(self, events: Iterable[Event]) -> None:
         """Write one segment, which is durable on return. The caller applies the events itself.
 
-        Raises ControllerReplaced, from then on always, if another writer has written since this
-        one first loaded, took over or last appended. After a StoreError it is unknown whether the
-        segment was written: to append the same events again, alone or with others, is safe.
+        Raises ControllerReplaced, in this call and all later ones, if another writer has written
+        since this one first loaded, took over or last appended. After a StoreError it is unknown
+        whether the segment was written: it is safe to append the same events again, alone or with
+        others.
         """
         if self._replaced_by is not None:
             raise ControllerReplaced(self._replaced_by)
@@ -141,7 +142,7 @@ class SweepLedger:
         return found == data
 
     def _is_pack_due(self) -> bool:
-        """Often while the ledger is small; a large one is not rewritten for every few segments."""
+        """Whether to pack now: often while the ledger is small, seldom when it is large."""
         count = (self._last or 0) - self._base
         has_grown = self._new_bytes * 4 >= self._packed_bytes
         return count >= PACK_AFTER and (has_grown or count >= _PACK_AT_MOST)
@@ -150,7 +151,7 @@ class SweepLedger:
         base, packed, segments = self._read()
         self._base, self._packed_bytes = base, len(packed)
         self._new_bytes = sum(map(len, segments))
-        if base > state.segment:  # applied from its start: events that are known change nothing
+        if base > state.segment:  # the whole pack: events that were applied before change nothing
             _apply(state, _pack(base), packed)
             state.segment = base
         for number, data in enumerate(_events(base, segments), base + 1):
@@ -169,24 +170,24 @@ class SweepLedger:
 
     def _read(self) -> tuple[int, bytes, list[bytes]]:
         """The number and content of the newest pack, and all segments after it."""
-        lacking = 0
+        missing = 0
         for _ in range(_TRIES):
             base = self._newest_pack()
             numbers = sorted(each for each in self._numbers(_LOG) if each > base)
             keys = [_pack(base)] if base else []
             found = self._store.get_many([*keys, *map(_segment, numbers)])
-            whole = [data for data in found if data is not None]
-            if self._newest_pack() != base or len(whole) < len(found):
-                continue  # packed meanwhile
-            lacking = next((n for n, has in enumerate(numbers, base + 1) if n != has), 0)
-            if not lacking:
-                packed, segments = (whole[0], whole[1:]) if base else (b"", whole)
+            present = [data for data in found if data is not None]
+            if self._newest_pack() != base or len(present) < len(found):
+                continue  # another process has packed meanwhile
+            missing = next((n for n, has in enumerate(numbers, base + 1) if n != has), 0)
+            if not missing:
+                packed, segments = (present[0], present[1:]) if base else (b"", present)
                 if packed and not packed.endswith(b"\n"):
                     raise LedgerDamaged(f"{_pack(base)} breaks off")
                 return base, packed, segments
-        if not lacking:
+        if not missing:
             raise StoreError("the sweep's ledger is packed again and again", temporary=True)
-        raise LedgerDamaged(f"{_segment(lacking)} is missing")
+        raise LedgerDamaged(f"{_segment(missing)} is missing")
 
     def _newest_pack(self) -> int:
         return max(self._numbers(_PACKS), default=0)
@@ -205,8 +206,10 @@ def _pack(number: int) -> str:
 
 
 def _events(before: int, segments: Sequence[bytes]) -> list[bytes]:
-    """The complete lines of consecutive segments, without the first line of each. The first segment
-    is number `before` + 1. Raises LedgerDamaged."""
+    """The complete lines of consecutive segments, without the first line of each.
+
+    The first segment has the number `before` + 1. Raises LedgerDamaged.
+    """
     found = []
     for number, segment in enumerate(segments, before + 1):
         after = segments[number - before : number - before + 1]
@@ -234,9 +237,9 @@ def _writer(segment: bytes | None) -> str:
 
 
 def _apply(state: SweepState, key: str, lines: bytes) -> None:
-    """Apply lines to a state, some at a time. Raises LedgerDamaged."""
+    """Apply the events in `lines` to a state, in chunks. Raises LedgerDamaged."""
     start = 0
-    # Garbage collection would take a third of the time and find nothing.
+    # Garbage collection would take a third of the time and free nothing.
     was_on = gc.isenabled()
     gc.disable()
     try:

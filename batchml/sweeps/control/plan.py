@@ -3,11 +3,12 @@
 Batches and trials are numbered; a batch that is in the ledger is never planned again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from hashlib import blake2b
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import MODELS, SweepSpec, Trial, TrialState, count_points
@@ -27,18 +28,21 @@ class SubmitMode(StrEnum):
 
     ARRAY = "array"  # all trials at once; a consumable resource limits how many run
     RUNGS = "rungs"  # one array for each rung; each depends on the one before
-    BATCHES = "waves"  # a controller plans a batch of trials whenever places are free
+    BATCHES = "waves"  # a controller submits a batch of trials whenever enough may begin
 
 
 class ChosenMode(Struct, frozen=True):
+    """How a sweep is submitted, and the reason."""
+
     mode: SubmitMode
     why: str  # for people
 
 
 def choose_mode(spec: SweepSpec, *, hourly: float | None, timeout: float | None) -> ChosenMode:
-    """The mode of a sweep whose trials cost `hourly` USD an hour and end after `timeout` seconds.
+    """Choose the mode for trials that cost `hourly` USD an hour and end after `timeout` seconds.
 
-    Without a controller nobody checks the cost, so then the worst case must be within the limit.
+    An array runs without a controller, which would check the cost: so its cost must be within the
+    limit even if every trial runs into its timeout.
     """
     if spec.early_stop.method == "halving":
         return ChosenMode(SubmitMode.RUNGS, "each rung is one array; none needs this computer")
@@ -60,12 +64,10 @@ def choose_mode(spec: SweepSpec, *, hourly: float | None, timeout: float | None)
 
 def count_trials(spec: SweepSpec) -> int | None:
     """The greatest possible number of trials; None where only other limits end the sweep."""
-    limit = spec.limits.trials
     points = len(spec.points) if spec.method == "list" else None
     if spec.method == "grid":
         points = count_points(spec.space)
-    known = [each for each in (limit, points) if each is not None]
-    return min(known, default=None)
+    return min((each for each in (spec.limits.trials, points) if each is not None), default=None)
 
 
 def fits_cost_limit(
@@ -80,11 +82,11 @@ def fits_cost_limit(
 # --- Batches of trials ----------------------------------------------------------------------------
 
 
-MakeKey = Callable[[], str]  # makes the key of a new batch
+MakeKey = Callable[[], str]  # makes the key of a new batch; `at` is the time of planning
 
 
 def first_target(spec: SweepSpec, mode: SubmitMode) -> int:
-    """The step at which a trial that begins now ends; 0: its own end."""
+    """The step at which a trial that begins now ends; 0: when its program ends."""
     stop = spec.early_stop
     if stop.max and (mode is SubmitMode.RUNGS or stop.resume):
         return rung_ends(spec)[0]
@@ -100,26 +102,27 @@ def seed_of(spec: SweepSpec, number: int) -> int:
 def plan_new(
     totals: SweepTotals, mode: SubmitMode, count: int, at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
-    """Up to `count` new trials, as many as the sampler has; a batch for each 10,000."""
+    """Up to `count` new trials, as many as the sampler suggests; a batch for each MAX_ARRAY."""
     state, spec = totals.state, totals.spec
     first = totals.tally.highest + 1
     suggested = suggest_trials(spec, list(state.trials.values()), range(first, first + count))
-    trials = [
-        PlannedTrial(number, params, seed_of(spec, number), origin)
+    target = first_target(spec, mode)
+    planned = [
+        (target, PlannedTrial(number, params, seed_of(spec, number), origin))
         for number, (params, origin) in enumerate(suggested, first)
     ]
-    return _batches(totals, trials, first_target(spec, mode), at, make_key)
+    return _batches_by_target(totals, planned, at, make_key)
 
 
 def plan_rungs(totals: SweepTotals, count: int, at: float, make_key: MakeKey) -> list[TrialBatch]:
-    """`halving`: an array for each rung, each after the one before. Only the first names trials:
-    which trials the others have is known when they start."""
+    """With `halving`: an array for each rung, which depends on the array before it.
+
+    Only the first array names its trials: those of deeper rungs are known when it starts.
+    """
     batches = plan_new(totals, SubmitMode.RUNGS, min(count, MAX_ARRAY), at, make_key)
     if not batches:
         return []
-    first = TrialBatch(
-        batches[0].number, at, batches[0].key, batches[0].trials, batches[0].target, rung=0
-    )
+    first = replace(batches[0], rung=0)
     rest = [
         TrialBatch(
             first.number + rung, at, make_key(), (), target, rung, after=first.number + rung - 1
@@ -132,45 +135,41 @@ def plan_rungs(totals: SweepTotals, count: int, at: float, make_key: MakeKey) ->
 def plan_promotions(
     totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
-    """Trials that continue from checkpoints: (trial, step to run to). A batch for each step."""
-    state = totals.state
-    by_step: dict[int, list[PlannedTrial]] = {}
-    for number, step in chosen:
-        trial = state.trials[number]
-        planned = PlannedTrial(number, trial.params, trial.seed, trial.origin, resumes=True)
-        by_step.setdefault(step, []).append(planned)
-    return _batches_by_target(totals, by_step, at, make_key)
+    """Trials that continue from their checkpoints. `chosen`: (trial, the step it runs to)."""
+    trials = totals.state.trials
+    planned = [(step, _plan_again(trials[number], resumes=True)) for number, step in chosen]
+    return _batches_by_target(totals, planned, at, make_key)
 
 
 def plan_reruns(
     totals: SweepTotals, mode: SubmitMode, numbers: Sequence[int], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """Trials that are run again from their beginning; without numbers, all failed ones."""
-    state = totals.state
-    chosen = [
-        trial
-        for trial in (state.trials.get(each) for each in numbers or sorted(state.trials))
-        if trial is not None and (trial.state.is_ended if numbers else trial.state.is_failure)
-    ]
-    by_target: dict[int, list[PlannedTrial]] = {}
-    for each in chosen:
-        full = totals.spec.early_stop.max  # a confirming run is trained without stops
-        target = first_target(totals.spec, mode) if each.confirms is None else full
-        planned = PlannedTrial(each.number, each.params, each.seed, each.origin, each.confirms)
-        by_target.setdefault(target, []).append(planned)
-    return _batches_by_target(totals, by_target, at, make_key)
+    trials, planned = totals.state.trials, []
+    target, full = first_target(totals.spec, mode), totals.spec.early_stop.max
+    for number in numbers or sorted(trials):
+        trial = trials.get(number)
+        if trial is not None and (trial.state.is_ended if numbers else trial.state.is_failure):
+            # A confirming run is trained in full, without rungs.
+            end = target if trial.confirms is None else full
+            planned.append((end, _plan_again(trial)))
+    return _batches_by_target(totals, planned, at, make_key)
 
 
 def plan_continuations(totals: SweepTotals, at: float, make_key: MakeKey) -> list[TrialBatch]:
-    """Continuations of trials that a stop has ended, from their checkpoints if they left any."""
-    by_target: dict[int, list[PlannedTrial]] = {}
-    for trial in totals.state.trials.values():
-        if trial.state is TrialState.KILLED:
-            planned = PlannedTrial(
-                trial.number, trial.params, trial.seed, trial.origin, trial.confirms, resumes=True
-            )
-            by_target.setdefault(trial.target, []).append(planned)
-    return _batches_by_target(totals, by_target, at, make_key)
+    """Continuations of trials that a stop has ended, from their checkpoints if they have any."""
+    planned = [
+        (trial.target, _plan_again(trial, resumes=True))
+        for trial in totals.state.trials.values()
+        if trial.state is TrialState.KILLED
+    ]
+    return _batches_by_target(totals, planned, at, make_key)
+
+
+def _plan_again(trial: Trial, *, resumes: bool = False) -> PlannedTrial:
+    return PlannedTrial(
+        trial.number, trial.params, trial.seed, trial.origin, trial.confirms, resumes
+    )
 
 
 def choose_for_confirmation(totals: SweepTotals, top: int, seeds: int) -> list[tuple[int, int]]:
@@ -181,28 +180,29 @@ def choose_for_confirmation(totals: SweepTotals, top: int, seeds: int) -> list[t
 def plan_confirmations(
     totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
-    """Runs of trials with new seeds, to their full end. `chosen`: (trial, number of runs)."""
-    state, spec = totals.state, totals.spec
-    number = totals.tally.highest + 1
-    trials: list[PlannedTrial] = []
-    for original, seeds in chosen:
-        params = state.trials[original].params
-        for _ in range(seeds):
-            trials.append(PlannedTrial(number, params, seed_of(spec, number), "confirm", original))
-            number += 1
-    return _batches(totals, trials, spec.early_stop.max, at, make_key)
+    """Runs of trials in full with new seeds. `chosen`: (trial, number of runs)."""
+    trials, spec = totals.state.trials, totals.spec
+    originals = [number for number, seeds in chosen for _ in range(seeds)]
+    planned = [
+        PlannedTrial(number, trials[original].params, seed_of(spec, number), "confirm", original)
+        for number, original in enumerate(originals, totals.tally.highest + 1)
+    ]
+    full = spec.early_stop.max
+    return _batches_by_target(totals, ((full, each) for each in planned), at, make_key)
 
 
 def find_unfinished_rung(state: SweepState, spec: SweepSpec) -> list[tuple[int, int]]:
-    """The trials that a rung of `halving` still lacks: (trial, step to run to).
+    """The trials that a rung of `halving` still lacks: (trial, the step it runs to).
 
-    For a sweep none of whose rungs has a job that runs. A rung is filled with the best trials that
-    are paused at the rung before it; trials that took part already count.
+    For a sweep whose jobs have all ended. A rung is filled with the best trials that are paused at
+    the rung before it; trials that took part already count.
     """
     ends = rung_ends(spec)
     first = state.batches.get(1)
-    for rung in range(1, len(ends) if first else 0):
-        quota = rung_size(len(first.trials) if first else 0, rung, spec.early_stop.eta)
+    if first is None:
+        return []
+    for rung in range(1, len(ends)):
+        quota = rung_size(len(first.trials), rung, spec.early_stop.eta)
         took_part = sum(
             trial.target >= ends[rung] and trial.confirms is None for trial in state.trials.values()
         )
@@ -217,9 +217,8 @@ def find_unfinished_rung(state: SweepState, spec: SweepSpec) -> list[tuple[int, 
 
 
 def rung_size(first: int, rung: int, eta: int) -> int:
-    """How many of `first` trials take part in a rung, counted from 0."""
-    size: int = max(1, first // eta**rung)
-    return size
+    """The number of trials, of `first` that begin, which take part in a rung, counted from 0."""
+    return max(1, int(first // eta**rung))
 
 
 def count_children(batch: TrialBatch, state: SweepState, spec: SweepSpec) -> int:
@@ -241,35 +240,34 @@ def manifest_entries(batch: TrialBatch) -> list[TrialEntry]:
     ]  # fmt: skip
 
 
-def next_number(state: SweepState) -> int:
-    return max(state.batches, default=0) + 1
-
-
 def trials_in(batch: TrialBatch, state: SweepState) -> list[Trial]:
-    """The trials that are in this batch now, those of a rung included, which it does not name."""
+    """The trials that are in this batch now, also of a rung, which does not name its trials."""
     if batch.trials:
         named = (state.trials[each.number] for each in batch.trials)
         return [trial for trial in named if trial.wave == batch.number]
     return [trial for trial in state.trials.values() if trial.wave == batch.number]
 
 
-def _batches(
-    totals: SweepTotals, trials: Sequence[PlannedTrial], target: int, at: float, make_key: MakeKey
-) -> list[TrialBatch]:
-    return _batches_by_target(totals, {target: trials}, at, make_key)
-
-
 def _batches_by_target(
-    totals: SweepTotals, trials: Mapping[int, Sequence[PlannedTrial]], at: float, make_key: MakeKey
+    totals: SweepTotals,
+    planned: Iterable[tuple[int, PlannedTrial]],
+    at: float,
+    make_key: MakeKey,
 ) -> list[TrialBatch]:
-    """As few batches as the size of arrays allows, each of trials with one target."""
+    """As few batches as the size of arrays allows, each with trials of one target.
+
+    `planned`: (target, trial).
+    """
+    by_target: dict[int, list[PlannedTrial]] = {}
+    for target, trial in planned:
+        by_target.setdefault(target, []).append(trial)
     parts = [
-        (target, some[start : start + MAX_ARRAY])
-        for target, some in trials.items()
-        for start in range(0, len(some), MAX_ARRAY)
+        (target, trials[start : start + MAX_ARRAY])
+        for target, trials in by_target.items()
+        for start in range(0, len(trials), MAX_ARRAY)
     ]
-    first = next_number(totals.state)
+    first = max(totals.state.batches, default=0) + 1
     return [
-        TrialBatch(first + index, at, make_key(), tuple(part), target)
-        for index, (target, part) in enumerate(parts)
+        TrialBatch(number, at, make_key(), tuple(trials), target)
+        for number, (target, trials) in enumerate(parts, first)
     ]

@@ -1,7 +1,8 @@
 """Observe a sweep's jobs in AWS Batch, for trials that cannot send messages themselves.
 
 A trial reports to the sweep's store. AWS Batch knows more only about a trial whose container was
-lost or never started; so jobs are observed seldom, a hundred in one call.
+lost or never started; so jobs are observed seldom, a hundred in one call. `wave` is the number of a
+batch of trials, as in `events.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +21,18 @@ from batchml.sweeps.control.totals import SweepTotals
 # --- The jobs of a sweep --------------------------------------------------------------------------
 
 
-MAX_OBSERVED = 100  # job ids of one call
+MAX_OBSERVED = 100  # job ids in one call of DescribeJobs
 
 
 class JobObservation(Struct, frozen=True):
     """The job of a batch of trials in AWS Batch. Times are seconds since the epoch."""
 
     status: JobStatus
-    children: Mapping[str, int] = {}  # their number by JobStatus; only of an array
+    children: Mapping[str, int] = {}  # of an array job: the number of children by JobStatus
     started_at: float | None = None
     stopped_at: float | None = None
-    exit_code: int | None = None  # of a job that is no array
-    reason: str = ""  # why it ended or cannot run, in AWS's words
+    exit_code: int | None = None  # None for an array job
+    reason: str = ""  # why the job ended or cannot run, in AWS's words
 
 
 class FailedChild(Struct, frozen=True):
@@ -76,36 +77,36 @@ class SweepJobs(Protocol):
     def limit_running(self, quantity: int) -> None:
         """Let at most `quantity` children run at once, of all jobs submitted from now on.
 
-        Called before each submission that needs it, also repeatedly.
+        The controller may call it again with the same quantity.
         """
 
     def remove_limit(self, *, is_patient: bool = False) -> bool:
         """Delete the consumable resource of `limit_running`, if any, after the last trial.
 
-        False if a job whose last container is just ending still requires it. A patient caller
-        tries again later; otherwise the user is told.
+        False if a job whose last container is just ending still requires it. `is_patient`: the
+        caller will try again; otherwise the user is told.
         """
 
 
-# --- Observing them -------------------------------------------------------------------------------
+# --- Observing the jobs ---------------------------------------------------------------------------
 
 
-# A job that found its trial claimed by another job waits longer: that one may still report.
+# After a container that found its trial claimed by another job, the trial's message is awaited for
+# so many times `silence`: the other job may still report.
 _DUPLICATE_FACTOR = 12
-_IN_FLIGHT = (TrialState.WAITING, TrialState.RUNNING)
 
 
 class _Silent(Struct, frozen=True):
     """A child that failed and whose trial has not reported an end."""
 
     wave: int
-    since: float
+    since: float  # seconds since the epoch
     child: FailedChild
 
     def is_of(self, trial: Trial) -> bool:
         """Whether the trial is still at this index of this batch, and has not ended."""
         is_same = (trial.wave, trial.index) == (self.wave, self.child.index)
-        return is_same and trial.state in _IN_FLIGHT
+        return is_same and trial.state.is_in_flight
 
 
 class JobWatch:
@@ -113,15 +114,14 @@ class JobWatch:
 
     def __init__(self, jobs: SweepJobs, intervals: ControllerIntervals, mode: SubmitMode) -> None:
         self._jobs, self._intervals, self._mode = jobs, intervals, mode
-        self.is_starting = False  # a container of a job observed last is being made
+        self.is_starting = False  # a container was STARTING at the last observation
         self._observed_at: dict[int, float] = {}  # by number of the batch
         self._last_observed = float("-inf")
         self._last_failures = float("-inf")
         self._missing: dict[int, float] = {}  # since when AWS Batch does not know a batch's job
-        # By number of the batch: its end and when that was observed; its failed children, when they
-        # were last asked for.
+        # By batch: when the end of its job was observed, and the job.
         self._ended: dict[int, tuple[float, JobObservation]] = {}
-        self._failed: dict[int, int] = {}
+        self._failed: dict[int, int] = {}  # by batch: failed children when they were last listed
         self._silent: dict[int, _Silent] = {}  # by trial
 
     @property
@@ -142,23 +142,25 @@ class JobWatch:
         self.is_starting = any(map(_is_starting, observed.values()))
         for wave, job_id in zip(waves, ids, strict=True):
             self._observed_at[wave] = now
-            self._note(totals, wave, observed.get(job_id), now)
-        failing = [wave for wave, job_id in zip(waves, ids, strict=True) if job_id in observed]
-        self._observe_failures(
-            totals, {wave: observed[totals.state.jobs[wave]].children for wave in failing}, now
-        )
+            self._note_job(totals, wave, observed.get(job_id), now)
+        children = {
+            wave: observed[job_id].children
+            for wave, job_id in zip(waves, ids, strict=True)
+            if job_id in observed
+        }
+        self._observe_failures(totals, children, now)
 
     def observe_silent(self, totals: SweepTotals, now: float) -> list[TrialObserved]:
-        """The trials whose job has ended and that have not reported an end.
+        """Observations of the trials whose job has ended and that have not reported an end.
 
-        To be called when all messages were read. Raises BatchmlError.
+        Call it when all messages were read. Raises BatchmlError.
         """
         found: list[TrialObserved] = []
         for wave, (ended_at, job) in self._ended.items():
             if totals.tally.in_flight.get(wave):
                 found += self._silent_of_ended(totals, wave, ended_at, job, now)
                 if found and job.children:
-                    break  # that was a call; the others follow in the next round
+                    break  # one call to AWS Batch a round; the other batches follow in later rounds
         for number, silent in list(self._silent.items()):
             trial = totals.state.trials[number]
             if not silent.is_of(trial):
@@ -177,7 +179,10 @@ class JobWatch:
         open_batches.sort(key=lambda wave: (self._observed_at.get(wave, 0.0), wave))
         return open_batches[:MAX_OBSERVED]
 
-    def _note(self, totals: SweepTotals, wave: int, job: JobObservation | None, now: float) -> None:
+    def _note_job(
+        self, totals: SweepTotals, wave: int, job: JobObservation | None, now: float
+    ) -> None:
+        """Note a batch's job that has ended, or that AWS Batch no longer knows."""
         if job is None:
             since = self._missing.setdefault(wave, now)
             is_old = now - totals.state.batches[wave].at >= self._intervals.patience
@@ -192,7 +197,10 @@ class JobWatch:
     def _observe_failures(
         self, totals: SweepTotals, counts: Mapping[int, Mapping[str, int]], now: float
     ) -> None:
-        """Note failed children, without a reported end, of one array that still runs."""
+        """Note the failed children of one array that still runs, if they have not reported an end.
+
+        `counts`: the children by JobStatus, for each batch.
+        """
         if now - self._last_failures < self._intervals.observe_failures:
             return
         for wave, children in counts.items():
@@ -206,7 +214,7 @@ class JobWatch:
             }
             for child in self._jobs.failed_children(totals.state.jobs[wave]):
                 trial = trials.get(child.index)
-                if trial is not None and trial.state in _IN_FLIGHT:
+                if trial is not None and trial.state.is_in_flight:
                     self._wait_for(trial, now, child)
             return  # one array a time: each may take a call for every 1,000 children
 
@@ -216,7 +224,7 @@ class JobWatch:
         trials = [
             trial
             for trial in trials_in(totals.state.batches[wave], totals.state)
-            if trial.state in _IN_FLIGHT
+            if trial.state.is_in_flight
             and not self._is_run_by_another(trial)
             and self._is_given_up(totals, trial, ended_at, job, now)
         ]
@@ -226,12 +234,14 @@ class JobWatch:
         if job.children:
             failed = self._jobs.failed_children(totals.state.jobs[wave])
             children = {child.index: child for child in failed}
-        whole = FailedChild(0, "", job.exit_code, job.reason, job.started_at, job.stopped_at)
-        other = FailedChild(0, "", None, job.reason) if job.children else whole
+        # For a plain job, and for children of which AWS Batch lists no failure.
+        default = FailedChild(0, "", job.exit_code, job.reason, job.started_at, job.stopped_at)
+        if job.children:
+            default = FailedChild(0, "", None, job.reason)
         state = _end_state(totals)
         found: list[TrialObserved] = []
         for trial in trials:
-            child = children.get(trial.index, other)
+            child = children.get(trial.index, default)
             if child.exit_code == DUPLICATE and job.children and state is TrialState.LOST:
                 self._wait_for(trial, ended_at, child)
             else:
@@ -239,17 +249,19 @@ class JobWatch:
         return found
 
     def _wait_for(self, trial: Trial, since: float, child: FailedChild) -> None:
-        known = self._silent.get(trial.number)
-        if known is None or not known.is_of(trial):
+        silent = self._silent.get(trial.number)
+        if silent is None or not silent.is_of(trial):
             self._silent[trial.number] = _Silent(trial.wave, since, child)
 
     def _is_run_by_another(self, trial: Trial) -> bool:
-        known = self._silent.get(trial.number)
-        return known is not None and known.is_of(trial) and known.child.exit_code == DUPLICATE
+        """Whether the trial's container ended because another job had claimed the trial."""
+        silent = self._silent.get(trial.number)
+        return silent is not None and silent.is_of(trial) and silent.child.exit_code == DUPLICATE
 
     def _is_given_up(
         self, totals: SweepTotals, trial: Trial, ended_at: float, job: JobObservation, now: float
     ) -> bool:
+        """Whether no message is expected from a trial whose job has ended."""
         if totals.state.stopping is not None and trial.state is TrialState.WAITING:
             return True  # it has never begun
         return self._has_waited_enough(trial, ended_at, job.exit_code, now)
@@ -257,7 +269,7 @@ class JobWatch:
     def _has_waited_enough(
         self, trial: Trial, since: float, exit_code: int | None, now: float
     ) -> bool:
-        """Whether the message of a trial whose container is gone was awaited for long enough."""
+        """Whether the message of a trial whose container has ended was awaited long enough."""
         if exit_code != DUPLICATE:
             return now - since >= self._intervals.silence
         last_message = max(trial.started_at or 0.0, trial.reports[-1].at if trial.reports else 0.0)

@@ -19,31 +19,32 @@ from batchml.model.sweep import (
     TrialState,
 )
 from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.report.timeline import (
-    AxisFrame,
-    frame_values,
-    make_timeline,
-    round_off,
-    thin_out,
+from batchml.sweeps.control.totals import limits_now
+from batchml.sweeps.report.timeline import frame_values, make_timeline, round_off, thin_out
+from batchml.sweeps.results import (
+    BAD_STATES,
+    confirmed_trials,
+    importances,
+    pareto_front,
+    rank_trials,
 )
-from batchml.sweeps.results import confirmed_trials, importances, pareto_front, rank_trials
 from batchml.sweeps.started import StartedSweep, command_line
 
 # --- Axes: one for each parameter -----------------------------------------------------------------
 
 
-_MOST_NAMES = 40  # choices on an axis; others share the last one
+_MOST_NAMES = 40  # choices on an axis; further choices share the last name, "others"
 _CHOICE_LENGTH = 60  # characters of a choice
 
 
 def axes(space: Space, tried: Sequence[Params]) -> list[dict[str, Any]]:
     """An axis for each parameter that was tried with more than one value."""
-    found = []
+    parameter_axes = []
     for name, dimension in space.items():
         values = [params[name] for params in tried if name in params]
         if len(set(map(repr, values))) > 1:
-            found.append({"name": name, **_axis(dimension, values)})
-    return found
+            parameter_axes.append({"name": name, **_axis(dimension, values)})
+    return parameter_axes
 
 
 def positions(axis: dict[str, Any], trials: Iterable[Params]) -> list[float | None]:
@@ -51,10 +52,9 @@ def positions(axis: dict[str, Any], trials: Iterable[Params]) -> list[float | No
     name = axis["name"]
     if "names" not in axis:
         return [round_off(float(each[name]), 5) if name in each else None for each in trials]
-    known = {text: index for index, text in enumerate(axis["names"])}
-    return [
-        known.get(label(each[name]), len(known) - 1) if name in each else None for each in trials
-    ]
+    indexes = {text: index for index, text in enumerate(axis["names"])}
+    others = len(indexes) - 1
+    return [indexes.get(label(each[name]), others) if name in each else None for each in trials]
 
 
 def label(value: Scalar) -> str:
@@ -70,15 +70,10 @@ def _axis(dimension: Dimension, values: Sequence[Scalar]) -> dict[str, Any]:
         others = [*names[: _MOST_NAMES - 1], "others"]
         return {"names": names if len(names) <= _MOST_NAMES else others}
     low, high = float(min(numbers)), float(max(numbers))
-    if dimension.kind != "normal":  # without limits: the axis ends at the values
+    if dimension.kind != "normal":  # which has no limits: its axis ends at the values
         low, high = min(low, dimension.low), max(high, dimension.high)
-    log = dimension.log and low > 0
-    return {
-        "low": round_off(low),
-        "high": round_off(high),
-        "log": log,
-        "int": dimension.kind == "int",
-    }
+    is_log, is_int = dimension.log and low > 0, dimension.kind == "int"
+    return {"low": round_off(low), "high": round_off(high), "log": is_log, "int": is_int}
 
 
 def _is_number(value: Scalar) -> bool:
@@ -89,16 +84,16 @@ def _is_number(value: Scalar) -> bool:
 # A choice of trials, each thinned out, that looks like all of them.
 
 
-_BEST = 24  # of the best, which are always drawn
+_BEST = 24  # the best trials, whose curves are always drawn
 _MOST_CURVES = 240
-_POINTS_OF_CURVE = 64  # of one curve
+_POINTS_OF_CURVE = 64
 
 
 def curves(ranked: Sequence[Trial], trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """`{"n": trial, "s": state, "p": [step, value, step, value, ...]}`; the best come last.
+    """A curve for each drawn trial: `{"n": trial, "s": state, "p": [step, value, ...]}`.
 
-    So the best are drawn on top. Of the others each state has its share, and at least a few, so
-    that rare states are visible.
+    The best trials come last, so that they are drawn on top. Of the others each state has its
+    share, and at least a few curves, so that rare states are visible.
     """
     best = [trial for trial in ranked[:_BEST] if trial.reports]
     chosen = {trial.number for trial in best}
@@ -123,24 +118,22 @@ def _curve(trial: Trial) -> dict[str, Any]:
 # --- Failures, grouped by the last line of output -------------------------------------------------
 
 
-_BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED)
 _GROUPS = 24
 _NAMED = 12  # trials of a group whose numbers are listed
-_LINES = 20
+_LINES = 20  # of the output of a group's first trial
 _LINE_LENGTH = 240  # characters of a line
 
-# What may differ between failures for the same reason: numbers and addresses.
-_VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# Numbers and addresses may differ between failures for the same reason.
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 def failures(trials: Iterable[Trial]) -> list[dict[str, Any]]:
-    """The groups, largest first. `line` and `tail` are of the first trial of a group."""
+    """The groups, the largest first. `line` and `tail` come from the first trial of a group."""
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
-        if trial.state in _BAD:
-            groups.setdefault((trial.state.value, _VARIES.sub("#", last_line(trial))), []).append(
-                trial
-            )
+        if trial.state in BAD_STATES:
+            group = trial.state.value, _VARIABLE.sub("#", last_line(trial))
+            groups.setdefault(group, []).append(trial)
     largest = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].number))
     return [
         {
@@ -161,7 +154,7 @@ def last_line(trial: Trial) -> str:
     return last or trial.why
 
 
-# --- History: the results in their order, and the best one so far ---------------------------------
+# --- History: the results in their order, and the best trial so far (the incumbent) ---------------
 
 
 _MOST_STEPS = 400  # steps of the incumbent's line
@@ -180,23 +173,23 @@ def in_order_of_end(trials: Sequence[Trial], began: float) -> list[EndedTrial]:
     """The trials that have ended, in the order of their ends."""
     ended = [trial for trial in trials if trial.state.is_ended]
     ended.sort(key=lambda trial: (trial.stopped_at or 0.0, trial.number))
-    found, steps = [], 0
+    in_order, steps = [], 0
     for order, trial in enumerate(ended, 1):
         steps += trial.step
         at = trial.stopped_at or (trial.reports[-1].at if trial.reports else began)
-        found.append(EndedTrial(trial, order, max(0.0, at - began), steps))
-    return found
+        in_order.append(EndedTrial(trial, order, max(0.0, at - began), steps))
+    return in_order
 
 
 def incumbents(ended_trials: Sequence[EndedTrial], goal: Goal) -> list[list[Any]]:
-    """`[order, seconds, steps, value, trial]` of trained trials that were better than all before.
+    """`[order, seconds, steps, value, trial]` of the trials that were better than all before.
 
     Only completed trials count: the value of a trial that was stopped early may be better or worse
     than its value at the end would be. If no trial is complete, all count.
     """
     done = [each for each in ended_trials if each.trial.state is TrialState.DONE]
     best: float | None = None
-    found: list[list[Any]] = []
+    points: list[list[Any]] = []
     for each in done or ended_trials:
         value = each.trial.values[0] if each.trial.values else None
         if value is None or round_off(value) is None:
@@ -204,8 +197,8 @@ def incumbents(ended_trials: Sequence[EndedTrial], goal: Goal) -> list[list[Any]
         if best is None or goal.loss(value) < goal.loss(best):
             best = value
             point = [each.order, round_off(each.seconds, 5), each.steps, round_off(value)]
-            found.append([*point, each.trial.number])
-    return thin_out(found, _MOST_STEPS)
+            points.append([*point, each.trial.number])
+    return thin_out(points, _MOST_STEPS)
 
 
 # --- Rungs: trials at each rung, how many continued, and steps that were not run ------------------
@@ -215,57 +208,56 @@ _STOPPED = (TrialState.PRUNED, TrialState.PAUSED)
 
 
 def rung_table(trials: Sequence[Trial], stop: EarlyStop) -> list[dict[str, Any]]:
-    """For each rung: trials that came to it (`in`), continued (`on`), were stopped (`out`), or are
-    there `now`.
+    """For each rung the number of trials that reached it (`in`), continued (`on`), were stopped at
+    it (`out`), ended at it for another reason (`ended`), or are running at it (`now`).
 
-    `saved`: the steps until `max` that the stopped trials did not run. `cutoff`: the last one that
-    a trial was compared with, if there is any.
+    `saved`: the steps until `max` that the stopped trials did not run. `cutoff`: the newest cut-off
+    that a trial was compared with, if any.
     """
     steps: Sequence[int] = stop.rungs
     if stop.method == "median":
         steps = sorted({t.step for t in trials if t.state in _STOPPED and t.step < stop.max})
     cutoffs = _last_cutoffs(trials)
-    found = []
+    rows = []
     for step in steps:
-        here = [trial for trial in trials if trial.step >= step]
-        out = [trial for trial in here if trial.state in _STOPPED and trial.step == step]
-        ended = sum(t.step == step and t.state.is_ended and t.state not in _STOPPED for t in here)
-        on = sum(trial.step > step for trial in here)
-        found.append(
+        reached = sum(trial.step >= step for trial in trials)
+        on = sum(trial.step > step for trial in trials)
+        last = [trial.state for trial in trials if trial.step == step]
+        out = sum(state in _STOPPED for state in last)
+        ended = sum(state.is_ended and state not in _STOPPED for state in last)
+        rows.append(
             {
                 "step": step,
-                "in": len(here),
+                "in": reached,
                 "on": on,
-                "out": len(out),
+                "out": out,
                 "ended": ended,
-                "now": len(here) - on - len(out) - ended,
-                "saved": len(out) * (stop.max - step),
+                "now": reached - on - out - ended,
+                "saved": out * (stop.max - step),
                 "cutoff": round_off(cutoffs.get(step), 5),
             }
         )
-    return found
+    return rows
 
 
 def saved_steps(trials: Iterable[Trial], stop: EarlyStop) -> tuple[int, int]:
-    """Steps that were not run because trials were stopped, and the steps of these trials in full.
+    """The steps that were not run because trials were stopped, and the steps of all counted trials
+    in full.
 
-    Trials that still run, failed, or never began count in neither number.
+    Trials that still run, failed, or never began do not count.
     """
-    counted = [t for t in trials if t.step and (t.state is TrialState.DONE or t.state in _STOPPED)]
     if not stop.max:
         return 0, 0
+    counted = [t for t in trials if t.step and (t.state is TrialState.DONE or t.state in _STOPPED)]
     saved = sum(max(0, stop.max - t.step) for t in counted if t.state in _STOPPED)
     return saved, len(counted) * stop.max
 
 
 def _last_cutoffs(trials: Iterable[Trial]) -> dict[int, float]:
-    found: dict[int, tuple[int, float]] = {}
-    for trial in trials:
-        for decision in trial.decisions:
-            known = found.get(decision.step, (-1, 0.0))
-            if decision.cutoff is not None and decision.version >= known[0]:
-                found[decision.step] = decision.version, decision.cutoff
-    return {step: cutoff for step, (_, cutoff) in found.items()}
+    """The cut-off of the newest version that a trial was compared with, by step."""
+    decisions = [decision for trial in trials for decision in trial.decisions]
+    decisions.sort(key=lambda decision: decision.version)
+    return {each.step: each.cutoff for each in decisions if each.cutoff is not None}
 
 
 # --- Time and cost, by state of the trials and over time ------------------------------------------
@@ -277,7 +269,7 @@ _POINTS_OF_SPENDING = 240
 def spending(
     trials: Sequence[Trial], stop: EarlyStop, hourly: float | None, began: float, now: float
 ) -> dict[str, Any]:
-    """In hours of running trials, or in USD where their price is known.
+    """The hours that trials ran, or their cost in USD if the price is known: by state, in total.
 
     `over`: `[seconds, amount]`, counted when a trial ends. `saved` is an estimate: the steps that
     were not run, at the average duration of a step.
@@ -301,39 +293,41 @@ def spending(
             state.value: round_off(parts[state.value], 5) for state in TrialState if state in parts
         },
         "total": round_off(sum(parts.values()), 5),
-        "over": _over(ends, began),
+        "over": _sum_over_time(ends, began),
         "saved": round_off(saved * ran / steps / 3600 * rate, 4) if steps else 0,
     }
 
 
-def _over(ends: list[tuple[float, float]], began: float) -> list[list[float | None]]:
-    total, found = 0.0, []
+def _sum_over_time(ends: list[tuple[float, float]], began: float) -> list[list[float | None]]:
+    total, points = 0.0, []
     for at, amount in sorted(ends):
         total += amount
-        found.append([round_off(max(0.0, at - began), 5), round_off(total, 5)])
-    return thin_out([[0, 0], *found], _POINTS_OF_SPENDING) if found else []
+        points.append([round_off(max(0.0, at - began), 5), round_off(total, 5)])
+    return thin_out([[0, 0], *points], _POINTS_OF_SPENDING) if points else []
 
 
 # --- The document ---------------------------------------------------------------------------------
 
 
-SHOWN = 2_000  # trials that are drawn one by one
-BEST, SAMPLED = 200, 300  # lines of the parallel coordinates
-_ENOUGH = 8  # trained trials for a view without the others
-_ROWS = 40  # of the table of trials
-_CELLS = 26_000  # numbers of trials that are drawn: with more parameters there are fewer trials
+SHOWN = 2_000  # trials that are drawn one by one, at most
+BEST, SAMPLED = 200, 300  # lines of the parallel coordinates: best trials, and others
+_ENOUGH = 8  # completed trials, from which the page offers a view of them alone
+_ROWS = 40  # rows of the table of trials
+_CELLS = 26_000  # values of all drawn trials: with more parameters fewer trials are drawn
 
 
 def make_document(
     sweep: StartedSweep, state: SweepState, now: float, most: int = SHOWN
 ) -> dict[str, Any]:
-    """The document, with at most `most` trials one by one. Times in seconds since the beginning."""
+    """The document; at most `most` trials are drawn one by one. Times of trials are seconds since
+    the sweep's beginning."""
     spec = sweep.spec
-    limits = state.limits or spec.limits
+    limits = limits_now(state, spec)
     trials = list(state.trials.values())
     candidates = [trial for trial in trials if trial.confirms is None]
     began = min((trial.planned_at for trial in trials), default=sweep.created_at)
     end = state.ended.at if state.ended else now
+    hours = max(0.0, end - began - state.paused) / 3600
     best_first = rank_trials(state, spec)
     ended_trials = in_order_of_end(candidates, began)
     parameter_axes = axes(spec.space, [trial.params for trial in candidates])
@@ -344,9 +338,7 @@ def make_document(
         "head": _head(sweep, state, began, end, now),
         "goals": [{"metric": goal.metric, "direction": goal.direction} for goal in spec.goals],
         "counts": {each.value: count for each, count in state.counts.items() if count},
-        "limits": _limits(
-            limits, trials, max(0.0, end - began - state.paused) / 3600, end, sweep.hourly
-        ),
+        "limits": _limits(limits, trials, hours, end, sweep.hourly),
         "best": _best(sweep, best_first, state),
         "axes": parameter_axes,
         "shown": _columns(shown, ended_trials, parameter_axes, best_first, spec),
@@ -355,7 +347,7 @@ def make_document(
         "trained": _frame(done, spec) if _ENOUGH <= len(done) < len(best_first) else None,
         "incumbents": incumbents(ended_trials, spec.goal),
         "curves": curves(best_first, candidates),
-        "curve_frame": _ends(_curve_frame(best_first, candidates, spec)),
+        "curve_frame": _curve_frame(best_first, candidates, spec),
         "step": spec.early_stop.step,
         "max": spec.early_stop.max,
         "rung_steps": list(spec.early_stop.rungs),
@@ -366,9 +358,7 @@ def make_document(
         "timeline": make_timeline(trials, began, end, limits.parallel),
         "failures": failures(trials),
         "cost": spending(trials, spec.early_stop, sweep.hourly, began, end),
-        "pareto": [trial.number for trial in pareto_front(state, spec)]
-        if len(spec.goals) > 1
-        else [],
+        "pareto": [trial.number for trial in pareto_front(state, spec)],
         "table": [_row(trial, end) for trial in best_first[:_ROWS]],
         "parameters": list(spec.space),
     }
@@ -406,20 +396,20 @@ def _limits(
     """How much of each limit is used. `hours`: without the time between an end and a reopening."""
     ended = [trial for trial in trials if trial.state.is_ended]
     failed = sum(trial.state.is_failure for trial in ended)
-    found: list[tuple[str, float | None, float | None]] = [
+    rows: list[tuple[str, float | None, float | None]] = [
         ("trials", sum(trial.confirms is None for trial in trials), limits.trials),
         ("hours", hours, limits.hours),
     ]
     if hourly is not None:
         spent = sum(trial.ran(end) for trial in trials) / 3600 * hourly
-        found.append(("USD", spent, limits.cost))
+        rows.append(("USD", spent, limits.cost))
     if limits.failed_count is not None:
-        found.append(("failed", failed, limits.failed_count))
+        rows.append(("failed", failed, limits.failed_count))
     elif limits.failed_share is not None and ended:
-        found.append(("failed %", 100 * failed / len(ended), 100 * limits.failed_share))
+        rows.append(("failed %", 100 * failed / len(ended), 100 * limits.failed_share))
     return [
         {"name": name, "used": round_off(used, 4), "limit": round_off(limit)}
-        for name, used, limit in found
+        for name, used, limit in rows
     ]
 
 
@@ -473,56 +463,57 @@ def _columns(
     best_first: Sequence[Trial],
     spec: SweepSpec,
 ) -> dict[str, Any]:
-    """The columns that are drawn. `order` 0: the trial has not ended."""
-    ends = {each.trial.number: each for each in ended_trials}
-    ranks = {trial.number: rank for rank, trial in enumerate(best_first)}
+    """The columns of the drawn trials. `order` 0: the trial has not ended; `rank` -1: no result.
+
+    `best` and `rest`: the indexes of the trials in the parallel coordinates.
+    """
+    ended = {each.trial.number: each for each in ended_trials}
+    rank_of = {trial.number: rank for rank, trial in enumerate(best_first)}
     states = [state.value for state in TrialState]
-    found = [ends.get(trial.number) for trial in shown]
-    lines = [trial.number in ranks for trial in shown]
-    drawn = [index for index, is_ranked in enumerate(lines) if is_ranked]
-    best = [index for index in drawn if ranks[shown[index].number] < BEST]
-    rest = [index for index in drawn if ranks[shown[index].number] >= BEST]
+    ends = [ended.get(trial.number) for trial in shown]
+    ranks = [rank_of.get(trial.number, -1) for trial in shown]
+    rest = [index for index, rank in enumerate(ranks) if rank >= BEST]
     params = [trial.params for trial in shown]
     return {
         "n": [trial.number for trial in shown],
         "state": [states.index(trial.state.value) for trial in shown],
         "states": states,
-        "rank": [ranks.get(trial.number, -1) for trial in shown],
+        "rank": ranks,
         "step": [trial.step for trial in shown],
         "values": [
             [round_off((trial.values or ())[index], 5) if trial.values else None for trial in shown]
             for index in range(len(spec.goals))
         ],
-        "order": [each.order if each else 0 for each in found],
-        "seconds": [round_off(each.seconds, 5) if each else 0 for each in found],
-        "steps": [each.steps if each else 0 for each in found],
+        "order": [each.order if each else 0 for each in ends],
+        "seconds": [round_off(each.seconds, 5) if each else 0 for each in ends],
+        "steps": [each.steps if each else 0 for each in ends],
         "params": [positions(axis, params) for axis in parameter_axes],
-        "best": best,
+        "best": [index for index, rank in enumerate(ranks) if 0 <= rank < BEST],
         "rest": thin_out(rest, SAMPLED),
     }
 
 
 def _curve_frame(
     best_first: Sequence[Trial], trials: Sequence[Trial], spec: SweepSpec
-) -> AxisFrame | None:
+) -> dict[str, Any] | None:
+    """The range of the values of the learning curves."""
     values = [
         report.values[0]
         for trial in (*best_first[:BEST], *thin_out(trials, 500))
         for report in trial.reports
         if report.values
     ]
-    return frame_values(values, spec.goal.direction)
+    return _frame_json(values, spec)
 
 
 def _frame(trials: Sequence[Trial], spec: SweepSpec) -> dict[str, Any] | None:
     """The range of the last values of these trials."""
-    return _ends(
-        frame_values([each.values[0] for each in trials if each.values], spec.goal.direction)
-    )
+    return _frame_json([each.values[0] for each in trials if each.values], spec)
 
 
-def _ends(found: AxisFrame | None) -> dict[str, Any] | None:
-    if found is None:
+def _frame_json(values: Sequence[float], spec: SweepSpec) -> dict[str, Any] | None:
+    frame = frame_values(values, spec.goal.direction)
+    if frame is None:
         return None
-    low, high = round_off(found.low), round_off(found.high)
-    return {"low": low, "high": high, "log": found.log, "beyond": found.beyond}
+    low, high = round_off(frame.low), round_off(frame.high)
+    return {"low": low, "high": high, "log": frame.log, "beyond": frame.beyond}

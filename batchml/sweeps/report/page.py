@@ -1,8 +1,8 @@
 """Write a report: an HTML page, a CSV and a JSON file.
 
-The page has the document as JSON, the script that draws it, and the style, and loads nothing: its
-content security policy allows this script only, by its hash. The script inserts texts of the
-document as text, never as HTML. `SOURCES` are joined in this order.
+The page contains the document of `data.py` as JSON, the script that draws it, and the style, and
+loads nothing: its content security policy allows this script only, by its hash. The script inserts
+texts of the document as text, never as HTML.
 """
 
 import base64
@@ -15,6 +15,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,7 +28,7 @@ from batchml.sweeps.results import rank_trials
 from batchml.sweeps.started import StartedSweep
 
 MOST = 2_000_000  # bytes of a page; a larger one draws fewer trials one by one
-SOURCES = ("draw.js", "plots.js", "page.js")
+SOURCES = ("draw.js", "plots.js", "page.js")  # the parts of the script, in their order
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -53,19 +54,20 @@ The CSV and JSON files have the same data.</noscript>
 def render_page(
     sweep: StartedSweep, state: SweepState, now: float, files: tuple[str, ...] = ()
 ) -> str:
-    """The report as HTML, at most `MOST` bytes. It links to `files`, which are beside it."""
+    """The report as HTML, at most `MOST` bytes. `files`: names of files beside the page, to which
+    it links."""
     most = SHOWN
     while True:
-        found = _page(sweep, make_document(sweep, state, now, most), files)
-        if len(found.encode()) <= MOST or most <= 500:
-            return found
+        page = _page(sweep, make_document(sweep, state, now, most), files)
+        if len(page.encode()) <= MOST or most <= 500:
+            return page
         most //= 2
 
 
 def _page(sweep: StartedSweep, document: dict[str, Any], files: tuple[str, ...]) -> str:
     style, script = _sources()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    links = " ".join(f'<a href="{escape(_link(name))}">{escape(name)}</a>' for name in files)
+    links = " ".join(f'<a href="./{escape(quote(name))}">{escape(name)}</a>' for name in files)
     return _PAGE.format(
         digest=digest,
         title=escape(f"{sweep.name}: sweep"),
@@ -74,12 +76,6 @@ def _page(sweep: StartedSweep, document: dict[str, Any], files: tuple[str, ...])
         data=to_script(document),
         script=script,
     )
-
-
-def _link(name: str) -> str:
-    from urllib.parse import quote
-
-    return f"./{quote(name)}"
 
 
 def to_script(document: object) -> str:
@@ -99,14 +95,14 @@ def _sources() -> tuple[str, str]:
 # --- CSV and JSON, for other programs -------------------------------------------------------------
 
 
-_OURS = (
+_COLUMNS = (
     "trial", "rank", "state", "origin", "confirms", "wave", "job_id", "attempts", "step", "ran",
     "planned_at", "started_at", "stopped_at", "exit_code", "why", "seed",
 )  # fmt: skip
 
 
 def to_csv(sweep: StartedSweep, state: SweepState, now: float) -> str:
-    """A row for each trial, by number: fields of batchml, `goal.NAME`, `param.NAME`.
+    """A row for each trial, by number: `_COLUMNS`, `goal.NAME` and `param.NAME`.
 
     Times are seconds since the epoch, `ran` is in seconds. An inactive parameter is empty.
     """
@@ -115,15 +111,16 @@ def to_csv(sweep: StartedSweep, state: SweepState, now: float) -> str:
     ranks = {trial.number: rank for rank, trial in enumerate(rank_trials(state, sweep.spec), 1)}
     text = StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([*_OURS, *goals, *(f"param.{name}" for name in names)])
+    rows.writerow([*_COLUMNS, *goals, *(f"param.{name}" for name in names)])
     for number, trial in sorted(state.trials.items()):
         values = trial.values or (None,) * len(goals)
         params = [trial.params.get(name) for name in names]
-        rows.writerow(map(_cell, [*_own_columns(trial, ranks.get(number), now), *values, *params]))
+        row = [*_columns(trial, ranks.get(number), now), *values, *params]
+        rows.writerow(str(cell).lower() if isinstance(cell, bool) else cell for cell in row)
     return text.getvalue()
 
 
-def _own_columns(trial: Trial, rank: int | None, now: float) -> list[Any]:
+def _columns(trial: Trial, rank: int | None, now: float) -> list[Any]:
     return [
         trial.number, rank, trial.state.value, trial.origin, trial.confirms, trial.wave,
         trial.job_id, trial.attempt, trial.step, round(trial.ran(now), 3), trial.planned_at,
@@ -131,12 +128,8 @@ def _own_columns(trial: Trial, rank: int | None, now: float) -> list[Any]:
     ]  # fmt: skip
 
 
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 def _plain(text: str) -> str:
-    """In one line. Output of a program must not become a formula in a spreadsheet."""
+    """The text in one line. A program's output must not become a formula in a spreadsheet."""
     plain = " ".join(text.split())
     return f"'{plain}" if plain[:1] in ("=", "+", "-", "@") else plain
 
@@ -163,16 +156,13 @@ def to_json(sweep: StartedSweep, state: SweepState, now: float) -> str:
         "spec": msgspec.to_builtins(sweep.spec),
         "trials": trials,
     }
-    return (
-        json.dumps(document, indent=1, allow_nan=False) if len(trials) < 200 else _compact(document)
-    )
-
-
-def _compact(document: dict[str, Any]) -> str:
+    if len(trials) < 200:  # short enough to be read by people
+        return json.dumps(document, indent=1, allow_nan=False)
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
+    """The value with None for each float that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

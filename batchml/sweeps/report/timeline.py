@@ -1,9 +1,12 @@
-"""When each trial ran: start-up and training, and how many trials could have run besides."""
+"""The timeline of a report: when each trial started up and trained, and how many could have run.
+
+Also the numbers and axes of the page.
+"""
 
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,8 +19,8 @@ from batchml.model.sweep import Trial, TrialState
 
 T = TypeVar("T")
 
-_LOG = 50.0  # an axis whose ends differ by this factor is logarithmic
-_OUTSIDE = 0.03  # of the values, at the bad end, may lie outside of the axis
+_LOG = 50.0  # an axis whose ends differ by this factor or more is logarithmic
+_OUTSIDE = 0.03  # the share of the values that may lie outside of the axis, at its bad end
 
 
 def round_off(value: float | None, digits: int = 6) -> float | None:
@@ -52,16 +55,16 @@ def frame_values(values: Iterable[float], direction: str) -> AxisFrame | None:
     The best values are never outside. A few of the worst are, if they would leave too little room
     for the others.
     """
-    known = sorted(value for value in values if math.isfinite(value))
-    if not known:
+    finite = sorted(value for value in values if math.isfinite(value))
+    if not finite:
         return None
-    cut = int(len(known) * _OUTSIDE)
-    low, high = known[0], known[-1]
-    if cut and direction == "max" and high - known[cut] < 0.5 * (high - low):
-        low = known[cut]
-    if cut and direction == "min" and known[-1 - cut] - low < 0.5 * (high - low):
-        high = known[-1 - cut]
-    beyond = sum(not low <= value <= high for value in known)
+    cut = int(len(finite) * _OUTSIDE)
+    low, high = finite[0], finite[-1]
+    if cut and direction == "max" and high - finite[cut] < 0.5 * (high - low):
+        low = finite[cut]
+    if cut and direction == "min" and finite[-1 - cut] - low < 0.5 * (high - low):
+        high = finite[-1 - cut]
+    beyond = sum(not low <= value <= high for value in finite)
     if low > 0 and high / low > _LOG:
         return AxisFrame(low, high, True, beyond)
     pad = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
@@ -71,35 +74,35 @@ def frame_values(values: Iterable[float], direction: str) -> AxisFrame | None:
 # --- The timeline ---------------------------------------------------------------------------------
 
 
-_LANES = 64  # more would be too thin
+_LANES = 64  # with more lanes, bars would be too thin
 _BARS = 11_000
-_UNITS = 6_000  # parts of the whole time
-_BUCKETS = 160
+_UNITS = 6_000  # into which the whole time is divided for the times of bars
+_BUCKETS = 160  # into which it is divided for averages
 
 
 class TimelineBar(NamedTuple):
-    """A trial's container. Before `trains` it started up."""
+    """A period in which a trial's container ran, in seconds since the epoch."""
 
     start: float
-    trains: float
+    trains: float  # the end of the start-up
     end: float
-    number: int
+    number: int  # of the trial
 
 
 def make_bars(trials: Iterable[Trial], now: float) -> list[TimelineBar]:
-    """One for each period in which a trial ran, sorted by start."""
-    found: list[TimelineBar] = []
+    """A bar for each period in which a trial ran, sorted by start."""
+    bars: list[TimelineBar] = []
     for trial in trials:
         if trial.started_at is not None:
-            found += _periods(trial, trial.started_at, now)
-    return sorted(found)
+            bars += _periods(trial, trial.started_at, now)
+    return sorted(bars)
 
 
 def _periods(trial: Trial, start: float, now: float) -> list[TimelineBar]:
     """The periods in which one trial ran, by its reports.
 
-    The total running time is known. So the longest gaps between reports are taken as pauses, until
-    the rest is no longer than that.
+    The trial's total running time is known. So the longest gaps between reports count as pauses,
+    until the rest is no longer than the running time.
     """
     end = max(start, trial.stopped_at if trial.stopped_at is not None else now)
     times = sorted(report.at for report in trial.reports if start <= report.at <= end)
@@ -113,14 +116,14 @@ def _periods(trial: Trial, start: float, now: float) -> list[TimelineBar]:
         pauses.add(index)
         over -= points[index + 1] - points[index]
     step = median(b - a for a, b in pairwise(times)) if len(times) > 1 else None
-    found, first = [], 0
+    bars, first = [], 0
     for index in range(len(points) - 1):
         if index in pauses or index == len(points) - 2:
             last = index if index in pauses else index + 1
             if points[last] > points[first]:
-                found.append(_bar(points[first : last + 1], step, trial.number))
+                bars.append(_bar(points[first : last + 1], step, trial.number))
             first = index + 1
-    return found
+    return bars
 
 
 def _bar(points: Sequence[float], step: float | None, number: int) -> TimelineBar:
@@ -133,27 +136,28 @@ def _bar(points: Sequence[float], step: float | None, number: int) -> TimelineBa
 
 
 def make_timeline(trials: Sequence[Trial], began: float, now: float, width: int) -> dict[str, Any]:
-    """`busy`: `[seconds, training, starting, idle]` over time; `bars`: six numbers for each.
+    """The timeline of a report's page. `width`: the number of trials that may run at once.
 
-    They are lane, start, start of training, end, trial, state; the times in `unit` seconds since
-    `from`. No bars if they could not be told apart. `shares`: training, starting and idle, of the
-    whole time.
+    `busy`: `[seconds, training, starting, idle]` over time, in trials. `bars`: six numbers for each
+    bar: lane, start, start of training, end, trial, state; the times in `unit` seconds since
+    `from`. There are no bars if they would be too thin. `shares`: the shares of training, starting
+    and idle in the whole time.
     """
-    found = make_bars(trials, now)
-    if not found:
+    bars = make_bars(trials, now)
+    if not bars:
         return {}
-    first, last = found[0].start, max(bar.end for bar in found)
+    first, last = bars[0].start, max(bar.end for bar in bars)
     span = max(last - first, 1e-6)
-    lanes, count = _in_lanes(found)
+    lanes, count = _assign_lanes(bars)
     unit = span / _UNITS
     flat: list[int] = []
     order = list(TrialState)
     states = {trial.number: order.index(trial.state) for trial in trials}
-    if count <= _LANES and len(found) <= _BARS:
-        for bar, lane in zip(found, lanes, strict=True):
+    if count <= _LANES and len(bars) <= _BARS:
+        for bar, lane in zip(bars, lanes, strict=True):
             moments = (round((at - first) / unit) for at in (bar.start, bar.trains, bar.end))
             flat += (lane, *moments, bar.number, states[bar.number])
-    busy = _busy(found, first, span, max(1, min(width, len(trials))))
+    busy = _busy(bars, first, span, max(1, min(width, len(trials))))
     return {
         "from": round_off(first - began, 5),
         "span": round_off(span, 5),
@@ -165,13 +169,13 @@ def make_timeline(trials: Sequence[Trial], began: float, now: float, width: int)
     }
 
 
-def _in_lanes(found: Sequence[TimelineBar]) -> tuple[list[int], int]:
-    """A lane for each bar, the lowest free one, and the number of lanes."""
+def _assign_lanes(bars: Sequence[TimelineBar]) -> tuple[list[int], int]:
+    """The lane of each bar, which is the lowest free lane, and the number of lanes."""
     free: list[int] = []
     ends: list[tuple[float, int]] = []
     lanes: list[int] = []
     count = 0
-    for bar in found:
+    for bar in bars:
         while ends and ends[0][0] <= bar.start:
             heapq.heappush(free, heapq.heappop(ends)[1])
         if free:
@@ -183,10 +187,11 @@ def _in_lanes(found: Sequence[TimelineBar]) -> tuple[list[int], int]:
     return lanes, count
 
 
-def _busy(found: Sequence[TimelineBar], first: float, span: float, width: int) -> list[list[Any]]:
+def _busy(bars: Sequence[TimelineBar], first: float, span: float, width: int) -> list[list[Any]]:
+    """`[seconds, training, starting, idle]` for each bucket: average numbers of trials."""
     size = span / _BUCKETS
-    starting = _means([(bar.start, bar.trains) for bar in found], first, size)
-    training = _means([(bar.trains, bar.end) for bar in found], first, size)
+    starting = _means([(bar.start, bar.trains) for bar in bars], first, size)
+    training = _means([(bar.trains, bar.end) for bar in bars], first, size)
     return [
         [
             round_off(index * size, 5),
@@ -200,8 +205,9 @@ def _busy(found: Sequence[TimelineBar], first: float, span: float, width: int) -
 
 def _means(spans: Iterable[tuple[float, float]], first: float, size: float) -> list[float]:
     """The average number of spans over each bucket."""
-    whole = [0.0] * (_BUCKETS + 1)  # differences: +1 at the first covered bucket
-    parts = [0.0] * _BUCKETS
+    # Spans that cover a bucket completely are counted by differences: +1 where they begin to.
+    steps = [0.0] * (_BUCKETS + 1)
+    parts = [0.0] * _BUCKETS  # what spans cover of the buckets in which they begin and end
     for start, end in spans:
         a, b = (start - first) / size, (end - first) / size
         i, j = min(_BUCKETS - 1, int(a)), min(_BUCKETS - 1, int(b))
@@ -210,13 +216,9 @@ def _means(spans: Iterable[tuple[float, float]], first: float, size: float) -> l
             continue
         parts[i] += i + 1 - a
         parts[j] += b - j
-        whole[i + 1] += 1
-        whole[j] -= 1
-    level, found = 0.0, []
-    for index in range(_BUCKETS):
-        level += whole[index]
-        found.append(level + parts[index])
-    return found
+        steps[i + 1] += 1
+        steps[j] -= 1
+    return [covering + part for covering, part in zip(accumulate(steps), parts, strict=False)]
 
 
 def _shares(busy: Sequence[Sequence[float]]) -> dict[str, float | None]:

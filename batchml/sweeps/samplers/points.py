@@ -1,4 +1,4 @@
-"""Points of a space: build, compare and draw them, with the same draws after a restart."""
+"""Points of a search space: build, compare and scale them, with the same draws after a restart."""
 
 import math
 from collections.abc import Callable, Hashable
@@ -22,7 +22,7 @@ def build_point(space: Space, pick: Pick) -> Params:
 
 
 def point_key(params: Params) -> Hashable:
-    """A key that is equal for equal points. 1 and true are different values."""
+    """A key that is equal for equal points, whatever their order. 1 and true are different."""
     return frozenset((name, isinstance(value, bool), value) for name, value in params.items())
 
 
@@ -31,11 +31,12 @@ def seeded_random(*words: object) -> Random:
     return Random(":".join(map(str, words)))
 
 
-# --- Unit scaling: values and numbers of [0, 1), where equal steps are equally likely -------------
+# --- Unit scaling: from values to positions in [0, 1) and back ------------------------------------
+# Intervals of equal length are equally likely.
 
 
 _EDGE = 1e-6  # the share of a normal distribution that is cut off at each side
-_DIGITS = 6  # of a value: short on a command line, and fine enough for any training
+_DIGITS = 6  # significant digits: short on a command line, and fine enough for any training
 _NORMAL = NormalDist()
 
 
@@ -50,7 +51,10 @@ def from_unit(dimension: Dimension, position: float) -> Scalar:
 
 
 def to_unit(dimension: Dimension, value: Scalar) -> float | None:
-    """The position of a value: the middle of the positions that give it; None: not in the space."""
+    """The position of a value: the middle of all positions that `from_unit` turns into the value.
+
+    None for a value that the parameter cannot have.
+    """
     count = count_levels(dimension)
     if dimension.kind in ("choice", "constant"):
         index = index_of(dimension, value)
@@ -71,10 +75,7 @@ def to_unit(dimension: Dimension, value: Scalar) -> float | None:
 
 def index_of(dimension: Dimension, value: Scalar) -> int | None:
     """The index of a choice's value."""
-    for index, known in enumerate(dimension.values):
-        if is_same(known, value):
-            return index
-    return None
+    return next((i for i, known in enumerate(dimension.values) if is_same(known, value)), None)
 
 
 def probability(dimension: Dimension, value: Scalar) -> float:
@@ -102,7 +103,7 @@ def _log_ends(low: float, high: float, step: float | None) -> tuple[float, float
 
 
 def _ends(dimension: Dimension) -> tuple[float, float]:
-    """The range of `_scaled`."""
+    """The range of a parameter, or of its logarithm where the scale is logarithmic."""
     if not dimension.log:
         return dimension.low, dimension.high
     step = dimension.step or (1 if dimension.kind == "int" else None)

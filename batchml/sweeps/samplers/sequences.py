@@ -1,13 +1,14 @@
 """Points of the methods that need no results: random, Sobol, grid and list, by index from 0.
 
-Sobol points are like random points, but evenly spread; parameters beyond the 40th are random. Their
+Sobol points are spread more evenly than random points; parameters beyond the 40th are random. The
 direction numbers are by S. Joe and F. Y. Kuo ("Constructing Sobol sequences with better
 two-dimensional projections", 2008, file new-joe-kuo-6.21201). The order is by Gray code (Antonov
-and Saleev, 1979), with a digital shift by the seed, so that no sweep begins in the corner.
+and Saleev, 1979), with a digital shift by the seed, so that no sweep begins in the corner of the
+space.
 """
 
 import math
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable
 from functools import lru_cache
 from typing import Protocol
 
@@ -35,7 +36,7 @@ from batchml.sweeps.samplers.points import (
 # --- Sobol ----------------------------------------------------------------------------------------
 
 
-BITS = 30
+BITS = 30  # of a coordinate
 
 # For each dimension but the first: the primitive polynomial, and the first direction numbers.
 _DIRECTIONS = (
@@ -119,31 +120,31 @@ def directions(position: int) -> tuple[int, ...]:
         return tuple(1 << (BITS - 1 - bit) for bit in range(BITS))
     polynomial, initial = _DIRECTIONS[position - 1]
     degree = len(initial)
-    found = [number << (BITS - 1 - bit) for bit, number in enumerate(initial)]
+    numbers = [number << (BITS - 1 - bit) for bit, number in enumerate(initial)]
     for bit in range(degree, BITS):
-        number = found[bit - degree] ^ (found[bit - degree] >> degree)
+        number = numbers[bit - degree] ^ (numbers[bit - degree] >> degree)
         for back in range(1, degree):
             if polynomial >> (degree - back) & 1:
-                number ^= found[bit - back]
-        found.append(number)
-    return tuple(found)
+                number ^= numbers[bit - back]
+        numbers.append(number)
+    return tuple(numbers)
 
 
-# --- Random: each point by its own index, so a restart repeats none -------------------------------
+# --- Random: each index has its own generator, so a restart repeats no point ----------------------
 
 
-def draw_random(spec: SweepSpec, index: int, again: int = 0) -> Params:
-    """Point number `index`; `again` counts its replacements, for points that are not allowed."""
-    numbers = seeded_random(spec.seed, index, again)
+def draw_random(spec: SweepSpec, index: int, attempt: int = 0) -> Params:
+    """Point number `index`. `attempt`: from 1, draws that replace points that `where` refuses."""
+    numbers = seeded_random(spec.seed, index, attempt)
     return build_point(spec.space, lambda name, dimension: from_unit(dimension, numbers.random()))
 
 
-# --- Grid: all points of a discrete space, in an order that the seed decides ----------------------
+# --- Grid: all points of a discrete space, in an order that depends on the seed -------------------
 # So any part of the grid that runs is a fair sample. The order is a draw without replacement by
 # the keys of Efraimidis and Spirakis ("Weighted random sampling with a reservoir", 2006).
 
 
-LISTED = 100_000  # points, more than trials of a sweep; from a larger space they are drawn
+LISTED = 100_000  # points: more than a sweep has trials; points of a larger space are drawn
 
 
 def list_points(space: Space, seed: int, *, weighted: bool) -> list[Params] | None:
@@ -151,13 +152,9 @@ def list_points(space: Space, seed: int, *, weighted: bool) -> list[Params] | No
     count = count_points(space)
     if count is None or count > LISTED:
         return None
-    return _shuffled(space, every_point(space), seed, weighted)
-
-
-def _shuffled(space: Space, points: Iterable[Params], seed: int, weighted: bool) -> list[Params]:
     numbers = seeded_random(seed, "order")
     keyed: list[tuple[float, int, Params]] = []
-    for params in points:
+    for params in every_point(space):
         weight = _weight(space, params) if weighted else 1.0
         keyed.append((math.log(1 - numbers.random()) / weight, len(keyed), params))
     return [params for _, _, params in sorted(keyed, reverse=True)]
@@ -170,11 +167,15 @@ def _weight(space: Space, params: Params) -> float:
 # --- Sequences ------------------------------------------------------------------------------------
 
 
-TRIES = 1000  # draws in a row that `where` refuses, or that are known, until it gives up
+TRIES = 1000  # draws in a row that `where` refuses or that are repetitions, before giving up
 _KEPT = 8  # sequences
+
+DrawPoint = Callable[[SweepSpec, int], Params]  # draws the point of an index
 
 
 class PointSequence(Protocol):
+    """The points of a method, in their order."""
+
     def at(self, index: int) -> Params | None:
         """Point number `index`; None if there are fewer points."""
         ...
@@ -197,31 +198,34 @@ class RandomPoints:
         self._spec = spec
 
     def at(self, index: int) -> Params | None:
-        drawn = (draw_random(self._spec, index, again) for again in range(TRIES))
+        drawn = (draw_random(self._spec, index, attempt) for attempt in range(TRIES))
         return next((params for params in drawn if is_allowed(self._spec, params)), None)
 
 
 class FilteredPoints:
-    """Drawn points in their order, without points that `where` refuses and without repetitions."""
+    """Drawn points in their order, without points that `where` refuses.
 
-    def __init__(self, spec: SweepSpec, draw: "DrawPoint") -> None:
+    In a discrete space also without repetitions, and without the points of the sweep file.
+    """
+
+    def __init__(self, spec: SweepSpec, draw: DrawPoint) -> None:
         self._spec = spec
         self._draw = draw
-        self._found: list[Params] = []
-        self._next = 0
-        self._known: set[Hashable] | None = None
+        self._accepted: list[Params] = []
+        self._next = 0  # the index of the next draw
+        self._known: set[Hashable] | None = None  # None: in an infinite space no point repeats
         if is_discrete(spec.space):
             self._known = {point_key(params) for params in spec.points}
 
     def at(self, index: int) -> Params | None:
         last = self._next + TRIES
-        while len(self._found) <= index and self._next < last:
+        while len(self._accepted) <= index and self._next < last:
             params = self._draw(self._spec, self._next)
             self._next += 1
             if self._is_new(params):
-                self._found.append(params)
+                self._accepted.append(params)
                 last = self._next + TRIES
-        return self._found[index] if index < len(self._found) else None
+        return self._accepted[index] if index < len(self._accepted) else None
 
     def _is_new(self, params: Params) -> bool:
         if not is_allowed(self._spec, params):
@@ -233,42 +237,44 @@ class FilteredPoints:
         return len(self._known) > before
 
 
-class DrawPoint(Protocol):
-    def __call__(self, spec: SweepSpec, index: int, /) -> Params: ...
-
-
 def is_allowed(spec: SweepSpec, params: Params) -> bool:
     """Whether `where` allows a point."""
     return not spec.where or satisfies(spec.where, params)
 
 
-def find_unused(spec: SweepSpec, known: Container[Hashable], index: int) -> Params | None:
-    """Random point number `index`, or the next one that is not in `known`; None: none is left."""
+def find_unused(spec: SweepSpec, tried: Container[Hashable], index: int) -> Params | None:
+    """Random point number `index`, or the next that was not tried; None: no point is left.
+
+    `tried`: the keys of points.
+    """
     points = find_sequence(spec, "random")
     for positions in (range(index, index + LISTED), range(index)):
         for position in positions:
             params = points.at(position)
             if params is None:
                 break
-            if point_key(params) not in known:
+            if point_key(params) not in tried:
                 return params
     return None
 
 
 def find_sequence(spec: SweepSpec, kind: str) -> PointSequence:
-    """The sequence of `kind` for a space and seed. The last few are kept, as one may take long."""
-    sort = msgspec.json.encode((kind, spec.space, spec.seed, spec.where, spec.points))
-    if sort not in _kept_sequences:
+    """The sequence of `kind` for a sweep's space and seed.
+
+    The last few sequences are kept in memory, because it may take long to make one.
+    """
+    key = msgspec.json.encode((kind, spec.space, spec.seed, spec.where, spec.points))
+    if key not in _kept_sequences:
         while len(_kept_sequences) >= _KEPT:
             del _kept_sequences[next(iter(_kept_sequences))]
-        _kept_sequences[sort] = _make(spec, kind)
-    return _kept_sequences[sort]
+        _kept_sequences[key] = _make_sequence(spec, kind)
+    return _kept_sequences[key]
 
 
 _kept_sequences: dict[bytes, PointSequence] = {}
 
 
-def _make(spec: SweepSpec, kind: str) -> PointSequence:
+def _make_sequence(spec: SweepSpec, kind: str) -> PointSequence:
     if kind == "list":
         return ListedPoints(list(spec.points))
     if kind == "sobol":
@@ -277,13 +283,15 @@ def _make(spec: SweepSpec, kind: str) -> PointSequence:
         return RandomPoints(spec)
     points = list_points(spec.space, spec.seed, weighted=kind != "grid")
     if points is None:
-        return FilteredPoints(spec, _draw_of_grid if kind == "grid" else draw_random)
-    begun = {point_key(params) for params in spec.points}
-    return ListedPoints([p for p in points if is_allowed(spec, p) and point_key(p) not in begun])
+        return FilteredPoints(spec, _draw_from_grid if kind == "grid" else draw_random)
+    from_file = {point_key(params) for params in spec.points}
+    return ListedPoints(
+        [p for p in points if is_allowed(spec, p) and point_key(p) not in from_file]
+    )
 
 
-def _draw_of_grid(spec: SweepSpec, index: int) -> Params:
-    """A point of a grid that is too large to be listed."""
+def _draw_from_grid(spec: SweepSpec, index: int) -> Params:
+    """Draw a point of a grid that is too large to be listed."""
     numbers = seeded_random(spec.seed, index)
     return build_point(
         spec.space,

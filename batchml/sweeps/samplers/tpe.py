@@ -1,10 +1,10 @@
 """Tree-structured Parzen estimator: draws near good trials and far from bad ones.
 
-J. Bergstra and others, "Algorithms for hyper-parameter optimization", 2011. Differences: kernels
-over all parameters together; kernels of a fixed width, because narrow ones make trials that run at
-once all alike; a trial without a result counts as bad (the constant liar), so that the next one
-differs; trials that ended early or still run count by their rank among all that came to the same
-rung. Figures: docs/sweeps-figures.md.
+Source: J. Bergstra and others, "Algorithms for hyper-parameter optimization", 2011. Differences:
+kernels over all parameters together; kernels of a fixed width, because narrow kernels make trials
+that run at once all alike; a trial without a result counts as bad (the constant liar), so that the
+next trial differs; trials that ended early or still run count by their rank among all trials at the
+same rung. Figures: docs/sweeps-figures.md.
 """
 
 import math
@@ -20,21 +20,26 @@ import msgspec
 
 from batchml.model.job import Scalar
 from batchml.model.sweep import (
+    Dimension,
     Params,
     Space,
     SweepSpec,
     Trial,
     TrialReport,
     TrialState,
-    is_active,
     is_discrete,
 )
-from batchml.sweeps.samplers.points import from_unit, index_of, point_key, seeded_random, to_unit
+from batchml.sweeps.samplers.points import (
+    build_point,
+    from_unit,
+    index_of,
+    point_key,
+    seeded_random,
+    to_unit,
+)
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 
-# --- kernels --------------------------------------------------------------------------------------
-# Kernel density estimates in plain Python: one kernel around each point.
-#
+# --- Kernel density estimates in plain Python: one kernel around each point -----------------------
 # Every parameter becomes coordinates in which a kernel depends on the squared distance: a number
 # becomes its position divided by the kernel's width, a choice one coordinate for each of its
 # values. So a kernel is `exp(-math.dist(a, b) ** 2)`, and the loops run in C. All densities are
@@ -51,7 +56,7 @@ class KernelAxis(NamedTuple):
     values: int
 
 
-# By axis: the position of a number, the index of a choice; None: inactive.
+# On each axis: the position of a number, the index of a choice; None for an inactive parameter.
 Coordinates = tuple[float | None, ...]
 
 
@@ -64,27 +69,26 @@ def make_axes(space: Space) -> tuple[KernelAxis, ...]:
     )
 
 
-def locate(space: Space, along: Sequence[KernelAxis], params: Params) -> Coordinates | None:
-    """The coordinates of a point; None: outside of the space."""
-    found: list[float | None] = []
-    for name, count in along:
+def locate(space: Space, axes: Sequence[KernelAxis], params: Params) -> Coordinates | None:
+    """The coordinates of a point; None for a point outside of the space."""
+    coordinates: list[float | None] = []
+    for name, count in axes:
         if name not in params:
-            found.append(None)
+            coordinates.append(None)
             continue
         value = params[name]
         position = index_of(space[name], value) if count else to_unit(space[name], value)
         if position is None:
             return None
-        found.append(position)
-    return tuple(found)
+        coordinates.append(position)
+    return tuple(coordinates)
 
 
 class Kernel(NamedTuple):
-    """Widths of kernels. `width`: of numbers, as a share of their range. `other`: the probability
-    that a choice differs from the choice of the kernel's point."""
+    """The shape of all kernels."""
 
-    width: float
-    other: float
+    width: float  # the deviation along a number's axis, as a share of the range
+    other: float  # the probability mass that a choice's kernel spreads over all values
 
     def spread(self, axis: KernelAxis, position: float) -> tuple[tuple[float, ...], float]:
         """The coordinates of a position on an axis, and the logarithm of the kernel's height."""
@@ -104,13 +108,11 @@ class Kernel(NamedTuple):
         )
         return 2 / (inside * self.width * math.sqrt(2 * math.pi))
 
-    def near(self, axis: KernelAxis, position: float, random: Random) -> float:
+    def draw_near(self, axis: KernelAxis, position: float, random: Random) -> float:
         """Draw a position from the kernel around a position."""
         if axis.values:
-            _, other = self.likely(axis.values)
-            return (
-                random.randrange(axis.values) if random.random() < other * axis.values else position
-            )
+            is_any = random.random() < self.other
+            return random.randrange(axis.values) if is_any else position
         while True:
             drawn = random.gauss(position, self.width)
             if 0 <= drawn < 1:
@@ -130,12 +132,12 @@ class Mixture:
 
     def __init__(
         self,
-        along: Sequence[KernelAxis],
+        axes: Sequence[KernelAxis],
         points: Sequence[Coordinates],
         kernel: Kernel,
         prior: float = 1.0,
     ) -> None:
-        self.axes = along
+        self.axes = axes
         self.points = list(points)
         self.kernel = kernel
         self.prior = prior
@@ -151,43 +153,38 @@ class Mixture:
         active = tuple(position is not None for position in point)
         if active not in self._views:
             view = self._views[active] = _View(self.axes, self.kernel)
-            for known in self.points:
-                view.add(active, known)
+            for other in self.points:
+                view.add(active, other)
         total = self.prior + self._views[active].total(point)
         return math.log(total / (self.prior + len(self.points)))
 
     def draw(self, space: Space, random: Random) -> Params:
-        """Draw a point from one of the kernels; parameters that it lacks are drawn at random."""
+        """Draw a point from one of the kernels; parameters that its centre lacks are random."""
         index = int(random.random() * (len(self.points) + self.prior))
         centre = self.points[index] if index < len(self.points) else (None,) * len(self.axes)
-        known = {
+        positions = {
             axis.name: (axis, position) for axis, position in zip(self.axes, centre, strict=True)
         }
-        params: Params = {}
-        for name, dimension in space.items():
-            if not is_active(dimension, params):
-                continue
-            axis, position = known.get(name, (None, None))
-            value: Scalar
+
+        def pick(name: str, dimension: Dimension) -> Scalar:
+            axis, position = positions.get(name, (None, None))
             if axis is None or position is None:
-                value = from_unit(dimension, random.random())
-            elif axis.values:
-                value = dimension.values[int(self.kernel.near(axis, position, random))]
-            else:
-                value = from_unit(dimension, self.kernel.near(axis, position, random))
-            params[name] = value
-        return params
+                return from_unit(dimension, random.random())
+            drawn = self.kernel.draw_near(axis, position, random)
+            return dimension.values[int(drawn)] if axis.values else from_unit(dimension, drawn)
+
+        return build_point(space, pick)
 
 
 class _View:
-    """The kernels as seen from points with one set of active parameters.
+    """The kernels, for the density at points with one set of active parameters.
 
-    A kernel without one of these has no density along its axis. So kernels are grouped by the
-    parameters that they share with the points.
+    A kernel whose centre lacks one of these parameters has no density along its axis. So kernels
+    are grouped by the parameters that they share with the points.
     """
 
-    def __init__(self, along: Sequence[KernelAxis], kernel: Kernel) -> None:
-        self._axes = along
+    def __init__(self, axes: Sequence[KernelAxis], kernel: Kernel) -> None:
+        self._axes = axes
         self._kernel = kernel
         self._groups: dict[tuple[bool, ...], tuple[list[tuple[float, ...]], float]] = {}
 
@@ -234,10 +231,7 @@ def _highest(kernel: Kernel, axis: KernelAxis) -> float:
     return max(kernel.spread(axis, position)[1] for position in (0.0, 1.0))
 
 
-# --- tpe ------------------------------------------------------------------------------------------
-
-
-# --- What trials have shown so far ----------------------------------------------------------------
+# --- The results of trials so far -----------------------------------------------------------------
 
 
 END = math.inf  # the depth of a completed trial
@@ -246,8 +240,8 @@ END = math.inf  # the depth of a completed trial
 class DepthResult(NamedTuple):
     """The result of a trial at one depth: at a rung, or at its end. Sorts the best first."""
 
-    depth: float
-    behind: float  # minus the steps that it came to, where there are no rungs
+    depth: float  # the step of the rung; END: the trial's end
+    minus_steps: float  # where there are no rungs, longer trials come first
     loss: float
 
 
@@ -261,7 +255,7 @@ class _Observed(NamedTuple):
     trial: Trial
     state: TrialState
     last: TrialReport | None
-    at: Coordinates | None
+    coordinates: Coordinates | None
     results: tuple[DepthResult, ...] | None
 
 
@@ -270,9 +264,9 @@ class TrialObservations:
 
     def __init__(self, spec: SweepSpec) -> None:
         self.axes: tuple[KernelAxis, ...] = make_axes(spec.space)
-        self.with_results: set[int] = set()  # trials with results, failed ones too; by their index
-        self.waiting: dict[int, Coordinates] = {}
-        self.points: set[Hashable] = set()  # that were tried; only in a discrete space
+        self.with_results: set[int] = set()  # indexes of trials with results, also of failed ones
+        self.waiting: dict[int, Coordinates] = {}  # trials that have no result yet
+        self.points: set[Hashable] = set()  # keys of the tried points; only in a discrete space
         self.is_discrete = is_discrete(spec.space)
         self._spec = spec
         self._rungs = spec.early_stop.rungs
@@ -280,25 +274,25 @@ class TrialObservations:
         self._observed: list[_Observed] = []
 
     def coordinates(self, index: int) -> Coordinates:
-        found = self._observed[index].at
-        assert found is not None
-        return found
+        coordinates = self._observed[index].coordinates
+        assert coordinates is not None
+        return coordinates
 
     def best(self, count: int) -> list[int]:
-        """The best trials, each ranked at the depth that it has come to.
+        """The indexes of the best trials, each ranked at the greatest depth that it has reached.
 
-        So a running trial that leads at its rung is not behind all that have ended.
+        So a running trial that leads at its rung is not behind all trials that have ended.
         """
-        standing: list[tuple[int, float, int]] = []
-        for depth, found in self._results.items():
-            for position, (_, index) in enumerate(found[:count]):
+        ranks: list[tuple[int, float, int]] = []
+        for depth, at_depth in self._results.items():
+            for position, (_, index) in enumerate(at_depth[:count]):
                 results = self._observed[index].results
                 if results and results[-1].depth == depth:
-                    standing.append((position, -depth, index))
-        return [index for _, _, index in sorted(standing)[:count]]
+                    ranks.append((position, -depth, index))
+        return [index for _, _, index in sorted(ranks)[:count]]
 
     def follow(self, trials: Sequence[Trial]) -> bool:
-        """Read the changed trials. False if these are not the trials that it knows."""
+        """Read the trials that are new or have changed. False for the trials of another sweep."""
         if len(trials) < len(self._observed):
             return False
         for index, (trial, observed) in enumerate(zip(trials, self._observed, strict=False)):
@@ -307,76 +301,76 @@ class TrialObservations:
             last = trial.reports[-1] if trial.reports else None
             if trial.state is not observed.state or last is not observed.last:
                 self._forget(index, observed)
-                self._observed[index] = self._observe(index, trial, observed.at)
+                self._observed[index] = self._observe(index, trial, observed.coordinates)
         for index in range(len(self._observed), len(trials)):
             trial = trials[index]
             if self.is_discrete:
                 self.points.add(point_key(trial.params))
-            where = locate(self._spec.space, self.axes, trial.params)
-            self._observed.append(self._observe(index, trial, where))
+            coordinates = locate(self._spec.space, self.axes, trial.params)
+            self._observed.append(self._observe(index, trial, coordinates))
         return True
 
-    def _observe(self, index: int, trial: Trial, where: Coordinates | None) -> _Observed:
-        found: tuple[DepthResult, ...] | None = None
-        if where is not None and trial.confirms is None:
-            found = results_by_depth(self._spec, self._rungs, trial)
-            if found is not None:
+    def _observe(self, index: int, trial: Trial, coordinates: Coordinates | None) -> _Observed:
+        results: tuple[DepthResult, ...] | None = None
+        if coordinates is not None and trial.confirms is None:
+            results = results_by_depth(self._spec, self._rungs, trial)
+            if results is not None:
                 self.with_results.add(index)
             elif not trial.state.is_ended:
-                self.waiting[index] = where
-        for result in found or ():
+                self.waiting[index] = coordinates
+        for result in results or ():
             insort(self._results.setdefault(result.depth, []), (result, index))
         last = trial.reports[-1] if trial.reports else None
-        return _Observed(trial, trial.state, last, where, found)
+        return _Observed(trial, trial.state, last, coordinates, results)
 
     def _forget(self, index: int, observed: _Observed) -> None:
         for result in observed.results or ():
-            there = self._results[result.depth]
-            del there[bisect_left(there, (result, index))]
+            at_depth = self._results[result.depth]
+            del at_depth[bisect_left(at_depth, (result, index))]
         self.with_results.discard(index)
         self.waiting.pop(index, None)
 
 
 def observe_trials(spec: SweepSpec, trials: Sequence[Trial]) -> TrialObservations:
-    """The observations of these trials. Those of the last few sweeps are kept."""
-    sort = msgspec.json.encode((spec.space, spec.goals, spec.early_stop, spec.seed))
-    found = _known.pop(sort, None) or TrialObservations(spec)
-    if not found.follow(trials):
-        found = TrialObservations(spec)
-        found.follow(trials)
-    while len(_known) >= _KEPT:
-        del _known[next(iter(_known))]
-    _known[sort] = found
-    return found
+    """The observations of these trials. The last few sweeps' observations are kept in memory."""
+    key = msgspec.json.encode((spec.space, spec.goals, spec.early_stop, spec.seed))
+    observations = _kept_observations.pop(key, None) or TrialObservations(spec)
+    if not observations.follow(trials):
+        observations = TrialObservations(spec)
+        observations.follow(trials)
+    while len(_kept_observations) >= _KEPT:
+        del _kept_observations[next(iter(_kept_observations))]
+    _kept_observations[key] = observations
+    return observations
 
 
-_known: dict[bytes, TrialObservations] = {}
+_kept_observations: dict[bytes, TrialObservations] = {}
 
 
 def results_by_depth(
     spec: SweepSpec, rungs: Sequence[int], trial: Trial
 ) -> tuple[DepthResult, ...] | None:
-    """The results of a trial at each depth, the deepest last; empty: it failed. None: it has none.
+    """The results of a trial at each depth, the deepest last; empty: it failed; None: no result.
 
-    A trial that still runs has results at the rungs that it has passed, where others ended.
+    A trial that still runs has results at the rungs that it has passed, where other trials ended.
     """
     if trial.state in _FAILED:
         return ()
     if not trial.reports:
         return None
-    found: list[DepthResult] = []
+    results: list[DepthResult] = []
     for rung in rungs:
         if trial.step >= rung:
-            there = next(each for each in trial.reports if each.step >= rung)
-            found.append(DepthResult(rung, 0, spec.goal.loss(there.values[0])))
+            at_rung = next(each for each in trial.reports if each.step >= rung)
+            results.append(DepthResult(rung, 0, spec.goal.loss(at_rung.values[0])))
     last = trial.reports[-1]
     if trial.state is TrialState.DONE:
-        found.append(DepthResult(END, -END, spec.goal.loss(last.values[0])))
+        results.append(DepthResult(END, -END, spec.goal.loss(last.values[0])))
     elif not rungs and trial.state.is_ended:
-        found.append(DepthResult(END, -last.step, spec.goal.loss(last.values[0])))
-    if not all(math.isfinite(result.loss) for result in found):
+        results.append(DepthResult(END, -last.step, spec.goal.loss(last.values[0])))
+    if not all(math.isfinite(result.loss) for result in results):
         return ()
-    return tuple(found) or None
+    return tuple(results) or None
 
 
 # --- The sampler ----------------------------------------------------------------------------------
@@ -385,15 +379,15 @@ def results_by_depth(
 class TpeSettings(NamedTuple):
     """Chosen on the problems of benchmarks/sweep_problems.py, with seeds that are not reported."""
 
-    first: int = 10  # results before a model is used, and
-    first_each: int = 2  # more of them for each parameter
-    candidates: int = 24
-    draws: int = 8  # for each candidate at most: `where` refuses some, others were tried
-    share: float = 0.1  # of the results, which count as good
-    good: int = 12  # at most
-    bad: int = 400  # at most; of more a sample is taken
-    width: float = 0.15  # of kernels, as a share of a parameter's range
-    other: float = 0.3  # of a choice's kernel: the share that is spread over all values
+    first: int = 10  # results that are needed before a model is used,
+    first_each: int = 2  # and more results for each parameter
+    candidates: int = 24  # points that are compared for one suggestion
+    draws: int = 8  # for each candidate, at most: `where` refuses some points, others were tried
+    share: float = 0.1  # of the results count as good,
+    good: int = 12  # at most so many
+    bad: int = 400  # results that count as bad, at most; of more a sample is taken
+    width: float = 0.15  # `Kernel.width`
+    other: float = 0.3  # `Kernel.other`
     prior: float = 1.0  # the weight of a random draw, in kernels
 
 
@@ -412,23 +406,22 @@ def suggest_points(
     enough = settings.first + settings.first_each * len(observed.axes)
     model = None
     for index in indices:
-        found: tuple[Params, Coordinates | None] | None = None
+        params: Params | None = None
+        origin = "tpe"
         random = seeded_random(spec.seed, index, "tpe")
         if observed.axes and len(observed.with_results) >= enough:
-            model = model or _model(observed, random, settings)
-            found = _best(spec, model, tried, random, settings)
-        if found is not None:
-            yield found[0], "tpe"
-        else:
-            params = find_unused(spec, tried, index)
-            if params is None:
-                return
-            found = params, locate(spec.space, observed.axes, params)
-            yield params, "random"
+            model = model or _make_model(observed, random, settings)
+            params = _choose_candidate(spec, model, tried, random, settings)
+        if params is None:
+            params, origin = find_unused(spec, tried, index), "random"
+        if params is None:
+            return
+        yield params, origin
         if observed.is_discrete:
-            tried.add(point_key(found[0]))
-        if model is not None and found[1] is not None:
-            model.bad.add(found[1])
+            tried.add(point_key(params))
+        coordinates = locate(spec.space, observed.axes, params)
+        if model is not None and coordinates is not None:
+            model.bad.add(coordinates)
 
 
 class _Model(NamedTuple):
@@ -436,7 +429,7 @@ class _Model(NamedTuple):
     bad: Mixture
 
 
-def _model(observed: TrialObservations, random: Random, settings: TpeSettings) -> _Model:
+def _make_model(observed: TrialObservations, random: Random, settings: TpeSettings) -> _Model:
     good = observed.best(min(math.ceil(settings.share * len(observed.with_results)), settings.good))
     bad = sorted(observed.with_results.difference(good))
     if len(bad) > settings.bad:
@@ -449,21 +442,22 @@ def _model(observed: TrialObservations, random: Random, settings: TpeSettings) -
     )
 
 
-def _best(
+def _choose_candidate(
     spec: SweepSpec, model: _Model, tried: set[object], random: Random, settings: TpeSettings
-) -> tuple[Params, Coordinates] | None:
-    """Of some draws from the good kernels, the one with the least density of the bad ones."""
+) -> Params | None:
+    """Draw candidates from the good kernels; choose the one with the best ratio of the densities of
+    good and bad kernels. None if no draw is allowed and new."""
     best, best_score = None, -math.inf
     left = settings.candidates
     for _ in range(settings.candidates * settings.draws):
         params = model.good.draw(spec.space, random)
         if not is_allowed(spec, params) or (tried and point_key(params) in tried):
             continue
-        where = locate(spec.space, model.good.axes, params)
-        assert where is not None
-        score = model.good.log_density(where) - model.bad.log_density(where)
+        coordinates = locate(spec.space, model.good.axes, params)
+        assert coordinates is not None
+        score = model.good.log_density(coordinates) - model.bad.log_density(coordinates)
         if score > best_score:
-            best, best_score = (params, where), score
+            best, best_score = params, score
         left -= 1
         if not left:
             break

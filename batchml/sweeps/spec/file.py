@@ -47,8 +47,8 @@ _BARE_WORD = re.compile(r"(?<=[\[,])\s*([A-Za-z_][^,\[\]\"']*?)\s*(?=[,\]])")
 def apply_changes(
     table: Mapping[str, Any], changes: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply changes to a table, one after the other; the new table and the mistakes."""
-    found = copy.deepcopy(dict(table))
+    """Apply the changes of `--set`, one after the other; the new table and the mistakes."""
+    changed = copy.deepcopy(dict(table))
     mistakes = []
     for change in changes:
         if not is_text(change):
@@ -59,10 +59,10 @@ def apply_changes(
         if not equals or not all(keys):
             mistakes.append(f"--set {change}: write KEY=VALUE, for example limits.trials=8.")
             continue
-        wrong = _set(found, keys, parse_value(text))
-        if wrong:
-            mistakes.append(f"--set {change}: {wrong}")
-    return found, mistakes
+        mistake = _set(changed, keys, parse_value(text))
+        if mistake:
+            mistakes.append(f"--set {change}: {mistake}")
+    return changed, mistakes
 
 
 def parse_value(text: str) -> Any:
@@ -83,13 +83,14 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _set(table: dict[str, Any], keys: list[str], value: Any) -> str:
-    """Make one change; the mistake in it, or the empty string."""
+    """Make one change. Returns the mistake in it; "" if there is none."""
     if keys[0] == "space" and len(keys) > 1:
         return _set_parameter(table.setdefault("space", {}), keys[1:], value)
     if keys[0] == "goal" and len(keys) == 2:
         goal = table.get("goal")
-        is_there = isinstance(goal, dict) and keys[1] in goal
-        table["goal"] = {**goal, keys[1]: value} if is_there and goal else {keys[1]: value}
+        # Another direction replaces the goal; the same direction gets another metric.
+        has_direction = isinstance(goal, dict) and keys[1] in goal
+        table["goal"] = {**goal, keys[1]: value} if has_direction and goal else {keys[1]: value}
         return ""
     *above, last = keys
     inner: Any = table
@@ -102,6 +103,7 @@ def _set(table: dict[str, Any], keys: list[str], value: Any) -> str:
 
 
 def _set_parameter(space: Any, keys: list[str], value: Any) -> str:
+    """Change a parameter or a part of it. Returns the mistake; "" if there is none."""
     if not isinstance(space, dict):
         return "space is not a table."
     name, rest = _split_name(space, keys)
@@ -113,14 +115,15 @@ def _set_parameter(space: Any, keys: list[str], value: Any) -> str:
         space[name] = value
         return ""
     if len(rest) > 1 and rest[0] != "when":
-        return f"{'.'.join(rest)} is no part of a parameter."
+        return f"{'.'.join(rest)} is not a part of a parameter."
     old = space.get(name)
     parts = dict(old) if isinstance(old, dict) else {}
     if rest[0] in KINDS and not (rest[0] == "log" and isinstance(value, bool)):
         # A new kind replaces the old one; `when` stays.
         parts = {key: part for key, part in parts.items() if key == "when" or key in rest}
         if rest[0] in ("float", "int") and isinstance(old, dict):
-            parts |= {key: old[key] for key in ("step", "log") if _is_option(old, key)}
+            is_list = {key for key in old if isinstance(old[key], list)}  # then `log` is a kind
+            parts |= {key: old[key] for key in ("step", "log") if key in old.keys() - is_list}
     if rest[0] == "when" and len(rest) > 1:
         parts["when"] = {**parts.get("when", {}), ".".join(rest[1:]): value}
     else:
@@ -129,12 +132,8 @@ def _set_parameter(space: Any, keys: list[str], value: Any) -> str:
     return ""
 
 
-def _is_option(old: Mapping[str, Any], key: str) -> bool:
-    return key in old and not isinstance(old[key], list)
-
-
 def _split_name(space: Mapping[str, Any], keys: list[str]) -> tuple[str, list[str]]:
-    """The longest name of a parameter that the keys begin with, and the rest of the keys."""
+    """The parameter that the keys begin with, and the rest of the keys. A name may have dots."""
     for count in range(len(keys), 0, -1):
         name = ".".join(keys[:count])
         if name in space:
@@ -148,6 +147,7 @@ def _split_name(space: Mapping[str, Any], keys: list[str]) -> tuple[str, list[st
 MAX_NAME = 48  # characters of a sweep's name; names of jobs are longer
 MAX_METRIC = 100  # characters, as in runtime/protocol/log_marks.py
 
+# Keys of other tools, and keys at a wrong place, with the place where a sweep file has them.
 _MOVED_KEYS = {
     "parameters": "in [space]", "params": "in [space]", "search_space": "in [space]",
     "metric": 'in goal = { max = "val_accuracy" }',
@@ -177,24 +177,25 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 def read_sweep(
     table: Mapping[str, Any], where: str, *, text: str = "", changes: Sequence[str] = ()
 ) -> SweepSpec:
-    """The sweep of a parsed file. `text` is the file's text, `changes` are those of `--set`.
+    """The sweep of a parsed file. `where`: the file's name in messages; `text`: its content;
+    `changes`: the values of `--set`.
 
-    Raises ConfigError with every mistake. The default of the seed follows from the name and the
-    text: so the same file gives the same suggestions.
+    Raises ConfigError with every mistake. The default seed follows from the name and the text: so
+    the same file gives the same suggestions.
     """
     unreadable = list(_invalid_texts("", table))
     if unreadable:
         raise ConfigError(where, unreadable)
-    table_now, mistakes = apply_changes(table, changes)
-    spec, found = _read(table_now, text or json.dumps(table, sort_keys=True, default=str))
-    mistakes += found
+    changed, mistakes = apply_changes(table, changes)
+    spec, others = _read(changed, text or json.dumps(table, sort_keys=True, default=str))
+    mistakes += others
     if mistakes:
         raise ConfigError(where, mistakes)
     return spec
 
 
 def _invalid_texts(index: str, value: Any) -> Iterator[str]:
-    """Mistakes that only a table of a program can have: keys and texts that are not UTF-8."""
+    """Mistakes that only a table from the Python API can have: no text as a key, no UTF-8."""
     if isinstance(value, str):
         if not is_text(value):
             yield f"{index}: {value[:80]!r} is not UTF-8."
@@ -214,19 +215,19 @@ def _read(table: Mapping[str, Any], text: str) -> tuple[SweepSpec, list[str]]:
     file, mistakes = read_struct(table, _File, tables=_MOVED_KEYS)
     goals, wrong_goals = _goals(table.get("goal"))
     is_list = file.method == "list"
-    described = add_listed_parameters(file.space, file.points) if is_list else file.space
-    strays = find_misplaced_keys(table)
-    parameters = {name: value for name, value in described.items() if name not in strays}
+    all_parameters = add_listed_parameters(file.space, file.points) if is_list else file.space
+    misplaced = find_misplaced_keys(table)
+    parameters = {name: value for name, value in all_parameters.items() if name not in misplaced}
     space, wrong_space = read_space(parameters)
-    where, wrong_where = _where(file.where, set(described))
-    mistakes += [*_name_mistakes(file, table), *wrong_goals, *strays.values()]
+    where, wrong_where = _where(file.where, set(all_parameters))
+    mistakes += [*_name_mistakes(file, table), *wrong_goals, *misplaced.values()]
     mistakes += [*wrong_space, *wrong_where]
-    is_whole = not wrong_space and not wrong_where and _is_table(table, "space")
+    is_valid = not wrong_space and not wrong_where and _is_table(table, "space")
     points: tuple[Params, ...] = ()
-    if is_whole:
+    if is_valid:
         points, wrong_points = read_points(file.points, space, where)
         mistakes += [*wrong_points, *_empty_space(file, space)]
-        is_whole = not wrong_points
+        is_valid = not wrong_points
     stop, wrong_stop = read_early_stop(file.early_stop, len(goals), _keys(table, "early_stop"))
     limits, wrong_limits = read_limits(file.limits)
     name = file.name or to_name(file.job.rstrip("/").rpartition("/")[2])[:MAX_NAME]
@@ -244,9 +245,9 @@ def _read(table: Mapping[str, Any], text: str) -> tuple[SweepSpec, list[str]]:
         points=points,
     )
     mistakes += [*wrong_stop, *wrong_limits, *_missing_limit(file, table)]
-    if is_whole:
-        spec, found = bound_trials(spec)
-        mistakes += found
+    if is_valid:
+        spec, others = bound_trials(spec)
+        mistakes += others
     return spec, [*mistakes, *method_mistakes(spec)]
 
 
@@ -278,7 +279,7 @@ def _seed(name: str, text: str) -> int:
 
 
 def _name_mistakes(file: _File, table: Mapping[str, Any]) -> Iterator[str]:
-    """Mistakes of `job` and `name`. Values of a wrong type are reported elsewhere."""
+    """Mistakes of `job` and `name`. `read_struct` reports values of a wrong type."""
     if not file.job.strip() and table.get("job", "") == file.job:
         yield 'job: missing. A job\'s folder or name, as `submit` finds it: job = "lenet".'
     is_named = is_valid_name(file.name) and len(file.name) <= MAX_NAME
@@ -308,7 +309,7 @@ def _goals(given: Any) -> tuple[tuple[Goal, ...], list[str]]:
             if not isinstance(metric, str) or not 0 < len(metric.strip()) <= MAX_METRIC:
                 mistakes.append(f"goal.{direction}: found {metric!r}. Expected a metric's name.")
             elif any(goal.metric == metric for goal in goals):
-                mistakes.append(f"goal.{direction}: {metric} is there twice.")
+                mistakes.append(f"goal.{direction}: {metric} is named twice.")
             else:
                 goals.append(Goal(metric, direction))
     if not goals and not mistakes:
@@ -344,7 +345,7 @@ _COMPARISON = re.compile(r"[<>]|[=!]=")
 
 
 def find_misplaced_keys(table: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of the sweep that are written below `[space]`, with the mistake of each.
+    """The keys of the sweep that are written below `[space]`, each with a message.
 
     A job may have a parameter `seed`: a key below `[space]` is a parameter if the sweep has the
     same key above, or if the parameter is written as a table.
@@ -354,8 +355,8 @@ def find_misplaced_keys(table: Mapping[str, Any]) -> dict[str, str]:
         return {}
     return {
         key: f"space.{key}: is below [space]; write it above. {_parameter_hint(key)}"
-        for key, is_meant in _SWEEP_KEYS.items()
-        if key in space and key not in table and is_meant(space[key])
+        for key, is_value_of_key in _SWEEP_KEYS.items()
+        if key in space and key not in table and is_value_of_key(space[key])
     }
 
 
@@ -378,7 +379,7 @@ def _is_method(value: Any) -> bool:
 
 
 def _is_goal(value: Any) -> bool:
-    """Whether it is `{ max = "val_accuracy" }`, and not a range in the words of another tool."""
+    """Whether a value is `{ max = "val_accuracy" }`, and not a range as other tools write it."""
     if not isinstance(value, Mapping) or not value or not set(value) <= {"max", "min"}:
         return False
     return all(
@@ -388,7 +389,7 @@ def _is_goal(value: Any) -> bool:
     )
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -396,11 +397,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+# The keys that may be misplaced, with a test whether a value is one of the sweep's key.
 _SWEEP_KEYS: Mapping[str, Callable[[Any], bool]] = {
     "job": _is_text,
     "goal": _is_goal,
     "method": _is_method,
-    "seed": _is_whole,
+    "seed": _is_integer,
     "where": _is_condition,
     "name": _is_text,
 }

@@ -26,16 +26,17 @@ from batchml.sweeps.spec.sections import MAX_TRIALS
 
 MAX_GP = 500  # trials; with more, one suggestion of a Gaussian process takes seconds
 MAX_SOBOL = 40  # parameters for which sweeps/samplers/sequences.py has direction numbers
-SAMPLES = 1000  # points on which conditions are tested
-ACCEPTED = SAMPLES // 100  # that must pass, or drawing points again would take for ever
+SAMPLES = 1000  # random points on which conditions are tested
+ACCEPTED = SAMPLES // 100  # points that must meet them; with fewer, drawing points takes too long
 
-_WITHOUT_VALUES = ("random", "sobol", "grid", "list", "nsga2")  # can have several goals
+_SEVERAL_GOALS = ("random", "sobol", "grid", "list", "nsga2")  # methods for several goals
 
 
 def bound_trials(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
     """Limit the trials to the number of points of a grid or a list.
 
-    Returns the mistakes of that, too, and of conditions that almost no point satisfies.
+    Returns the sweep and its mistakes: too many or no points, conditions that almost no point
+    satisfies.
     """
     if spec.method == "list":
         if not spec.points:
@@ -62,10 +63,10 @@ def _limit_trials(count: int, spec: SweepSpec) -> SweepSpec:
 
 
 def _test_points(spec: SweepSpec) -> Iterator[Params]:
-    """The points on which conditions are tested: all of a grid, otherwise random ones."""
+    """The points on which conditions are tested: all points of a grid, otherwise random points."""
     if spec.method != "grid":
-        dice = Random(0)
-        yield from (draw_point(spec.space, dice) for _ in range(SAMPLES))
+        random = Random(0)
+        yield from (draw_point(spec.space, random) for _ in range(SAMPLES))
     elif count_points(spec.space) is not None:
         yield from islice(every_point(spec.space), MAX_TRIALS)
 
@@ -90,10 +91,10 @@ def _condition_mistakes(spec: SweepSpec, points: Sequence[Params]) -> Iterator[s
 
 
 def method_mistakes(spec: SweepSpec) -> Iterator[str]:
-    """The mistakes of a sweep that its method does not support."""
+    """The mistakes of a sweep that its method does not support: goals, space, limits, stopping."""
     method, space = spec.method, spec.space
-    if len(spec.goals) > 1 and method not in _WITHOUT_VALUES:
-        several = f"{', '.join(_WITHOUT_VALUES[:-1])} or {_WITHOUT_VALUES[-1]}"
+    if len(spec.goals) > 1 and method not in _SEVERAL_GOALS:
+        several = f"{', '.join(_SEVERAL_GOALS[:-1])} or {_SEVERAL_GOALS[-1]}"
         yield f"method: {method} has one goal; several need {several}."
     searched = {name: each for name, each in space.items() if each.kind != "constant"}
     for name, dimension in searched.items():
@@ -131,7 +132,7 @@ _METRIC_NAME = re.compile(r"[A-Za-z_][\w./|-]*")
 def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
     """The mistakes of a sweep together with its job.
 
-    A parameter may be in the job and in the space: the space's replaces the job's.
+    A parameter may be in the job and in the space: then the space defines its values.
     """
     return [
         *_unused_parameters(spec, job),
@@ -141,9 +142,9 @@ def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
 
 
 def notices(spec: SweepSpec, job: JobSpec | None = None) -> list[str]:
-    """Notices: no mistakes, but perhaps unexpected. One or two sentences each."""
-    found = [*_search_notices(spec), *_limit_notices(spec)]
-    return found if job is None else [*found, *_job_notices(spec, job)]
+    """Notices: no mistakes, but facts that may be unexpected, in one or two sentences each."""
+    of_job = () if job is None else _job_notices(spec, job)
+    return [*_search_notices(spec), *_limit_notices(spec), *of_job]
 
 
 def _uses_any_parameter(spec: SweepSpec, job: JobSpec) -> bool:
@@ -153,11 +154,11 @@ def _uses_any_parameter(spec: SweepSpec, job: JobSpec) -> bool:
 def _unused_parameters(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
     if not _uses_any_parameter(spec, job):
         return  # the program may read BATCHML_PARAMS; a notice says so
-    own = {**job.params, **dict.fromkeys(spec.space, "")}
-    named = {name for word in job.command for name in placeholders(word, own)}
+    params = {**job.params, **dict.fromkeys(spec.space, "")}
+    used = {name for word in job.command for name in placeholders(word, params)}
     for name in spec.space:
         if not takes(job.command, name, spec.space):
-            meant = did_you_mean(name, named - set(spec.space))
+            meant = did_you_mean(name, used - set(spec.space))
             yield (
                 f"space.{name}: the job's command never uses {{{name}}}; add it, "
                 f"or {{params}} for all of them.{meant}"
@@ -171,7 +172,7 @@ def _variable_mistakes(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
 
 
 def _node_mistakes(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
-    """Trials are children of an array, and in AWS Batch such a child has one node."""
+    """Trials are children of array jobs, and in AWS Batch a child of an array has one node."""
     if job.nodes > 1:
         yield f"{spec.job}: nodes = {job.nodes}: a trial is one container. Set nodes = 1."
     if job.groups:

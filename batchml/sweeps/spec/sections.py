@@ -36,12 +36,12 @@ from batchml.model.tables import is_text, parse_duration
 from batchml.runtime.protocol.sweep import default_first_rung
 from batchml.runtime.protocol.variables import ALL, parameter_variable
 
-LARGEST = 2**53  # of a whole number: beyond it, neighbours are the same float
+LARGEST = 2**53  # the largest whole number; beyond it, neighbours are the same float
 
 KINDS = ("float", "int", "log", "normal", "lognormal", "choice", "constant")
 _OPTIONS = ("step", "log", "when")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-_OTHER_TOOLS = {  # keys of other tools
+_KEYS_OF_OTHER_TOOLS = {
     "values": "choice = [...]", "categorical": "choice = [...]", "value": "constant = ...",
     "uniform": "float = [low, high]", "loguniform": "log = [low, high]",
     "log_uniform": "log = [low, high]", "randint": "int = [low, high]",
@@ -68,17 +68,18 @@ def read_space(table: Mapping[str, Any]) -> tuple[Space, list[str]]:
     for name, dimension in space.items():
         texts = _when_mistakes(name, dimension, space, table)
         mistakes += [f"space.{name}.when: {text}" for text in texts]
-    ordered, circle = sort_parents_first(space)
-    if circle and not any(name in each.when for name, each in space.items()):
-        mistakes.append(f"space: {', '.join(circle)} depend on each other in a cycle (when).")
-    elif not circle and not mistakes:
+    ordered, cycle = sort_parents_first(space)
+    if cycle and not any(name in each.when for name, each in space.items()):
+        mistakes.append(f"space: {', '.join(cycle)} depend on each other in a cycle (when).")
+    elif not cycle and not mistakes:
         ordered = {name: _with_exact_conditions(each, ordered) for name, each in ordered.items()}
         mistakes += _impossible_parameters(ordered)
     return ordered, mistakes
 
 
 def _with_exact_conditions(dimension: Dimension, space: Space) -> Dimension:
-    """With the exact values of the parents in `when`: 0.3 for 0.30000001 with steps of 0.1."""
+    """The parameter with the exact values of its parents in `when`: 0.3 for 0.30000001 with steps
+    of 0.1."""
     when = {
         parent: tuple(
             known for value in values if (known := as_value(space[parent], value)) is not None
@@ -120,29 +121,29 @@ def _dimension(value: Any) -> Dimension:
 def _read_table(table: Mapping[str, Any]) -> Dimension:
     kinds = [kind for kind in KINDS if kind in table and not (kind == "log" and _is_flag(table))]
     _check_keys(table, kinds)
-    kind, given = kinds[0], table[kinds[0]]
+    kind, value = kinds[0], table[kinds[0]]
     match kind:
         case "choice":
-            if not isinstance(given, list | tuple):
+            if not isinstance(value, list | tuple):
                 raise SpaceError(
-                    f".choice: found {format_value(given)}. Expected a list of values."
+                    f".choice: found {format_value(value)}. Expected a list of values."
                 )
-            found = _choice(given, ".choice")
+            dimension = _choice(value, ".choice")
         case "constant":
-            found = Dimension("constant", values=(as_scalar(given, ".constant"),))
+            dimension = Dimension("constant", values=(as_scalar(value, ".constant"),))
         case "normal" | "lognormal":
-            found = _normal(kind, given)
+            dimension = _normal(kind, value)
         case _:
-            found = _range(kind, given, table)
-    if kind in ("choice", "constant", "normal", "lognormal"):
+            dimension = _range(kind, value, table)
+    if dimension.kind not in ("float", "int"):
         for option in ("step", "log"):
             if option in table:
                 raise SpaceError(f".{option}: only for float and int ranges.")
-    return msgspec.structs.replace(found, when=_when(table.get("when", {})))
+    return msgspec.structs.replace(dimension, when=_when(table.get("when", {})))
 
 
 def _is_flag(table: Mapping[str, Any]) -> bool:
-    """`log = true` beside `float` or `int`, not the range `log = [...]`."""
+    """Whether `log` is `log = true` beside `float` or `int`, and not the range `log = [...]`."""
     return isinstance(table["log"], bool) or any(kind in table for kind in ("float", "int"))
 
 
@@ -150,18 +151,15 @@ def _check_keys(table: Mapping[str, Any], kinds: list[str]) -> None:
     for key in table:
         if key not in KINDS and key not in _OPTIONS:
             meant = did_you_mean(key, [*KINDS, *_OPTIONS])
-            if key in _OTHER_TOOLS:
-                meant = f" Write {_OTHER_TOOLS[key]}."
-            raise SpaceError(f".{key}: unknown key.{meant or f' Known: {_known_keys()}.'}")
+            if key in _KEYS_OF_OTHER_TOOLS:
+                meant = f" Write {_KEYS_OF_OTHER_TOOLS[key]}."
+            known = ", ".join(dict.fromkeys((*KINDS, *_OPTIONS)))
+            raise SpaceError(f".{key}: unknown key.{meant or f' Known: {known}.'}")
     if not kinds:
         expected = ", ".join(KINDS)
         raise SpaceError(f": has no kind. Give one of {expected}; for example float = [0, 1].")
     if len(kinds) > 1:
         raise SpaceError(f": {' and '.join(kinds)} are both given; a parameter has one kind.")
-
-
-def _known_keys() -> str:
-    return ", ".join(dict.fromkeys((*KINDS, *_OPTIONS)))
 
 
 def _choice(values: Any, key: str = "") -> Dimension:
@@ -191,12 +189,12 @@ def as_scalar(value: Any, key: str = "") -> Scalar:
     )
 
 
-def _pair(given: Any, key: str) -> tuple[float, float]:
-    if not isinstance(given, list | tuple) or len(given) != 2:
+def _pair(value: Any, key: str, names: str) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
         raise SpaceError(
-            f".{key}: found {format_value(given)}. Expected two numbers, {key} = [low, high]."
+            f".{key}: found {format_value(value)}. Expected two numbers, {key} = [{names}]."
         )
-    return _number(given[0], f"{key}[0]"), _number(given[1], f"{key}[1]")
+    return _number(value[0], f"{key}[0]"), _number(value[1], f"{key}[1]")
 
 
 def _number(value: Any, key: str) -> float:
@@ -211,21 +209,19 @@ def _number(value: Any, key: str) -> float:
 
 
 def _normal(kind: str, given: Any) -> Dimension:
-    if not isinstance(given, list | tuple) or len(given) != 2:
-        raise SpaceError(f".{kind}: found {format_value(given)}. Expected {kind} = [mu, sigma].")
-    mu, sigma = _number(given[0], f"{kind}[0]"), _number(given[1], f"{kind}[1]")
+    mu, sigma = _pair(given, kind, "mu, sigma")
     if sigma <= 0:
         raise SpaceError(f".{kind}: sigma is {format_value(sigma)}; it must be greater than 0.")
     if kind == "lognormal" and abs(mu) + 8 * sigma > 700:  # e^709 is the greatest float
         raise SpaceError(
-            f".{kind}: mu and sigma are of the natural logarithm; these are too great."
+            f".{kind}: the values are too great: mu and sigma are of the natural logarithm."
         )
     return Dimension("normal", mu=float(mu), sigma=float(sigma), log=kind == "lognormal")
 
 
 def _range(kind: str, given: Any, table: Mapping[str, Any]) -> Dimension:
-    low, high = _pair(given, kind)
-    log = table.get("log", False) if kind != "log" else True
+    low, high = _pair(given, kind, "low, high")
+    log = kind == "log" or table.get("log", False)
     if not isinstance(log, bool):
         raise SpaceError(f".log: found {format_value(log)}. Expected true or false beside {kind}.")
     if not low < high and not (log and low <= 0):
@@ -297,19 +293,20 @@ def _impossible_values(
         return
     for value in values:
         if as_value(dimension, value) is None:
-            known = f"choices are {', '.join(map(format_value, dimension.values))}"
-            if dimension.kind not in ("choice", "constant"):
-                known = (
-                    f"it goes from {format_value(dimension.low)} to {format_value(dimension.high)}"
-                )
-            elif dimension.kind == "constant":
-                known = f"it is always {format_value(dimension.values[0])}"
+            match dimension.kind:
+                case "choice":
+                    possible = f"choices are {', '.join(map(format_value, dimension.values))}"
+                case "constant":
+                    possible = f"it is always {format_value(dimension.values[0])}"
+                case _:
+                    ends = map(format_value, (dimension.low, dimension.high))
+                    possible = f"it goes from {' to '.join(ends)}"
             meant = did_you_mean(str(value), [v for v in dimension.values if isinstance(v, str)])
-            yield f"{parent}={format_value(value)} can never happen; {known}.{meant}"
+            yield f"{parent}={format_value(value)} can never happen; {possible}.{meant}"
 
 
 def _impossible_parameters(space: Space) -> Iterator[str]:
-    """Parameters that can never be active, as their conditions and their parents' conflict."""
+    """Parameters that can never be active, because their conditions and their parents' conflict."""
     needs: dict[str, dict[str, tuple[Scalar, ...]]] = {}
     for name, dimension in space.items():
         need = dict(dimension.when)
@@ -341,7 +338,7 @@ _Steps = Annotated[int, Meta(ge=1, le=2**53)]  # the most that runtime/sweep/rea
 
 
 class EarlyStopTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file, with its keys as they are written."""
+    """The table `[early_stop]` of the file."""
 
     method: StopMethod | UnsetType = UNSET
     step: str = "epoch"
@@ -352,7 +349,7 @@ class EarlyStopTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file, with its keys as they are written."""
+    """The table `[limits]` of the file. Fields of type Any are read by hand for better messages."""
 
     trials: Annotated[int, Meta(ge=1, le=MAX_TRIALS)] | UnsetType = UNSET
     parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)] = PARALLEL
@@ -363,7 +360,7 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfirmTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file, with its keys as they are written."""
+    """The table `[confirm]` of the file."""
 
     top: Annotated[int, Meta(ge=1, le=1000)] = ConfirmSettings().top
     seeds: Annotated[int, Meta(ge=1, le=1000)] = ConfirmSettings().seeds
@@ -375,7 +372,10 @@ class ConfirmTable(Struct, frozen=True, forbid_unknown_fields=True):
 def read_early_stop(
     table: EarlyStopTable, goals: int, given: frozenset[str]
 ) -> tuple[EarlyStop, list[str]]:
-    """Early stopping is on by default if `max` is known and there is one goal."""
+    """Read `[early_stop]`. `goals`: the number of goals; `given`: the keys that the file has.
+
+    The default method is `asha` if `max` is given and there is one goal, otherwise `none`.
+    """
     method = table.method
     if method is UNSET:
         method = "asha" if table.max is not UNSET and goals < 2 else "none"
@@ -386,7 +386,7 @@ def read_early_stop(
     ]
     if goals > 1 and method != "none":
         mistakes.append("early_stop.method: several goals have no early stopping.")
-    # Trials of `halving` always end at rungs; those of `asha` do with `resume`.
+    # Trials of `halving` always end at rungs; trials of `asha` do with `resume`.
     resume = table.resume is True and method == "asha"
     return EarlyStop(method, table.step, stop_max, stop_min, table.eta, resume), mistakes
 
@@ -395,7 +395,7 @@ def _stop_mistakes(
     method: StopMethod, table: EarlyStopTable, low: int, high: int, given: frozenset[str]
 ) -> Iterator[str]:
     if not table.step.strip():
-        yield 'step: is empty. Give the name printed beside the metric, for example "epoch".'
+        yield 'step: is empty. Give the name that is printed beside the metric: "epoch".'
     if table.resume is True and method in ("median", "none") and table.method is not UNSET:
         yield f"resume: {method} has no rungs; asha has them, and halving always resumes."
     if method == "none":
@@ -409,26 +409,24 @@ def _stop_mistakes(
 
 
 def read_limits(table: LimitsTable) -> tuple[SweepLimits, list[str]]:
-    mistakes: list[str] = []
-
-    def read(key: str, value: float | None, expected: str) -> float | None:
-        if value is None:
-            found = getattr(table, key)
-            mistakes.append(f"limits.{key}: found {found!r}. Expected {expected}.")
-        return value
-
-    hours = cost = target = None
-    if table.hours is not None:
-        hours = read("hours", _read_hours(table.hours), 'hours, more than 0: 12, 1.5 or "90m"')
-    if table.cost is not None:
-        cost = read("cost", _read_cost(table.cost), 'US dollars, more than 0: 50 or "50 USD"')
-    if table.target is not None:
-        target = read(
-            "target", _finite_number(table.target), "a number, of the first goal's metric"
-        )
+    hours, cost = _read_hours(table.hours), _read_cost(table.cost)
+    target = _finite_number(table.target)
     share, count = _read_failed(table.failed)
-    if share is None and count is None:
-        read("failed", None, 'a share of the trials, "20%", or how many, 5')
+    failed = share if count is None else count
+    expected = {
+        "hours": (hours, 'hours, more than 0: 12, 1.5 or "90m"'),
+        "cost": (cost, 'US dollars, more than 0: 50 or "50 USD"'),
+        "target": (target, "a number, of the first goal's metric"),
+        "failed": (
+            failed,
+            'a share of the trials, "20%", or how many, 5',
+        ),
+    }
+    mistakes = [
+        f"limits.{key}: found {getattr(table, key)!r}. Expected {text}."
+        for key, (value, text) in expected.items()
+        if value is None and getattr(table, key) is not None
+    ]
     trials = None if table.trials is UNSET else table.trials
     return SweepLimits(trials, table.parallel, hours, cost, share, count, target), mistakes
 
@@ -469,23 +467,23 @@ def _read_failed(value: Any) -> tuple[float | None, int | None]:
     return None, None
 
 
-# --- [[points]]: sets of parameters that the user wants tried -------------------------------------
+# --- [[points]]: sets of parameters that the sweep must try ---------------------------------------
 
 
 def add_listed_parameters(
     table: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """`[space]` for the method `list`: parameters that only points name get the points' values."""
-    seen: dict[str, list[Scalar]] = {}
+    """`[space]` for the method `list`: parameters that only points name get their values."""
+    values_of: dict[str, list[Scalar]] = {}
     for point in points:
         for name, value in point.items():
             is_listed = name not in table and not did_you_mean(name, table)
             if not is_listed or not isinstance(value, str | int | float):
                 continue
-            values = seen.setdefault(name, [])
+            values = values_of.setdefault(name, [])
             if not is_one_of(value, tuple(values)):
                 values.append(value)
-    listed = {name: values if len(values) > 1 else values[0] for name, values in seen.items()}
+    listed = {name: values if len(values) > 1 else values[0] for name, values in values_of.items()}
     return {**table, **listed}
 
 
@@ -530,6 +528,6 @@ def _read_point(point: Mapping[str, Any], space: Space) -> tuple[Params, list[st
         return given, mistakes
     names = active_parameters(space, given)
     mistakes += [f".{name}: missing." for name in names if name not in given]
-    idle = [name for name in point if name not in names]
-    mistakes += [f".{name}: is not active beside the others (when)." for name in idle]
+    inactive = [name for name in point if name not in names]
+    mistakes += [f".{name}: is not active with the other values (when)." for name in inactive]
     return {name: given[name] for name in names if name in given}, mistakes
