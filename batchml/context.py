@@ -189,9 +189,9 @@ class Context:
 
         home, endpoints = self.home, self.settings.environment.endpoints
         if endpoints:
-            from batchml.local.executors.choice import keep_endpoints
+            from batchml.local.executors.choice import save_endpoints
 
-            keep_endpoints(home, endpoints)
+            save_endpoints(home, endpoints)
         endpoint = control.ensure_server(home, self.clock, self.tell)
         if endpoint.read_only and not self._has_reported_copy:
             self._has_reported_copy = True

@@ -1,13 +1,13 @@
-"""Virtual environments for process jobs: one for each different `requirements.txt` (or
-environment.yml).
+"""Make the virtual environments of jobs that are processes: one for each different
+`requirements.txt` or environment.yml.
 
-The first run that needs an environment makes it. A lock protects it against a second maker. pip
-holds the lock, too, so nobody builds beside an orphaned pip; the kernel releases it when the last
-holder dies. An environment whose maker was killed has no `.complete` mark, and is deleted and made
-again. Scripts of an environment contain its path, and so does the mark: a moved or copied
-environment is made again at its new path.
+The first run that needs an environment makes it, under a lock. pip and conda hold the lock, too, so
+nobody builds beside an orphan of theirs; the kernel releases it when the last holder dies. An
+environment whose maker was killed has no `.complete` mark, and is deleted and made again. Scripts
+of an environment contain its path, and so does the mark: a moved or copied environment is made
+again at its new path.
 
-Runs as a program of its own, which the runner starts and stops; it prints its progress. Standard
+Runs as a separate program, which the runner starts and stops, and prints its progress. Standard
 library only, no import of batchml: `python -I environments.py REQUIREMENTS TARGET PYTHON`, or with
 an environment.yml and a conda program instead.
 """
@@ -25,10 +25,11 @@ COMPLETE = ".complete"
 _FULL = 4 * 1024**2
 
 
-def make(wanted: str, target: str, maker: str) -> None:
-    """Make the environment `target` unless it exists. Raises RuntimeError with one line.
+def make(file: str, target: str, maker: str) -> None:
+    """Make the environment `target` unless it exists. Raises RuntimeError with a message of one
+    line.
 
-    `wanted` is a requirements.txt and `maker` a Python, or an environment.yml and a conda program.
+    `file` is a requirements.txt and `maker` a Python, or an environment.yml and a conda program.
     """
     target = os.path.realpath(target)
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
@@ -36,17 +37,17 @@ def make(wanted: str, target: str, maker: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            if is_whole(target):
+            if is_complete(target):
                 return
             print_progress("waiting for another run that is making the same environment")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_whole(target):
+        if is_complete(target):
             return
         shutil.rmtree(target, ignore_errors=True)
         print_progress("creating it (once for these requirements)")
-        build = _by_conda if wanted.endswith(".yml") else _by_pip
+        build = _build_with_conda if file.endswith(".yml") else _build_with_pip
         try:
-            build(wanted, target, maker, lock.fileno())
+            build(file, target, maker, lock.fileno())
         except (RuntimeError, OSError) as error:
             free = shutil.disk_usage(os.path.dirname(target)).free
             shutil.rmtree(target, ignore_errors=True)  # it may be gigabytes, and is useless
@@ -61,29 +62,29 @@ def make(wanted: str, target: str, maker: str) -> None:
             os.fsync(mark.fileno())
 
 
-def _by_pip(requirements: str, target: str, python: str, lock: int) -> None:
+def _build_with_pip(requirements: str, target: str, python: str, lock: int) -> None:
     with open(requirements, encoding="utf-8") as file:
-        wanted = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
-    _run([python, "-m", "venv", *([] if wanted else ["--without-pip"]), target], lock)
-    if wanted:
+        needs_pip = any(line.strip() and not line.lstrip().startswith("#") for line in file)
+    _run([python, "-m", "venv", *([] if needs_pip else ["--without-pip"]), target], lock)
+    if needs_pip:
         pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
         # Compiling all modules takes as long as unpacking them, and a program imports a tenth.
         _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
               "--no-compile", "-r", requirements], lock)  # fmt: skip
 
 
-def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
-    # Answer yes to every question, as nobody is there to answer. Variables, not options, because
-    # all versions of all three programs know these.
+def _build_with_conda(file: str, target: str, tool: str, lock: int) -> None:
+    # Answer yes to every question, because nobody else answers. These are variables, not options,
+    # because all versions of all three programs have them.
     os.environ.update(dict.fromkeys(("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES"), "true"))
     create = ["create"] if os.path.basename(tool) == "micromamba" else ["env", "create"]
-    _run([tool, *create, "--prefix", target, "--file", wanted], lock)
+    _run([tool, *create, "--prefix", target, "--file", file], lock)
     if not has_python(target):
         raise RuntimeError(f"{os.path.basename(tool)} made an environment without a python")
 
 
-def is_whole(target: str) -> bool:
-    """True when it was completed at this path, and its Python still exists."""
+def is_complete(target: str) -> bool:
+    """True when an environment was completed at this path, and its Python still exists."""
     try:
         with open(os.path.join(target, COMPLETE), encoding="utf-8") as mark:
             return mark.read() == f"{os.path.realpath(target)}\n" and has_python(target)
@@ -101,7 +102,7 @@ def print_progress(text: str) -> None:
 
 def _run(command: list[str], lock: int) -> None:
     """Run one step; print those lines of its output that show progress."""
-    errors: list[str] = []
+    last_lines: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", pass_fds=[lock],
@@ -112,12 +113,13 @@ def _run(command: list[str], lock: int) -> None:
             if progress:
                 print_progress(progress)
             if text and not text.startswith("WARNING"):
-                errors = [*errors[-20:], text]
+                last_lines = [*last_lines[-20:], text]
     if process.returncode != 0:
-        raise RuntimeError(_cause(errors))
+        raise RuntimeError(_cause(last_lines))
 
 
 def _progress(line: str) -> str:
+    """The progress that a line of pip shows; empty for other lines."""
     if line.startswith("Collecting "):
         return f"finding {line.split()[1]}"
     found = re.match(r"(?:Downloading|Using cached|Processing) (\S+)(?: \((\d[^)]*)\))?", line)
@@ -131,6 +133,7 @@ def _progress(line: str) -> str:
 
 
 def _cause(lines: list[str]) -> str:
+    """The error in the last lines of a program that has failed."""
     if any("ensurepip is not" in line for line in lines):
         return "Python's venv module is incomplete here: apt-get install python3-venv"
     for line in lines:

@@ -6,7 +6,7 @@ import pytest
 
 from batchml.config.environments import read_config
 from batchml.errors import UsageError
-from batchml.local.executors.choice import Permits, choose, keep_endpoints, kept_endpoints
+from batchml.local.executors.choice import Permits, choose, read_endpoints, save_endpoints
 from batchml.local.executors.container_spec import container_spec
 from batchml.local.executors.spec import ExecutorHost, runner_spec
 from batchml.local.home import Home
@@ -49,7 +49,7 @@ def test_a_flag_without_a_url_takes_a_service_out() -> None:
 def test_attempts_find_them_from_the_next_on_unless_the_job_has_its_own(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     host = ExecutorHost(home, home.runtimes / "r", {"PATH": "/bin"})
-    keep_endpoints(home, {"s3": URL, "secrets_manager": "https://sm"})
+    save_endpoints(home, {"s3": URL, "secrets_manager": "https://sm"})
     choose(home, "docker", None, None)  # another start keeps them
     own = job_of(["true"], env={"AWS_ENDPOINT_URL_S3": "https://own"})
     for job, expected in ((job_of(["true"]), URL), (own, "https://own")):
@@ -59,7 +59,7 @@ def test_attempts_find_them_from_the_next_on_unless_the_job_has_its_own(tmp_path
         assert process["AWS_ENDPOINT_URL_S3"] == expected
         assert f"AWS_ENDPOINT_URL_S3={expected}" in container
         assert process["AWS_ENDPOINT_URL_SECRETS_MANAGER"] == "https://sm"
-    keep_endpoints(home, {"s3": ""})
-    assert kept_endpoints(home) == {"secrets_manager": "https://sm"}
+    save_endpoints(home, {"s3": ""})
+    assert read_endpoints(home) == {"secrets_manager": "https://sm"}
     job = job_of(["true"])
     assert "AWS_ENDPOINT_URL_S3" not in runner_spec(host, job, attempt_of(job))["env"]

@@ -23,11 +23,11 @@ def frame(stream: int, data: bytes) -> bytes:
 def test_frames_become_lines_wherever_the_stream_is_cut() -> None:
     data = frame(1, b"a\nhal") + frame(2, b"error\n") + frame(1, b"") + frame(1, b"f\n\nlast")
     for size in (1, 2, 3, 7, 8, 9, 1000):
-        demux = FrameDecoder(escape=False)
+        decoder = FrameDecoder(escape=False)
         lines: list[bytes] = []
         for at in range(0, len(data), size):
-            lines += demux.feed(data[at : at + size])
-        assert lines + demux.finish() == [b"a", b"error", b"half", b" ", b"last"], size
+            lines += decoder.feed(data[at : at + size])
+        assert lines + decoder.finish() == [b"a", b"error", b"half", b" ", b"last"], size
 
 
 def test_a_record_is_read_with_its_times_and_escapes_alike() -> None:
@@ -42,8 +42,8 @@ def test_a_long_line_whose_end_the_engine_lost_is_cut_where_another_time_begins(
     for ends in (b"", b"\n"):
         data = frame(1, b"T1 " + long) + frame(2, b"T2 error\n") + frame(1, b"T1 and" + ends)
         data += frame(1, b"T3 after\n") + frame(1, b"T4 no end")
-        demux = RecordedFrameDecoder(escape=False)
-        lines = demux.feed(data) + demux.finish()
+        decoder = RecordedFrameDecoder(escape=False)
+        lines = decoder.feed(data) + decoder.finish()
         assert lines == [b"error", long + b"and", b"after", b"no end"]
 
 

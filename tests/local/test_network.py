@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.local.executors.docker import with_address
 from batchml.local.executors.network import (
     LOOPBACK,
     MAX_NODES,
@@ -21,6 +20,7 @@ from batchml.local.executors.network import (
     loopback_address,
     lowest_free,
 )
+from batchml.local.executors.spec import with_address
 
 TAG = st.text("0123456789abcdef", min_size=8, max_size=8)
 

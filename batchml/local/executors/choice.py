@@ -1,4 +1,4 @@
-"""How the server of a state folder runs jobs: chosen at a start, and kept for later ones."""
+"""How the server of a state folder runs jobs: chosen at one start, and stored for later starts."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _FILE = "executor.json"
 
 
 class Permits(Struct, frozen=True):
-    """Rights that only the start of the server grants, never a job's definition."""
+    """Rights of jobs that only the start of the server grants, never a job's definition."""
 
     paths: tuple[str, ...] = ()  # host folders that jobs may mount, besides the shared ones
     privileged: bool = False
@@ -31,13 +31,13 @@ class ExecutorChoice(Struct, frozen=True):
 
     executor: str = PROCESS
     permits: Permits = Permits()
-    had_docker: bool = False  # now or before: there may be containers
-    vcpus: int = 0  # the number of vCPUs that this machine counts as having; 0: the real number
-    endpoints: dict[str, str] = {}  # service -> URL, of services other than the server's
+    had_docker: bool = False  # Docker is or was the executor, so there may be containers
+    vcpus: int = 0  # place jobs as if the machine had so many; 0: the real number
+    endpoints: dict[str, str] = {}  # service -> URL, of services that the server does not serve
 
     @property
     def kind(self) -> str:
-        """The kind of new attempts; attempts from before keep theirs."""
+        """The kind of new attempts. Attempts that exist already keep their kind."""
         return CONTAINER if self.executor == DOCKER else PROCESS
 
 
@@ -52,7 +52,9 @@ def choose(
     privileged: bool | None,
     vcpus: int | None = None,
 ) -> ExecutorChoice:
-    """The choice from now on: the given values, and for None the values chosen before."""
+    """Store and return the choice: the arguments, or for None the values that were stored
+    before.
+    """
     before = read_choice(home)
     executor = executor or before.executor
     permits = Permits(
@@ -66,12 +68,12 @@ def choose(
         vcpus=before.vcpus if vcpus is None else vcpus,
         endpoints=before.endpoints,
     )
-    _keep(home, choice, before)
+    _save(home, choice, before)
     return choice
 
 
-def keep_endpoints(home: Home, changes: Mapping[str, str]) -> None:
-    """Add services and their URLs to the kept ones; an empty URL removes a service.
+def save_endpoints(home: Home, changes: Mapping[str, str]) -> None:
+    """Add services and their URLs to the stored ones; an empty URL removes a service.
 
     Raises LocalServerError when the state folder cannot be written.
     """
@@ -79,29 +81,32 @@ def keep_endpoints(home: Home, changes: Mapping[str, str]) -> None:
     endpoints = {k: v for k, v in {**before.endpoints, **changes}.items() if v}
     try:
         home.prepare()
-        _keep(home, replace(before, endpoints=endpoints), before)
+        _save(home, replace(before, endpoints=endpoints), before)
     except OSError as error:
         raise LocalServerError(
             f"The state folder {home.root} cannot be used: {error.strerror}."
         ) from error
 
 
-def kept_endpoints(home: Home) -> dict[str, str]:
-    """Service -> URL. Checked for each attempt, so that a change needs no restart."""
+def read_endpoints(home: Home) -> dict[str, str]:
+    """The stored endpoints: service -> URL. Read for each attempt, so that a change needs no
+    restart.
+    """
     path = f"{home.local}/{_FILE}"
     try:
         changed = os.stat(path).st_mtime_ns
     except FileNotFoundError:
         return {}
-    return _read_endpoints(path, changed)
+    return _read_endpoints_of(path, changed)
 
 
 @lru_cache(maxsize=4)
-def _read_endpoints(path: str, changed: int) -> dict[str, str]:
+def _read_endpoints_of(path: str, changed: int) -> dict[str, str]:
+    """The endpoints in a file that was `changed` at this time, in ns: part of the cache's key."""
     choice = read_record(Path(path), ExecutorChoice)
     return choice.endpoints if choice else {}
 
 
-def _keep(home: Home, choice: ExecutorChoice, before: ExecutorChoice) -> None:
+def _save(home: Home, choice: ExecutorChoice, before: ExecutorChoice) -> None:
     if choice != before:
         write_json(str(home.local / _FILE), msgspec.to_builtins(choice))

@@ -4,26 +4,16 @@ A refusal of the engine is EngineRefused. An engine that does not answer is trie
 EngineUnreachable is raised.
 """
 
-import asyncio
 import contextlib
 import io
 import os
 import select
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
-from batchml.local import secrets
-from batchml.local.batch.state import Job, JobAttempt
-from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
-from batchml.local.executors.record import PROCESS
 from batchml.local.executors.runner.link import AttemptIo, BackgroundCall
-from batchml.local.executors.spec import RunnerSpecError, SpecMaker
 
 T = TypeVar("T")
 
@@ -53,10 +43,12 @@ class DockerEngine:
         self._address = address
         self._io = io
         self.patience = patience  # seconds
-        self.was_gone = False
+        self.was_gone = False  # the engine did not answer a call
 
     def ask(self, call: Callable[[Any], T], until_stop: bool = False) -> T:
-        """The answer. With `until_stop` a stop ends the wait for a silent engine."""
+        """The engine's answer to a call. With `until_stop`, a request to stop the attempt ends the
+        wait for an engine that does not answer. Raises EngineRefused, EngineUnreachable.
+        """
         end = time.monotonic() + self.patience
         while True:
             try:
@@ -77,7 +69,7 @@ class DockerEngine:
 
 
 def once(address: str, call: Callable[[Any], T]) -> T:
-    """The answer of the engine at `address`, tried once. Raises EngineRefused,
+    """The answer of the engine at `address` ("": the default), tried once. Raises EngineRefused,
     EngineUnreachable.
     """
     errors = package().errors
@@ -91,13 +83,14 @@ def once(address: str, call: Callable[[Any], T]) -> T:
 
 
 def package() -> Any:
+    """The `docker` package, whose import is slow."""
     import docker
 
     return docker
 
 
 def _client(address: str) -> Any:
-    """The client of the engine at `address` (DOCKER_HOST), or at the address in the environment."""
+    """The client of the engine at `address`, or at that of the environment (DOCKER_HOST)."""
     if address not in _clients:
         docker = package()
         environ = {**os.environ, **({"DOCKER_HOST": address} if address else {})}
@@ -107,6 +100,7 @@ def _client(address: str) -> Any:
 
 
 def pull(api: Any, name: str, call: BackgroundCall) -> None:
+    """Pull an image from its registry, and report the progress."""
     layers: dict[str, tuple[int, int]] = {}
     call.report(f"fetching the image {name}")
     for entry in api.pull(name, stream=True, decode=True):
@@ -131,9 +125,9 @@ def build(api: Any, name: str, folder: str, runtime: str, call: BackgroundCall) 
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         for entry in sorted(os.listdir(folder)):
-            tar.add(os.path.join(folder, entry), entry, filter=_for_all)
+            tar.add(os.path.join(folder, entry), entry, filter=_make_readable)
         if not os.path.exists(os.path.join(folder, "batchml")):  # an older version published it
-            tar.add(os.path.join(runtime, "batchml"), "batchml", filter=_for_all)
+            tar.add(os.path.join(runtime, "batchml"), "batchml", filter=_make_readable)
     context.seek(0)
     call.report(f"building the image {name}")
     last = ""
@@ -150,7 +144,7 @@ def build(api: Any, name: str, folder: str, runtime: str, call: BackgroundCall) 
             call.report(f"building the image {name}: {last}")
 
 
-def _for_all(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _make_readable(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Make a file of the build context readable for all: in the state folder only its owner may
     read it, but a container may run as another user.
     """
@@ -223,100 +217,3 @@ def _filter(label: str) -> dict[str, str]:
 
 def _task(container: dict[str, Any]) -> str:
     return str(container["Labels"].get("batchml.task", ""))
-
-
-# --- prefetch -------------------------------------------------------------------------------------
-# Steps that take time before some attempts can start, done outside the event loop.
-#
-# Secrets are fetched and become variables of the job, only for its runner. Nodes that run as
-# processes get a network address. All other attempts have nothing to wait for.
-
-
-_SECRETS = "ResourceInitializationError: unable to pull secrets or registry auth: "
-_NETWORK = "ResourceInitializationError: unable to set up the network of this node: "
-
-
-class SpecPrefetch:
-    """Calling it with an attempt returns a coroutine that makes the attempt's spec, if that takes
-    time, else None.
-    """
-
-    def __init__(self, root: Path, make_spec: SpecMaker, network: NodeNetwork) -> None:
-        self._root = root
-        self._make_spec = make_spec
-        self._network = network
-
-    def __call__(
-        self, kind: str, job: Job, attempt: JobAttempt
-    ) -> Coroutine[Any, Any, dict[str, Any]] | None:
-        if job.container.get("secrets") or job.node is not None:
-            return self._make(kind, job, attempt)
-        return None
-
-    async def _make(self, kind: str, job: Job, attempt: JobAttempt) -> dict[str, Any]:
-        """Make the spec of an attempt. Raises RunnerSpecError."""
-        entries = job.container.get("secrets")
-        if entries:
-            try:
-                found = await run_in_thread(
-                    lambda: secrets.resolve(entries, self._root), secrets.LIMIT, "secrets"
-                )
-            except TimeoutError:
-                names = ", ".join(entry["name"] for entry in entries)
-                text = f"{_SECRETS}{names}: no answer within {secrets.LIMIT:.0f} s"
-                raise RunnerSpecError(text) from None
-            except secrets.SecretError as error:
-                raise RunnerSpecError(f"{_SECRETS}{error}") from None
-            job = with_variables(job, found)
-        spec = self._make_spec(kind, job, attempt)
-        if job.node is None or kind != PROCESS:
-            return spec
-        try:
-            return with_address(spec, await self._network.assign(attempt.task_id))
-        except NodeNetworkError as error:
-            raise RunnerSpecError(f"{_NETWORK}{error}") from None
-
-
-def with_variables(job: Job, found: Mapping[str, str]) -> Job:
-    """The job with further variables of its own. Only for its runner: never stored."""
-    given = [entry for entry in job.container["environment"] if entry["name"] not in found]
-    given += [{"name": name, "value": value} for name, value in found.items()]
-    return replace(job, spec=replace(job.spec, container={**job.container, "environment": given}))
-
-
-def with_address(spec: dict[str, Any], node: NodeAddress) -> dict[str, Any]:
-    kind = "namespace" if node.namespace else "loopback"
-    return {
-        **spec,
-        "command": node.command(spec["command"]) if spec["command"] else [],
-        "env": {**spec["env"], "BATCHML_NODE_ADDRESS": node.address},
-        "address": node.address,
-        "preamble": spec["preamble"]
-        and f"{spec['preamble']} network={kind} address={node.address}",
-    }
-
-
-async def run_in_thread(work: Callable[[], T], limit: float, name: str) -> T:
-    """Run a function in a thread of its own, and wait for at most `limit` seconds.
-
-    Not in a pool: a function that hangs would delay others, and the server's end.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def finish(outcome: Callable[[Any], None], value: Any) -> None:
-        if not done.done():
-            outcome(value)
-
-    def run() -> None:
-        try:
-            outcome, value = done.set_result, work()
-        except BaseException as error:
-            outcome, value = done.set_exception, error  # type: ignore[assignment]
-        try:
-            loop.call_soon_threadsafe(finish, outcome, value)
-        except RuntimeError:
-            pass  # the server has ended meanwhile
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wait_for(done, limit)

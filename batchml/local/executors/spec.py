@@ -1,21 +1,26 @@
-"""The runner's spec of a process attempt, made from its job.
+"""The runner's spec of an attempt that is a process: its command, variables and folders.
 
-Changes nothing. It reads published images, complete environments, kept endpoints, and whether paths
-exist.
+Making a spec changes nothing. It reads published images, complete environments, stored endpoints,
+and whether paths exist.
 """
 
+import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from batchml.local import secrets
 from batchml.local.batch.state import Job, JobAttempt
-from batchml.local.environments import is_whole
-from batchml.local.executors.choice import kept_endpoints
-from batchml.local.executors.record import mark_of
+from batchml.local.environments import is_complete
+from batchml.local.executors.choice import read_endpoints
+from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
+from batchml.local.executors.record import PROCESS, mark_of
 from batchml.local.home import AccessKeys, Home
 from batchml.local.images import LocalImage, conda_tool, find
 from batchml.local.server import auth
@@ -23,6 +28,8 @@ from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.log_marks import MARK
 from batchml.runtime.protocol.variables import DEFAULT_GRACE, RuntimeEnv
+
+T = TypeVar("T")
 
 # Variables of the server that jobs receive. Keys, agents and tokens are not among them.
 _PASSED_ON = (
@@ -40,17 +47,16 @@ _NEEDING_RUNTIME = (
 
 _SWEEP = "BATCHML_SWEEP"  # the folder of messages between a sweep's trials and its controller
 
-# Variables of runs that store more than outputs and checkpoints: usage of attempts, restarts of
-# nodes, and unfit hosts.
+# Variables of runs that also store the usage of attempts, restarts of nodes, or unfit hosts.
 _STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM")
 
 
 class ExecutorHost(Struct, frozen=True):
-    """The environment of attempts: the state folder, the copy of the runtime, and the server's
-    variables.
+    """What attempts of one server have in common: the state folder, the copy of the runtime, and
+    the server's variables.
 
-    `endpoint` and `keys` are the server's, if jobs may reach it. `identity` is the state folder's,
-    which marks the processes of its jobs.
+    `endpoint` and `keys` belong to the server, if jobs may reach it. `identity` is the id of the
+    state folder, which marks the processes of its jobs.
     """
 
     home: Home
@@ -62,7 +68,8 @@ class ExecutorHost(Struct, frozen=True):
     identity: str = ""
 
 
-SpecMaker = Callable[[str, Job, JobAttempt], dict[str, Any]]  # by the runner's kind
+# Makes the spec for the runner of a kind, PROCESS or CONTAINER.
+SpecMaker = Callable[[str, Job, JobAttempt], dict[str, Any]]
 
 
 class RunnerSpecError(Exception):
@@ -117,22 +124,22 @@ def preamble(job: Job, how: str) -> str:
 
 
 def _own_variables(job: Job) -> dict[str, str]:
-    """The variables that the submitter set."""
+    """The variables that the job definition or the submission sets."""
     return {entry["name"]: entry["value"] for entry in job.container["environment"]}
 
 
 def with_moved_paths(home: Home, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a job that was submitted before the state folder was moved: missing paths in
-    the old folder become the paths of the same files here.
+    """The variables of a job, also if it was submitted before the state folder was moved: missing
+    paths in the old folder become the paths of the same files in the new folder.
     """
-    found = dict(given)
+    variables = dict(given)
     folders = (("BATCHML_CODE", home.code), ("BATCHML_ORDER", home.code), (_SWEEP, home.sweeps))
     for name, folder in folders:
         path = given.get(name, "")
         if path.startswith("/") and not os.path.exists(path):
-            here = folder / os.path.basename(path)
-            found |= {name: str(here)} if here.exists() else {}
-    return found
+            moved = folder / os.path.basename(path)
+            variables |= {name: str(moved)} if moved.exists() else {}
+    return variables
 
 
 def work_folder(host: ExecutorHost, attempt: JobAttempt) -> str:
@@ -154,16 +161,19 @@ def _are_in(runs: str, env: Mapping[str, str]) -> bool:
 
 
 def _through_runtime(host: ExecutorHost, python: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """The command, started by `batchml.runtime`, as the entry point of batchml's images does."""
+    """The changes to a spec that start its command by `batchml.runtime`, as the entry point of
+    batchml's images does.
+    """
     modules = [str(host.runtime), *filter(None, [spec["env"].get("PYTHONPATH")])]
     return {
         "command": [python, "-m", "batchml.runtime.run", *spec["command"]],
         "env": {**spec["env"], "PYTHONPATH": os.pathsep.join(modules), "PYTHONUNBUFFERED": "1"},
-        "marks": True,
+        "marks": True,  # the command writes log marks itself
     }
 
 
 def _in_environment(host: ExecutorHost, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
+    """The changes to a spec that run its command in the image's environment."""
     plan = _plan_environment(image, host.environ)
     target = _target(host.home.envs, plan.label)
     script = Path(__file__).parent.parent / "environments.py"
@@ -185,9 +195,9 @@ def _target(envs: Path, label: str) -> Path:
     requirements is used as well, because environments can take gigabytes.
     """
     named = envs / label
-    if not is_whole(str(named)):
+    if not is_complete(str(named)):
         same = sorted(envs.glob(f"*-{label.rpartition('-')[2]}"))
-        return next((path for path in same if is_whole(str(path))), named)
+        return next((path for path in same if is_complete(str(path))), named)
     return named
 
 
@@ -202,7 +212,7 @@ class _EnvironmentPlan(Struct, frozen=True):
 
 
 def _plan_environment(image: LocalImage, environ: Mapping[str, str]) -> _EnvironmentPlan:
-    """Raises RunnerSpecError."""
+    """How to make an image's environment. Raises RunnerSpecError if that is impossible here."""
     tool = conda_tool(environ.get("PATH", "")) if image.conda else None
     if image.conda and tool:
         return _EnvironmentPlan(image.conda_label, image.conda, tool, "CONDA_PREFIX")
@@ -237,7 +247,7 @@ def _maker_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _with_access(
     host: ExecutorHost, job: Job, attempt: JobAttempt, env: dict[str, str]
 ) -> dict[str, str]:
-    """The variables of a job with those by which it reaches the server. Its own ones win."""
+    """The variables of a job, and those with which it reaches the server. The job's own win."""
     if host.keys is None:
         return env
     given = {entry["name"] for entry in job.container["environment"]}
@@ -278,21 +288,22 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         ours["BATCHML_STORE"] = f"{runs}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
-    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    batch = {**_batch_facts(host, job, attempt), **_array_or_node_variables(job, attempt)}
-    beside = endpoint_variables(kept_endpoints(host.home))
-    return {**passed_on, **ours, **beside, **given, **batch, **_gpu_variables(host, attempt)}
-
-
-def batch_variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
-    """The minimal variables of a program on this machine: passed-on ones, and Batch's own."""
-    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    return {**passed_on, **_batch_facts(host, job, attempt)}
-
-
-def _batch_facts(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
+    endpoints = endpoint_variables(read_endpoints(host.home))
     return {
-        "BATCHML_TASK": mark_of(host.identity, attempt.task_id),  # marks its processes
+        **_passed_on(host), **ours, **endpoints, **given,
+        **_batch_variables(host, job, attempt), **_array_or_node_variables(job, attempt),
+        **_gpu_variables(host, attempt),
+    }  # fmt: skip
+
+
+def _passed_on(host: ExecutorHost) -> dict[str, str]:
+    return {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
+
+
+def _batch_variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
+    """Batch's variables for every attempt, and the mark of its processes."""
+    return {
+        "BATCHML_TASK": mark_of(host.identity, attempt.task_id),
         "AWS_BATCH_JOB_ID": job.id,
         "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
         "AWS_BATCH_JQ_NAME": job.queue,
@@ -330,12 +341,12 @@ def _gpu_variables(host: ExecutorHost, attempt: JobAttempt) -> dict[str, str]:
 
 
 # --- Controllers ----------------------------------------------------------------------------------
-# A controller of a sweep or of a fallback runs with this Python and batchml's own command. Of its
-# job only the key is used. So a job that can submit others, for instance from a container, cannot
-# run its own command on this machine by submitting to the queue of controllers.
+# A controller of a sweep or of a fallback runs with this Python and batchml's own command. Only the
+# key comes from its job. So a job that can submit others, for instance from a container, cannot run
+# its own command on this machine by submitting to the queue of controllers.
 
-CONTROLLER_COMMAND = ("sweeps", "attend")  # and the key
-WATCHER_COMMAND = ("attend",)  # and the key of a run
+CONTROLLER_COMMAND = ("sweeps", "attend")  # followed by the sweep's key
+WATCHER_COMMAND = ("attend",)  # followed by the run's key
 
 
 def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:
@@ -351,7 +362,7 @@ def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         "task_id": attempt.task_id,
         "cwd": work_folder(host, attempt),
         "command": [sys.executable, "-m", "batchml", *command],
-        "env": _variables(host, job, attempt),
+        "env": _controller_variables(host, job, attempt),
         "grace": float(DEFAULT_GRACE),
         "folders": [],
         "own": "",
@@ -361,15 +372,112 @@ def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
     }
 
 
-def _variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> Mapping[str, str]:
-    """The variables of a controller: Batch's, the server's state folder, and the folder that this
-    installation was imported from.
+def _controller_variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
+    """The variables of a controller: Batch's, the server's state folder, and the folder of this
+    installation.
     """
     return {
-        **batch_variables(host, job, attempt),
+        **_passed_on(host),
+        **_batch_variables(host, job, attempt),
         "BATCHML_HOME": str(host.home.root),
         "BATCHML_ENV": LOCAL,
         "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
         "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory
         "PYTHONUNBUFFERED": "1",
     }
+
+
+# --- Specs that take time to make -----------------------------------------------------------------
+# Secrets are fetched from AWS and become variables of the job, only for its runner. Nodes that run
+# as processes get a network address. Meanwhile the event loop continues.
+
+_SECRETS = "ResourceInitializationError: unable to pull secrets or registry auth: "
+_NETWORK = "ResourceInitializationError: unable to set up the network of this node: "
+
+
+class SpecPrefetch:
+    """Makes the specs of attempts for which that takes time. A call returns a coroutine that makes
+    the spec, or None if making it takes no time.
+    """
+
+    def __init__(self, root: Path, make_spec: SpecMaker, network: NodeNetwork) -> None:
+        self._root = root
+        self._make_spec = make_spec
+        self._network = network
+
+    def __call__(
+        self, kind: str, job: Job, attempt: JobAttempt
+    ) -> Coroutine[Any, Any, dict[str, Any]] | None:
+        if job.container.get("secrets") or job.node is not None:
+            return self._make(kind, job, attempt)
+        return None
+
+    async def _make(self, kind: str, job: Job, attempt: JobAttempt) -> dict[str, Any]:
+        """Make the spec of an attempt. Raises RunnerSpecError."""
+        entries = job.container.get("secrets")
+        if entries:
+            try:
+                values = await _run_in_thread(
+                    lambda: secrets.resolve(entries, self._root), secrets.LIMIT, "secrets"
+                )
+            except TimeoutError:
+                names = ", ".join(entry["name"] for entry in entries)
+                text = f"{_SECRETS}{names}: no answer within {secrets.LIMIT:.0f} s"
+                raise RunnerSpecError(text) from None
+            except secrets.SecretError as error:
+                raise RunnerSpecError(f"{_SECRETS}{error}") from None
+            job = _with_variables(job, values)
+        spec = self._make_spec(kind, job, attempt)
+        if job.node is None or kind != PROCESS:
+            return spec
+        try:
+            return with_address(spec, await self._network.assign(attempt.task_id))
+        except NodeNetworkError as error:
+            raise RunnerSpecError(f"{_NETWORK}{error}") from None
+
+
+def _with_variables(job: Job, values: Mapping[str, str]) -> Job:
+    """The job with more variables, only for its runner: it is never stored."""
+    environment = [entry for entry in job.container["environment"] if entry["name"] not in values]
+    environment += [{"name": name, "value": value} for name, value in values.items()]
+    container = {**job.container, "environment": environment}
+    return replace(job, spec=replace(job.spec, container=container))
+
+
+def with_address(spec: dict[str, Any], node: NodeAddress) -> dict[str, Any]:
+    """The spec of a node that has got its network address."""
+    kind = "namespace" if node.namespace else "loopback"
+    return {
+        **spec,
+        "command": node.command(spec["command"]) if spec["command"] else [],
+        "env": {**spec["env"], "BATCHML_NODE_ADDRESS": node.address},
+        "address": node.address,
+        "preamble": spec["preamble"]
+        and f"{spec['preamble']} network={kind} address={node.address}",
+    }
+
+
+async def _run_in_thread(work: Callable[[], T], limit: float, name: str) -> T:
+    """Run a function in a new thread, and wait for at most `limit` seconds.
+
+    In a pool of threads a function that hangs would delay others, and the server's end.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(outcome: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            outcome(value)
+
+    def run() -> None:
+        try:
+            outcome, value = done.set_result, work()
+        except BaseException as error:
+            outcome, value = done.set_exception, error  # type: ignore[assignment]
+        try:
+            loop.call_soon_threadsafe(finish, outcome, value)
+        except RuntimeError:
+            pass  # the server has ended meanwhile
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wait_for(done, limit)

@@ -36,7 +36,7 @@ from batchml.local.batch.events import (
 )
 from batchml.local.batch.lifecycle import STOPPED_EARLY
 from batchml.local.batch.state import Job, JobAttempt
-from batchml.local.environments import is_whole
+from batchml.local.environments import is_complete
 from batchml.local.executors import cgroup, record, sweeper
 from batchml.local.executors.pool import (
     OURS,
@@ -568,7 +568,7 @@ class AttemptSupervisor:
 
 def _is_quick(live: _LiveAttempt, spec: Mapping[str, Any]) -> bool:
     """Whether no part of the attempt's preparation takes time or may fail temporarily."""
-    has_environment = not spec.get("prepare") or is_whole(spec["made"])
+    has_environment = not spec.get("prepare") or is_complete(spec["made"])
     return live.kind == record.PROCESS and has_environment
 
 

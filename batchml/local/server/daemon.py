@@ -48,9 +48,8 @@ from batchml.local.batch.fault_injection import Chaos, parse
 from batchml.local.batch.state import BatchState
 from batchml.local.executors.choice import EXECUTORS, choose
 from batchml.local.executors.container_spec import spec_maker
-from batchml.local.executors.docker import SpecPrefetch
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
-from batchml.local.executors.spec import ExecutorHost
+from batchml.local.executors.spec import ExecutorHost, SpecPrefetch
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Home, ServerEndpoint

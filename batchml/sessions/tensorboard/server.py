@@ -39,7 +39,7 @@ def prepare_environment(context: "Context", notify: "Notify") -> Path:
     image = images.find(home.images, images.publish(home.images, folder))
     assert image is not None
     target = home.envs / image.label
-    if not environments.is_whole(str(target)):
+    if not environments.is_complete(str(target)):
         notify(f"Making TensorBoard's environment {image.label}, once.")
         _make_environment(image.requirements, target, image.python() or sys.executable, notify)
     return target / "bin" / "python"

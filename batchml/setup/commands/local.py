@@ -17,7 +17,7 @@ from batchml.local import control
 from batchml.local.batch import fault_injection as chaos
 from batchml.local.control import describe_silence, describe_state, is_answering
 from batchml.local.deletion_guard import NAMES, WORKSPACE, delete_data, describe_losses, find_losses
-from batchml.local.executors.choice import keep_endpoints, kept_endpoints, read_choice
+from batchml.local.executors.choice import read_choice, read_endpoints, save_endpoints
 from batchml.local.home import Home
 from batchml.local.server.auth import ENDPOINTS
 from batchml.local.store import adopt as adopting
@@ -116,7 +116,7 @@ def start(
             f"it first: batchml local stop"
         )
     if endpoints:
-        keep_endpoints(home, endpoints)
+        save_endpoints(home, endpoints)
     if found is None:
         control.start_server(home, SystemClock(), port, seconds, options)
     _print_status(home, json_)
@@ -181,7 +181,7 @@ def env(json_: Json = False) -> None:
     keys = home.keys()
     variables = {
         **dict.fromkeys(ENDPOINTS, server.url),
-        **endpoint_variables(kept_endpoints(home)),
+        **endpoint_variables(read_endpoints(home)),
         "AWS_ACCESS_KEY_ID": keys.access_key_id,
         "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
         "AWS_REGION": LOCAL_REGION,

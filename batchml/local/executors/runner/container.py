@@ -34,17 +34,13 @@ from batchml.local.executors.runner.link import (
 from batchml.runtime.processes import send, start_time
 from batchml.runtime.storage.files import read_json, write_json
 
-# --- container setup ------------------------------------------------------------------------------
-# The setup of a container: its image, its folders, its network, and the container itself.
-#
-# Runs in a runner, before the program.
-
-
 T = TypeVar("T")
+
+# --- Before the program ---------------------------------------------------------------------------
 
 RUNTIME = "/opt/batchml"  # as in the images of the folder images/
 
-_PROGRESS_EVERY = 0.5
+_PROGRESS_EVERY = 0.5  # seconds between two reports
 
 
 class ContainerSetup:
@@ -83,11 +79,13 @@ class ContainerSetup:
         except EngineRefused as error:
             if error.status != 409:
                 raise AttemptNotStarted(
-                    f"CannotCreateContainerError: {as_engine(error)}"
+                    f"CannotCreateContainerError: {describe_error(error)}"
                 ) from error
 
     def ask(self, call: Callable[[Any], T], to: str = "created") -> T:
-        """The engine's answer. Raises EngineRefused."""
+        """The engine's answer to a call. `to` is the state that the call leads to, for the message
+        if the engine does not answer. Raises EngineRefused, AttemptNotStarted.
+        """
         try:
             return self._engine.ask(call, until_stop=True)
         except EngineUnreachable as error:
@@ -109,7 +107,7 @@ class ContainerSetup:
             except EngineRefused as error:
                 if error.status != 404 or get is None:
                     raise AttemptNotStarted(
-                        f"CannotPullContainerError: {as_engine(error)}"
+                        f"CannotPullContainerError: {describe_error(error)}"
                     ) from error
                 get()
         raise AssertionError("unreachable: the second look returns or raises")
@@ -122,8 +120,8 @@ class ContainerSetup:
         folder = self._spec["build"]
         if not os.path.exists(os.path.join(folder, "Dockerfile")):
             raise AttemptNotStarted(
-                f"CannotPullContainerError: no image {name} in the Docker engine, and what it is "
-                f"built from is not known here. Build it from the folder that has its Dockerfile: "
+                f"CannotPullContainerError: the Docker engine has no image {name}, and the state "
+                f"folder does not have its Dockerfile. Build it from the folder that has it: "
                 f"docker build -t {name} FOLDER"
             )
         runtime = self._spec["runtime"]
@@ -160,7 +158,7 @@ class ContainerSetup:
         except AttemptNotStarted:
             raise
         except Exception as error:
-            raise AttemptNotStarted(f"CannotPullContainerError: {as_engine(error)}") from error
+            raise AttemptNotStarted(f"CannotPullContainerError: {describe_error(error)}") from error
 
     def make_network(self) -> None:
         network = self._spec["network"]["name"]
@@ -174,7 +172,7 @@ class ContainerSetup:
                     )
             except EngineRefused as error:
                 raise AttemptNotStarted(
-                    f"ResourceInitializationError: {as_engine(error)}"
+                    f"ResourceInitializationError: {describe_error(error)}"
                 ) from error
 
 
@@ -210,14 +208,14 @@ def has_runtime(config: Mapping[str, Any]) -> bool:
     return "batchml.runtime.run" in (config.get("Entrypoint") or ())
 
 
-def as_engine(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """An error in the words of the `docker` command."""
     return (
         f"Error response from daemon: {error}" if isinstance(error, EngineRefused) else str(error)
     )
 
 
-# --- container ------------------------------------------------------------------------------------
-
+# --- The program ----------------------------------------------------------------------------------
 
 PATIENCE = 60.0  # seconds for the engine to answer before an attempt has started
 GONE_AFTER = 600.0  # seconds without an answer until a running attempt counts as lost
@@ -289,14 +287,17 @@ class _ContainerAttempt:
         if found is None:
             return {"code": None, "lost": _GONE}
         self._stop_signal = found["Config"].get("StopSignal") or self._stop_signal
-        marks = has_runtime(found["Config"])
-        if found["State"]["Status"] != "created":
-            return self._take_over(found, marks)
+        writes_marks = has_runtime(found["Config"])
+        if found["State"]["Status"] != "created":  # another runner has started it: follow it
+            self._note_start(found)
+            recorded = RecordedFrameDecoder(escape=not writes_marks)
+            return self._determine_exit(self._read_again(recorded))
         with self._attach() as output:
             self._io.wait_to_begin()
             self._io.write_preamble(self._spec["preamble"])
             self._start()
-            return self._determine_exit(self._follow(output, FrameDecoder(escape=not marks)))
+            decoder = FrameDecoder(escape=not writes_marks)
+            return self._determine_exit(self._follow(output, decoder))
 
     def _path(self, name: str) -> str:
         return os.path.join(self._io.folder, name)
@@ -321,7 +322,7 @@ class _ContainerAttempt:
                 break
             except EngineRefused as error:
                 if last or not _is_temporary(str(error)):
-                    why = self._lacks_python(self._find() or {}) or as_engine(error)
+                    why = self._lacks_python(self._find() or {}) or describe_error(error)
                     raise AttemptNotStarted(f"CannotStartContainerError: {why}") from error
                 if self._spec.get("network"):
                     self._setup.make_network()
@@ -357,28 +358,23 @@ class _ContainerAttempt:
                 return None
             raise
 
-    def _take_over(self, found: dict[str, Any], marks: bool) -> dict[str, Any]:
-        """Continue with a container that another runner started."""
-        self._note_start(found)
-        return self._determine_exit(self._read_again(RecordedFrameDecoder(escape=not marks)))
-
-    def _read_again(self, demux: RecordedFrameDecoder) -> int | None:
+    def _read_again(self, decoder: RecordedFrameDecoder) -> int | None:
         """Follow the engine's own record of the output, after the part that the log contains.
 
         A followed record may end without its last line, so it is read once more.
         """
         with self._record(follow=True) as output:
-            code = self._follow(output, demux, UnloggedLines(logged_lines(self._path("log"))))
-        self._read_rest(demux.recorded())
+            code = self._follow(output, decoder, UnloggedLines(logged_lines(self._path("log"))))
+        self._read_rest(decoder.recorded())
         return code
 
-    def _read_rest(self, demux: RecordedFrameDecoder) -> None:
+    def _read_rest(self, decoder: RecordedFrameDecoder) -> None:
         """Write the output in the engine's own record that the log lacks."""
         unseen = UnloggedLines(logged_lines(self._path("log")))
         with self._record(follow=False) as output:
             while data := read_next(output.fd):
-                self._io.write(unseen.feed(demux.feed(data)))
-        self._io.write(unseen.feed(demux.finish()))
+                self._io.write(unseen.feed(decoder.feed(data)))
+        self._io.write(unseen.feed(decoder.finish()))
         self._io.write(unseen.finish())
 
     def _record(self, *, follow: bool) -> "_Output":
@@ -390,7 +386,7 @@ class _ContainerAttempt:
         return _Output(call.pipe, call.close)
 
     def _follow(
-        self, output: "_Output", demux: FrameDecoder, unseen: UnloggedLines | None = None
+        self, output: "_Output", decoder: FrameDecoder, unseen: UnloggedLines | None = None
     ) -> int | None:
         """Copy the output until the container has ended; its exit code if the engine knows it."""
         waiter = BackgroundCall(
@@ -412,7 +408,7 @@ class _ContainerAttempt:
                     break
             if output.fd in ready:
                 data = read_now(output.fd)
-                self._io.write(keep(demux.feed(data or b"")))
+                self._io.write(keep(decoder.feed(data or b"")))
                 last = time.monotonic()
                 if data == b"":
                     sources.discard(output.fd)
@@ -427,11 +423,11 @@ class _ContainerAttempt:
         except Exception:
             self._engine.was_gone = True
             if self._find() is not None:  # waits until the engine answers again
-                return self._read_again(demux.recorded())
+                return self._read_again(decoder.recorded())
             code = None
-        self._io.write(unseen.finish() if unseen else demux.finish())
+        self._io.write(unseen.finish() if unseen else decoder.finish())
         if is_cut and unseen is None:
-            self._read_rest(demux.recorded())
+            self._read_rest(decoder.recorded())
         return code
 
     def _send_due_signals(self) -> float | None:
@@ -498,10 +494,12 @@ class _ContainerAttempt:
         env = dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry)
         search = env.get("PATH", _USUAL_PATH)
         try:
-            there = self._engine.once(lambda api: docker.has_program(api, self._id, python, search))
+            exists = self._engine.once(
+                lambda api: docker.has_program(api, self._id, python, search)
+            )
         except (EngineRefused, EngineUnreachable):
             return ""
-        return "" if there else _LACKS_PYTHON.format(python=python, image=config["Image"])
+        return "" if exists else _LACKS_PYTHON.format(python=python, image=config["Image"])
 
     def _was_started_again(self, state: Mapping[str, Any]) -> bool:
         """Whether somebody restarted this container by hand: `docker restart`."""
@@ -511,8 +509,8 @@ class _ContainerAttempt:
     def _was_cut_off(self, state: Mapping[str, Any]) -> bool:
         """Whether the engine or the machine was restarted while the container ran.
 
-        Possibly no runner observed it. Then a container that had ended by itself before looks the
-        same. If in doubt, a retry does less harm than a wrong exit.
+        If no runner observed the restart, a container that had ended by itself before looks the
+        same. In doubt this returns True, because a retry does less harm than a wrong exit.
         """
         if self._engine.was_gone:
             return True
@@ -554,8 +552,8 @@ class _ContainerAttempt:
             self._try(lambda api: api.remove_network(network["name"]))
 
     def kill_by_pid(self) -> None:
-        """The engine has gone for good: kill the container's first process, which ends the
-        container.
+        """Kill the container's first process, which ends the container, when the engine does not
+        answer any more.
         """
         pid, started = self._process
         if pid and started is not None and start_time(pid) == started:

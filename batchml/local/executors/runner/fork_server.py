@@ -26,14 +26,12 @@ _TASK = "BATCHML_TASK"  # marks the processes of an attempt: record.py
 # Fields of /proc/pid/stat after the name: env_start and env_end (proc(5), 50 and 51).
 _START, _END = 47, 48
 
-_loaded = False
-
 
 class EnvironMark:
     """The memory of this process that /proc/PID/environ shows: that of its first variables.
 
-    A forked child must be found by its attempt's variable there, like one with a new interpreter,
-    and from its first moment on. So the runner sets the variable during the fork.
+    A forked child must be found by its attempt's variable in /proc/PID/environ from its first
+    moment on, like a child with a new interpreter. So the runner sets the variable during the fork.
     """
 
     def __init__(self) -> None:
@@ -89,8 +87,8 @@ class ForkServer:
         Standard output and errors go to the descriptor `output`. Raises OSError while the system
         has no room for another process.
         """
-        is_wanted = is_ours(command) and _TASK in env and _can_be_given(command, env)
-        mark = self._ready() if is_wanted else None
+        can_fork = is_ours(command) and _TASK in env and _can_exec(command, env)
+        mark = self._ready() if can_fork else None
         if mark is None or not mark.put(env[_TASK]):
             return None
         try:
@@ -102,6 +100,7 @@ class ForkServer:
         return pid
 
     def _ready(self) -> EnvironMark | None:
+        """The mark, once the runtime is imported; None where a fork is impossible."""
         if self._mark is None and self._is_possible:
             try:
                 self._mark = EnvironMark()
@@ -112,10 +111,11 @@ class ForkServer:
 
 
 def is_ours(command: list[str]) -> bool:
+    """Whether a command starts batchml's runtime."""
     return tuple(command[1:3]) == RUNTIME
 
 
-def _can_be_given(command: list[str], env: dict[str, str]) -> bool:
+def _can_exec(command: list[str], env: dict[str, str]) -> bool:
     """Whether exec would accept these strings; if not, exec is called, and reports the error
     itself.
     """
@@ -124,23 +124,16 @@ def _can_be_given(command: list[str], env: dict[str, str]) -> bool:
 
 
 def _load() -> None:
-    """Import the modules of an attempt once, before the first fork, also those imported in
-    functions.
+    """Import the modules of an attempt before the first fork, also those imported in functions.
 
-    Not done when the runner starts: the first attempt waits for that start, and its command may not
-    use the runtime.
+    The start of the runner does not import them: the first attempt waits for that start, and its
+    command may not use the runtime.
     """
-    global _loaded
-    if not _loaded:
-        import selectors  # noqa: F401
+    import selectors  # noqa: F401
 
-        from batchml.runtime import run  # noqa: F401
-        from batchml.runtime.sweep import trial  # noqa: F401
-        from batchml.runtime.telemetry import (
-            usage,  # noqa: F401
-        )
-
-        _loaded = True
+    from batchml.runtime import run  # noqa: F401
+    from batchml.runtime.sweep import trial  # noqa: F401
+    from batchml.runtime.telemetry import usage  # noqa: F401
 
 
 def _become(command: list[str], env: dict[str, str], output: int) -> NoReturn:

@@ -17,12 +17,11 @@ from typing import Any
 from batchml.local.executors.cgroup import Slot, max_pids
 from batchml.local.executors.runner.files import now_ms, until_it_works
 from batchml.local.executors.runner.fork_server import ForkServer
-from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn
+from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn, read_now
 from batchml.runtime.processes import kill_descendants, send
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, LineSplitter
 
-_READ = 65_536
-_HELD_BACK = 0.015  # seconds; the start of a program that ends sooner is not reported
+_REPORT_AFTER = 0.015  # seconds; the start of a program that ends sooner is not reported
 _TRIES = 50  # tries to start a program while the system has no room for a process
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -51,7 +50,7 @@ class ProcessAttempts:
         finally:
             os.chdir("/")
             self._put_away(spec["cwd"])
-            # Not of a failed job: another runner may retry it.
+            # Not after a failure: another runner may retry the job in the same folder.
             if code == 0 and _is_unused(spec.get("own", ""), spec.get("folders", [])):
                 self._spare_run = spec["own"]
 
@@ -105,7 +104,9 @@ class ProcessAttempts:
                 os.makedirs(path, 0o700, exist_ok=True)
 
     def _put_away(self, path: str) -> None:
-        """Keep an empty working directory, else have it deleted. Outputs are in other folders."""
+        """Keep an empty working directory for the next attempt; have any other one deleted. Outputs
+        are in other folders.
+        """
         if _entries(path) == []:
             self._spare = path
         elif os.path.lexists(path):
@@ -193,22 +194,20 @@ class _ProcessAttempt:
         code = os.waitstatus_to_exitcode(status)
         by_signal = -code if code < 0 else 0
         code = 128 + by_signal if by_signal else code
-        # batchml's runtime, if it is the child, ends with its program's code: 137 for both.
-        killed = code == 128 + signal.SIGKILL and not self._killed
-        short = slot.oom_kills() if slot is not None else 0
-        if short and not killed:
+        # The code is 137 whether the child itself was killed, or the program of batchml's runtime.
+        killed_by_others = code == 128 + signal.SIGKILL and not self._killed
+        oom_kills = slot.oom_kills() if slot is not None else 0
+        if oom_kills and not killed_by_others:
             self._io.write([NEEDED_MEMORY.encode()])
         return {
             "code": code,
             "signal": by_signal,
-            "oom": killed and short > 0,
+            "oom": killed_by_others and oom_kills > 0,
             "started_at": started_at,
         }
 
     def _cannot_run(self, error: OSError, started_at: int) -> dict[str, Any]:
-        """Fail as on AWS: an init process ends with a shell's codes; without one nothing is
-        started.
-        """
+        """Fail as on AWS: with an init process with a shell's exit code, else without a start."""
         name, is_missing = self._spec["command"][0], isinstance(error, FileNotFoundError)
         if self._spec.get("init"):
             self._io.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
@@ -292,12 +291,12 @@ class _ProcessAttempt:
         wait = select.poll()
         wait.register(output, select.POLLIN)
         wait.register(io.wake, select.POLLIN)
-        report_at = None if started_at is None else time.monotonic() + _HELD_BACK
+        report_at = None if started_at is None else time.monotonic() + _REPORT_AFTER
         is_open = True
-        seen = -1
+        children = -1
         while True:
-            if seen != io.children:
-                seen = io.children
+            if children != io.children:
+                children = io.children
                 status, none_left = _reap_until(child)
                 if status is not None:
                     break
@@ -308,7 +307,7 @@ class _ProcessAttempt:
                 if source == io.wake:
                     io.drain()
                     continue
-                data = _read(output)
+                data = read_now(output)
                 sink(splitter.feed(data or b""))
                 if data == b"":
                     is_open = False
@@ -318,7 +317,7 @@ class _ProcessAttempt:
             self._kill_rest()
         # Read the output up to now, but do not wait for the end of the stream: a process that we
         # may not kill (of another user) could hold the pipe forever.
-        while is_open and (data := _read(output)):
+        while is_open and (data := read_now(output)):
             sink(splitter.feed(data))
         sink(splitter.finish())
         os.close(output)
@@ -402,19 +401,9 @@ def _is_made(environment: str) -> bool:
     """Whether the environment is complete, so that nothing needs to be prepared."""
     if not environment:
         return False
-    from batchml.local.environments import is_whole
+    from batchml.local.environments import is_complete
 
-    return is_whole(environment)
-
-
-def _read(pipe: int) -> bytes | None:
-    """The bytes that can be read now; None when there are none yet, b"" at the end of the
-    stream.
-    """
-    try:
-        return os.read(pipe, _READ)
-    except BlockingIOError:
-        return None
+    return is_complete(environment)
 
 
 def _reap_until(child: int) -> tuple[int | None, bool]:
