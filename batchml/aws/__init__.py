@@ -1,1 +1,1 @@
-"""Calls of AWS, with our types. No other package reads AWS's JSON."""
+"""Calls of AWS, with types of batchml. No other package reads AWS's JSON."""

@@ -1,10 +1,10 @@
 """EC2 capacity: reservations and blocks, spot placement scores, and the quotas of an account.
 
-A score from 1 to 10 tells how likely spot hosts are available in a region or zone now; it does not
-tell how long they stay.
+A score from 1 to 10 says how likely EC2 has spot capacity in a region or zone now. It does not say
+how long the hosts stay.
 
 Sources: EC2 API Reference, DescribeCapacityReservations, GetSpotPlacementScores; EC2 User Guide,
-"Spot placement score" (10 regions a call; an account's new configurations in 24 hours are limited;
+"Spot placement score" (10 regions a call; a limit on different requests of an account in 24 hours;
 fewer than three instance types score low).
 """
 
@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries, read_pages, translate_errors
 from batchml.aws.pricing.prices import ClientFactory, describe_failure
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
 from batchml.model.environment import Environment
 
-_TRIES = 2
+_TRIES = 2  # of a call
 _GONE = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
 BLOCK = "capacity-block"
 ENDED_STATES = ("expired", "cancelled", "failed", "payment-failed", "unsupported")
-_MINUTES_OF_A_BLOCK = 30  # EC2 begins to end a block's hosts so long before its end
+_BLOCK_SHUTDOWN = 30 * 60  # seconds before a block's end at which EC2 begins to end its hosts
 
 
 # --- Reservations ---------------------------------------------------------------------------------
@@ -45,9 +45,8 @@ class Reservation(Struct, frozen=True):
 
     @property
     def last(self) -> float:
-        """The time until which hosts run in it; 0 if it has no end."""
-        early = _MINUTES_OF_A_BLOCK * 60 if self.is_block else 0
-        return self.end - early if self.end else 0.0
+        """The time until which hosts can run in it; 0 if it has no end."""
+        return self.end - _BLOCK_SHUTDOWN if self.end and self.is_block else self.end
 
 
 class ReservationTable(Struct, frozen=True):
@@ -58,18 +57,18 @@ class ReservationTable(Struct, frozen=True):
 
 
 def fetch_reservations(session: ClientFactory, ids: Iterable[str]) -> ReservationTable:
-    """Describe each reservation in a call of its own: a missing id fails a whole call.
+    """Describe each reservation in its own call, because one missing id would fail a common call.
 
     Failures are not raised.
     """
     found, why = {}, ""
     for each in sorted(set(ids) - {""}):
+        client = session.client("ec2", attempts=_TRIES)
+        request = {"CapacityReservationIds": [each]}
         try:
-            with translate_errors("ec2:DescribeCapacityReservations"):
-                client = session.client("ec2", attempts=_TRIES)
-                answer = client.describe_capacity_reservations(CapacityReservationIds=[each])
-                for entry in answer["CapacityReservations"]:
-                    found[each] = _reservation(entry)
+            answer = call(client, "ec2:DescribeCapacityReservations", **request)
+            for entry in answer["CapacityReservations"]:
+                found[each] = _reservation(entry)
         except BatchmlError as error:
             if getattr(error, "code", "") in _GONE:
                 found[each] = Reservation(each, state="gone")
@@ -107,15 +106,16 @@ def _reservation(entry: Mapping[str, object]) -> Reservation:
 # --- Spot placement scores ------------------------------------------------------------------------
 
 
-MOST_REGIONS = 10  # of one call
-FEW_TYPES = 3  # fewer instance types always score low
+MOST_REGIONS = 10  # in one call
+FEW_TYPES = 3  # requests with fewer instance types always score low
+_SCORES = "ec2:GetSpotPlacementScores"
 _TOO_MANY = "MaxConfigLimitExceeded"
 
 CapacityUnit = Literal["units", "vcpu"]  # hosts, or vCPUs
 
 
 class PlacementScore(Struct, frozen=True):
-    """`zone` is a zone's id, such as use1-az4: the same zone in every account."""
+    """A score. `zone` is a zone id such as use1-az4, which is the same zone in every account."""
 
     region: str
     score: int
@@ -125,7 +125,10 @@ class PlacementScore(Struct, frozen=True):
 def score_requests(
     types: Sequence[str], target: int, unit: CapacityUnit, regions: Sequence[str], *, zones: bool
 ) -> list[dict[str, Any]]:
-    """The GetSpotPlacementScores requests: one for ten regions, or one for all regions."""
+    """The GetSpotPlacementScores requests: one for each ten of `regions`, or one for all regions.
+
+    `target` is the capacity in `unit`. With `zones`, each zone gets a score.
+    """
     request: dict[str, Any] = {
         "InstanceTypes": sorted(set(types)),
         "TargetCapacity": target,
@@ -148,16 +151,11 @@ def fetch_placement_scores(
     found = []
     for request in requests:
         try:
-            with translate_errors("ec2:GetSpotPlacementScores"):
-                client = session.client("ec2")
-                pages = client.get_paginator("get_spot_placement_scores").paginate(**request)
-                found += [
-                    PlacementScore(
-                        each["Region"], each["Score"], each.get("AvailabilityZoneId", "")
-                    )
-                    for page in pages
-                    for each in page.get("SpotPlacementScores", ())
-                ]
+            found += [
+                PlacementScore(each["Region"], each["Score"], each.get("AvailabilityZoneId", ""))
+                for page in read_pages(session.client("ec2"), _SCORES, **request)
+                for each in page.get("SpotPlacementScores", ())
+            ]
         except ServiceError as error:
             if error.code != _TOO_MANY:
                 raise
@@ -168,18 +166,18 @@ def fetch_placement_scores(
     return sorted(found, key=lambda each: (-each.score, each.region, each.zone))
 
 
-# --- quotas ---------------------------------------------------------------------------------------
-# EC2's vCPU quotas: those that an environment needs, and those that the account has.
+# --- Quotas ---------------------------------------------------------------------------------------
+# EC2's vCPU quotas that an environment needs, and their values in the account.
 #
 # New accounts have a quota of 0 for GPU instances, and AWS Batch then waits without a message.
-# Quotas are found by name; their codes are in the answer.
+# Quotas are found by their names; the answer has their codes.
 #
 # Sources: EC2 User Guide, "Amazon EC2 service quotas"; Service Quotas API Reference,
 # ListServiceQuotas.
 
 
-# The classes of instance families. A class is a word of its quotas' names, such as "P" in "Running
-# On-Demand P instances".
+# The classes of instance families, with a pattern for their types. The name of a quota contains its
+# class, such as "P" in "Running On-Demand P instances".
 _STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
 _CLASSES = {
     "P": r"p\d",
@@ -192,7 +190,7 @@ _CLASSES = {
     "High Memory": r"u(-|\d)",
     "HPC": r"hpc\d",
 }
-# Spot P instances have two quotas; they had one.
+# Spot P instances have two quotas; before they had one.
 _SPOT_P = ("All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests")
 _SPOT_ANY_P = "All P Spot Instance Requests"
 
@@ -218,14 +216,14 @@ class Quota(Struct, frozen=True):
 
 
 class QuotaNeed(Struct, frozen=True):
-    """The vCPUs that compute sections need of a quota."""
+    """The vCPUs that compute sections of batchml.toml need of a quota."""
 
     quota: str  # its name in Service Quotas
-    names: tuple[str, ...]  # its present and former names, the present one first
-    compute: tuple[str, ...]
-    smallest: int  # to start one instance
-    least: int  # for instances that always run (`min_vcpus`)
-    most: int  # with every compute section at its `max_vcpus`
+    names: tuple[str, ...]  # its present and former names, the present name first
+    compute: tuple[str, ...]  # the names of the sections
+    smallest: int  # vCPUs to start one instance
+    least: int  # vCPUs of the instances that always run (`min_vcpus`)
+    most: int  # vCPUs with every section at its `max_vcpus`
 
 
 def quota_class(instance_type: str) -> str:
@@ -237,7 +235,7 @@ def quota_class(instance_type: str) -> str:
 
 
 def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
-    """The present and former names of a type's quota, the present one first."""
+    """The present and former names of a type's quota, the present name first."""
     instance_class = quota_class(instance_type)
     if not spot:
         return (f"Running On-Demand {instance_class} instances",)
@@ -249,8 +247,8 @@ def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
 def vcpus_of(instance_type: str, known: Mapping[str, int] | None = None) -> int:
     """The vCPUs of a type, or of a family's smallest type.
 
-    They are those of `known` (DescribeInstanceTypes), or else by the name: an xlarge has 4, an
-    Nxlarge 4 N, and a smaller one 2.
+    If `known` (from DescribeInstanceTypes) does not have the type, the name of the size tells: an
+    xlarge has 4 vCPUs, an Nxlarge 4 N, and smaller sizes 2.
     """
     if known and instance_type in known:
         return known[instance_type]
@@ -302,7 +300,7 @@ def _sum(one: QuotaNeed, other: QuotaNeed) -> QuotaNeed:
 
 
 def find_quota(need: QuotaNeed, quotas: Mapping[str, Quota]) -> Quota | None:
-    """The account's quota with one of the need's names. Case and spaces do not matter."""
+    """The account's quota with one of the need's names, ignoring case and repeated spaces."""
     by_name = {_plain(name): quota for name, quota in quotas.items()}
     return next((by_name[_plain(name)] for name in need.names if _plain(name) in by_name), None)
 
@@ -312,17 +310,11 @@ def _plain(name: str) -> str:
 
 
 def read_quotas(session: Session, service: str = "ec2") -> dict[str, Quota]:
-    """The account's quotas of a service by name. Raises AccessError, ServiceError,
-    ServiceUnreachable.
-    """
-    found: dict[str, Quota] = {}
+    """The account's quotas of a service by name. It raises what `call` does."""
+    request = {"ServiceCode": service, "PaginationConfig": {"PageSize": 100}}
+    client = session.client("service-quotas")
     with translate_errors("ListServiceQuotas"):
-        pages = session.client("service-quotas").get_paginator("list_service_quotas")
-        for page in pages.paginate(ServiceCode=service, PaginationConfig={"PageSize": 100}):
-            for quota in page["Quotas"]:
-                found[quota["QuotaName"]] = _quota(quota)
-    return found
-
-
-def _quota(raw: Mapping[str, Any]) -> Quota:
-    return Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
+        return {
+            raw["QuotaName"]: Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
+            for raw in read_entries(client, "ListServiceQuotas", "Quotas", **request)
+        }

@@ -1,4 +1,4 @@
-"""Explain failures of credentials and missing permissions, with the command that mends each.
+"""Explain failures of credentials and missing permissions, with the command that fixes each.
 
 An explanation is one line about the problem, and below it lines to type. It depends on the source
 of the credentials: environment variables, SSO, `aws login`, files or a role.
@@ -25,15 +25,15 @@ _KEY_VARIABLES = "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN"
 
 
 class AwsCaller(Struct, frozen=True):
-    """The source of the credentials that sign requests."""
+    """The source of the credentials that sign the requests."""
 
     profile: str = ""  # the profile that batchml.toml names
-    method: str = ""  # botocore's word: "env", "sso", "login", "assume-role", ...
+    method: str = ""  # the provider, in botocore's words: "env", "sso", "login", "assume-role", ...
     known: tuple[str, ...] = ()  # the profiles of ~/.aws
 
     @property
     def flag(self) -> str:
-        """The option that makes the AWS CLI use the same profile. It reads AWS_PROFILE itself."""
+        """The option for the AWS CLI to use the same profile. It reads AWS_PROFILE by itself."""
         return f" --profile {self.profile}" if self.profile else ""
 
     @property
@@ -82,9 +82,9 @@ def _none(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
         "no AWS credentials were found.",
         *exports,
-        "aws configure sso   # a company's IAM Identity Center",
-        "aws login           # the password of the AWS console",
-        "aws configure       # access keys",
+        "aws configure sso   # with a company's IAM Identity Center",
+        "aws login           # with the password of the AWS console",
+        "aws configure       # with access keys",
     )
 
 
@@ -118,7 +118,7 @@ def _retrieval(caller: AwsCaller, text: str, details: Details) -> str:
     if provider == "custom-process":
         return _lines(
             f"the credential_process of {caller.profile_words} failed: {reason}",
-            "run the command of credential_process in ~/.aws/config by hand, and mend it",
+            "run the command of credential_process in ~/.aws/config by hand, and correct it",
         )
     if provider == "sso":
         return _sso(caller, text, details)
@@ -155,7 +155,7 @@ def _bad_region(caller: AwsCaller, text: str, details: Details) -> str:
 
 
 def explain_mfa(caller: AwsCaller) -> str:
-    """For a profile that needs an MFA code, in a process without a terminal."""
+    """Explain that a profile needs an MFA code, in a process without a terminal."""
     return _lines(
         f"{caller.profile_words} needs an MFA code, and there is no terminal to ask for it, or the "
         "session of the last code has ended. In a terminal, type the command below: batchml uses "
@@ -165,7 +165,7 @@ def explain_mfa(caller: AwsCaller) -> str:
 
 
 def explain_unreadable(caller: AwsCaller, text: str) -> str:
-    """For a missing credential_process, a file that is no JSON and the like."""
+    """Explain a missing credential_process, a cache that is not JSON, and similar failures."""
     return _lines(
         f"the credentials of {caller.profile_words} could not be read: {text}",
         f"aws sts get-caller-identity{caller.flag}   # try the AWS CLI",
@@ -239,7 +239,7 @@ def explain_no_subscription(message: str) -> str:
 
 
 def explain_missing_role(caller: AwsCaller, message: str) -> str:
-    """For a profile with an SSO role that the user does not have."""
+    """Explain that the user does not have the SSO role of the profile."""
     return _lines(
         f"SSO does not give you the role of {caller.profile_words} ({message}): sso_account_id and "
         "sso_role_name in ~/.aws/config name it.",
@@ -248,7 +248,7 @@ def explain_missing_role(caller: AwsCaller, message: str) -> str:
 
 
 def _renew(caller: AwsCaller) -> tuple[str, ...]:
-    """How to get new credentials from the same source."""
+    """The commands that get new credentials from the same source."""
     flag = caller.flag
     match caller.method:
         case "env":
@@ -263,17 +263,17 @@ def _renew(caller: AwsCaller) -> tuple[str, ...]:
         case "shared-credentials-file" | "config-file":
             return (f"aws configure{flag}   # new ones for {caller.profile_words}",)
         case "iam-role" | "container-role":
-            return ("they are those of this machine's role: check that the role still exists",)
+            return ("they belong to this machine's role: check that the role still exists",)
         case "":
             return (f"aws sso login{flag}, aws login{flag}, or aws configure{flag}",)
-    return (f"aws sts get-caller-identity{flag}   # they came by {caller.method}",)
+    return (f"aws sts get-caller-identity{flag}   # their source: {caller.method}",)
 
 
 def clock_skew(date: str, message: str, now: float) -> float | None:
-    """Return the seconds that this machine's clock is ahead of the server's.
+    """Return by how many seconds this machine's clock is ahead of the server's.
 
-    The server's time is read from the answer's Date header or from its message; None if neither
-    has it. `now` is in seconds since the epoch.
+    The server's time is in the answer's Date header or in its message; None if neither has it.
+    `now` is this machine's time in seconds since the epoch.
     """
     from datetime import UTC, datetime
     from email.utils import parsedate_to_datetime
@@ -315,12 +315,12 @@ _EXPLICIT = (
 )
 _ABSENT = r"because no (?P<policy>[A-Za-z -]*?(?:policy|permissions boundary)) allows"
 
-# Kinds of policies to which the caller can add a statement. The others have another owner.
-_OWN = ("", "identity-based policy")
+# Kinds of policies to which the caller can add a statement. Other kinds have another owner.
+_OWN_POLICIES = ("", "identity-based policy")
 
 
 class Denial(Struct, frozen=True):
-    """A message about a missing permission; "" for details that it leaves out."""
+    """A message about a missing permission; "" for details that the message does not have."""
 
     action: str
     resource: str = ""
@@ -328,16 +328,16 @@ class Denial(Struct, frozen=True):
     explicit: bool = False  # a Deny statement matched, which no other statement can undo
     policy: str = ""  # the kind of policy that decided, in AWS's words
     policy_arn: str = ""
-    encoded: str = ""  # a message that `aws sts decode-authorization-message` reads
+    encoded: str = ""  # for `aws sts decode-authorization-message`
 
     @property
-    def is_mendable(self) -> bool:
-        """True when a statement added to the caller's own policies would help."""
-        return not self.explicit and self.policy in _OWN
+    def is_fixable(self) -> bool:
+        """Whether a statement in one of the caller's own policies would help."""
+        return not self.explicit and self.policy in _OWN_POLICIES
 
 
 def parse_denial(message: str) -> Denial | None:
-    """Read an AccessDenied or UnauthorizedOperation message; None when it names no action."""
+    """Parse an AccessDenied or UnauthorizedOperation message; None if it names no action."""
     encoded = re.search(_ENCODED, message)
     action = re.search(_ACTION, message)
     if action is None and encoded is None:
@@ -369,8 +369,8 @@ def allow_statement(actions: Iterable[str], resources: Iterable[str]) -> dict[st
 def allow_statements(missing: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """The policy statements that allow each (action, resource).
 
-    One has the actions that take resources, one those that take none, so that neither widens the
-    other.
+    Actions without resources have a statement of their own, so that its `"*"` does not widen the
+    statement of the other actions.
     """
     pairs = list(missing)
     named = [pair for pair in pairs if pair[1] != "*"]
@@ -389,7 +389,7 @@ def explain_denial(operation: str, denial: Denial) -> str:
         policy = " ".join((denial.policy or "policy", denial.policy_arn)).strip()
         problem += f", by an explicit deny in a {policy}. No added statement can undo that."
         fixes = ["ask whoever owns that policy to remove the deny, or to exempt you"]
-    elif not denial.is_mendable:
+    elif not denial.is_fixable:
         problem += f", because no {denial.policy} allows it. A statement of your own does not help."
         fixes = [f"ask whoever owns the {denial.policy} to allow {action}"]
     elif denial.action:

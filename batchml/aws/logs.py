@@ -1,17 +1,19 @@
-"""Read the log events of a stream of CloudWatch Logs: in order, none lost, none twice."""
+"""Read the events of a log stream of CloudWatch Logs: in order, each exactly once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 from batchml.model.logcheck import HEADER, LogCheck, parse_header
 
 
 class LogLine(NamedTuple):
-    timestamp: int  # ms
+    """An event of a log stream."""
+
+    timestamp: int  # ms since the epoch
     message: str
 
 
@@ -19,9 +21,9 @@ class LogPage(NamedTuple):
     """The answer of one call."""
 
     lines: list[LogLine]
-    caught_up: bool  # the stream has no more lines now
-    missing: str = ""  # what does not exist: "", "group" or "stream"
-    check: LogCheck | None = None  # from the embedded server alone, after the attempt's end
+    caught_up: bool  # whether the stream has no more lines now
+    missing: str = ""  # "group" or "stream" if that does not exist
+    check: LogCheck | None = None  # only from the embedded server, after the attempt's end
 
     def is_end(self, has_end_mark: bool) -> bool:
         """Whether to stop reading. `has_end_mark`: the log's end mark was read."""
@@ -33,8 +35,8 @@ class LogPage(NamedTuple):
 class StreamReader:
     """Reads a stream from its start, or from `since` (ms since the epoch).
 
-    The position is CloudWatch's token and not a time, so that lines of the same millisecond are
-    told apart. A token is valid for 24 hours; after that, reading continues at the last timestamp,
+    The position is CloudWatch's token and not a time, because several lines can have the same
+    timestamp. A token is valid for 24 hours. After that, reading continues at the last timestamp,
     without the lines of that timestamp that were read before.
     """
 
@@ -49,16 +51,16 @@ class StreamReader:
         self.group = group
         self.stream = stream
         self._since = since
-        self._start = since  # the start time of the calls now: a token is valid with it alone
-        self.missing = ""  # what did not exist at the last call: "", "group" or "stream"
+        self._start = since  # the start time of calls: a token is only valid with its start time
+        self.missing = ""  # "group" or "stream" if that did not exist at the last call
         self.check: LogCheck | None = None  # the embedded server's check of the log
         self._token: str | None = None
         self._last = 0  # the greatest timestamp read
         self._at_last: Counter[str] = Counter()  # messages with that timestamp
-        self._to_skip: Counter[str] = Counter()
+        self._to_skip: Counter[str] = Counter()  # messages with that timestamp to leave out
 
     def restart(self, since: int | None = None) -> "StreamReader":
-        """A new reader of the same stream, from `since` or from this reader's start."""
+        """Return a new reader of the same stream, from `since` or from this reader's start."""
         start = self._since if since is None else since
         return StreamReader(self._session, self.group, self.stream, start)
 
@@ -76,8 +78,13 @@ class StreamReader:
 
     def read_page(self) -> LogPage:
         """Read the next lines in one call."""
+        arguments: dict[str, Any] = {"startFromHead": True}
+        if self._token is not None:
+            arguments["nextToken"] = self._token
+        if self._start:
+            arguments["startTime"] = self._start
         try:
-            found = self._call()
+            page = self._ask(**arguments)
         except ServiceError as error:
             if self._is_missing(error):
                 return LogPage([], True, self.missing)
@@ -86,22 +93,22 @@ class StreamReader:
             self._resume()
             return LogPage([], False)
         self.missing = ""
-        events, token = found
+        events, token = _lines(page), page["nextForwardToken"]
         caught_up = token == self._token and not self._is_unchecked
         self._token = token
-        return LogPage(self._new(events), caught_up, check=self.check)
+        return LogPage(self._without_repeats(events), caught_up, check=self.check)
 
     @property
     def _is_unchecked(self) -> bool:
         return self.check is not None and not self.check.is_final
 
     def finish_check(self) -> None:
-        """Let the embedded server check the rest of a large log, after reading it backwards."""
+        """Make the embedded server check the rest of a large log that was read backwards."""
         while self._is_unchecked:
             self._ask(limit=1)
 
     def read_backwards(self) -> Iterator[LogLine]:
-        """Yield the present lines, the newest first; `read` continues at its own position."""
+        """Yield the present lines, the newest first, without moving the position of `read`."""
         token: str | None = None
         while True:
             arguments: dict[str, Any] = {"nextToken": token} if token else {}
@@ -130,10 +137,10 @@ class StreamReader:
         self._start = self._last or self._since
         self._to_skip = self._at_last.copy()
 
-    def _new(self, lines: list[LogLine]) -> list[LogLine]:
+    def _without_repeats(self, lines: list[LogLine]) -> list[LogLine]:
         """The lines of a page without those that were read before the token was too old."""
         if self._to_skip:
-            lines = [line for line in lines if not self._was_seen(line)]
+            lines = [line for line in lines if not self._was_read(line)]
         last = max((line.timestamp for line in lines), default=0)
         if last > self._last:
             self._last, self._at_last = last, Counter()
@@ -141,32 +148,18 @@ class StreamReader:
         self._at_last.update(line.message for line in lines if line.timestamp == self._last)
         return lines
 
-    def _was_seen(self, line: LogLine) -> bool:
+    def _was_read(self, line: LogLine) -> bool:
         if line.timestamp != self._last or self._to_skip[line.message] <= 0:
             return False
         self._to_skip[line.message] -= 1
         return True
 
-    def _call(self) -> tuple[list[LogLine], str]:
-        arguments: dict[str, Any] = {"startFromHead": True}
-        if self._token is not None:
-            arguments["nextToken"] = self._token
-        if self._start:
-            arguments["startTime"] = self._start
-        page = self._ask(**arguments)
-        return _lines(page), page["nextForwardToken"]
-
     def _ask(self, **arguments: Any) -> dict[str, Any]:
-        with translate_errors("GetLogEvents"):
-            page = (
-                self._session()
-                .client("logs")
-                .get_log_events(logGroupName=self.group, logStreamName=self.stream, **arguments)
-            )
-            headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-            self.check = parse_header(headers.get(HEADER)) or self.check
-            members = ("events", "nextForwardToken", "nextBackwardToken")
-            return {name: page[name] for name in members}
+        names = {"logGroupName": self.group, "logStreamName": self.stream}
+        page = call(self._session().client("logs"), "GetLogEvents", **names, **arguments)
+        headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self.check = parse_header(headers.get(HEADER)) or self.check
+        return page
 
 
 def _lines(page: dict[str, Any]) -> list[LogLine]:

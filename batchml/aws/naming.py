@@ -1,7 +1,7 @@
 """Names and tags in AWS, and the outputs of an environment's stacks (`cfn/`).
 
-`Site` has the outputs for compute environments and queues, `Platform` those for job definitions.
-Both are empty on `local`.
+`Site` has the outputs that compute environments and queues need, `Platform` the outputs that job
+definitions need. Both are empty on `local`.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,20 @@ from msgspec import Struct
 from batchml.model.environment import LOCAL, Compute, Environment
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
-NOTICES = "/run/batchml"  # the folder of EC2's notices, on the instances and in the containers
+NOTICES = "/run/batchml"  # the folder of EC2's spot notices, on the instances and in containers
 NOTICE_FILE = f"{NOTICES}/notice"
-USER = "1000:1000"  # of images/*/Dockerfile, and of the files in the workspace (cfn/storage.yaml)
+USER = "1000:1000"  # the user of images/*/Dockerfile, who owns the workspace (cfn/storage.yaml)
 PREFIX = "batchml"
 
 # The stacks with the outputs of a Platform.
 PLATFORM_STACKS = ("roles", "observability", "storage")
 
+# The tag of a job definition with the date of its registration, which AWS Batch does not report.
+REGISTERED = "batchml:registered"
+
 
 class WorkspaceMount(Struct, frozen=True):
-    """The file system that every instance mounts at `/workspace`."""
+    """The file system that every instance mounts at `/workspace`. The fields are as in AWS."""
 
     kind: Literal["none", "efs", "fsx-lustre"] = "none"
     file_system: str = ""
@@ -52,15 +55,15 @@ class Site(Struct, frozen=True):
         return self.env == LOCAL
 
     def named(self, name: str) -> str:
-        """The name of a resource in AWS, with the environment's prefix; unchanged on `local`."""
+        """The name of a resource in AWS: `batchml-ENV-NAME`; on `local`, NAME."""
         return qualified(self.env, name)
 
     def tagged(self, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The tags of a resource: the user's, and those by which batchml finds it."""
+        """The tags of a resource: the user's tags, and the tags by which batchml finds it."""
         return {**self.tags, **(more or {}), **owner_tags(self.env), "batchml:name": name}
 
     def lets_privileged(self, compute: Compute) -> bool:
-        """Whether jobs are privileged, because they reach GPUs by a mount of the driver."""
+        """Whether hosts allow privileged jobs, which reach GPUs through the mounted driver."""
         return self.gpu_mode == "driver-mount" and compute.has_gpus
 
 
@@ -92,17 +95,19 @@ def stack_name(env: str, stack: str) -> str:
 
 
 def qualified(env: str, name: str) -> str:
+    """`batchml-dev-gpu`; on `local`, the name alone."""
     return name if env == LOCAL else f"{PREFIX}-{env}-{name}"
 
 
 def owner_tags(env: str) -> dict[str, str]:
+    """The tags of everything that belongs to an environment."""
     return {"batchml:env": env}
 
 
 def queue_name(env: str, environment: Environment, given: str) -> str:
     """The name of a queue in AWS: `batchml-ENV-QUEUE` for a queue of `batchml.toml`.
 
-    Any other name is that of an existing queue.
+    Any other name is unchanged: it names a queue that batchml did not create.
     """
     return qualified(env, given) if given in environment.queues else given
 
@@ -153,10 +158,10 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _workspace(environment: Environment, outputs: Mapping[str, str]) -> WorkspaceMount:
-    """The file system to mount: the environment's own, or one of another environment.
+    """The file system to mount: the environment's own, or that of the environment it shares.
 
-    The kind of a shared file system is read from the outputs of the other environment's stacks, if
-    they are known. The own stack has only its id.
+    The kind of a shared file system is read from outputs of the other environment's stacks, if they
+    are known. The environment's own stack has only the id.
     """
     kind, found = environment.storage.workspace, outputs.get("FileSystemId")
     if environment.storage.shared_with:

@@ -1,4 +1,4 @@
-"""S3: the store in an environment's bucket; deletion of all versions of a bucket's objects."""
+"""S3: read and write the objects in an environment's bucket, and empty a bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_pages, translate_errors
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 from batchml.runtime.storage.store import Store, check_key
@@ -19,7 +19,7 @@ _TRIES = 5  # of a conditional write that conflicts with another
 
 
 class StoredObject(Struct, frozen=True):
-    """An object in a list; `key` is relative to the store's prefix."""
+    """An object of a listing. `key` is relative to the store's prefix."""
 
     key: str
     size: int  # bytes
@@ -27,7 +27,7 @@ class StoredObject(Struct, frozen=True):
 
 
 class ObjectHead(Struct, frozen=True):
-    """What HeadObject returns; `metadata` is the owner's, without `x-amz-meta-`."""
+    """The answer of HeadObject. `metadata` is the user-defined metadata, without `x-amz-meta-`."""
 
     size: int
     etag: str
@@ -35,11 +35,10 @@ class ObjectHead(Struct, frozen=True):
 
 
 class BucketStore(Store):
-    """The store below a prefix of a bucket; without a prefix, the whole bucket.
+    """The objects of a bucket below a prefix, as a store; without a prefix, the whole bucket.
 
-    Each method is one call, but lists need one for each 1,000 objects. Methods raise the errors
-    that `translate_errors` makes, because their messages are for people who use the SDK, and
-    StoreError for a text that is no key.
+    Each method is one call, but listings need a call for each 1,000 objects. Methods raise the
+    errors of `translate_errors`, and StoreError for a text that is not a valid key.
     """
 
     def __init__(self, session: Session, bucket: str, prefix: str = "") -> None:
@@ -48,7 +47,7 @@ class BucketStore(Store):
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     def get(self, key: str) -> bytes | None:
-        found = self._find("GetObject", self._client.get_object, self._key(key))
+        found = self._find("GetObject", self._key(key))
         if found is None:
             return None
         with translate_errors("GetObject"):
@@ -59,25 +58,22 @@ class BucketStore(Store):
             return [self.get(key) for key in keys]
         from concurrent.futures import ThreadPoolExecutor
 
-        self._client  # noqa: B018 - made here, once for all threads
+        self._client  # noqa: B018 - create the client now, not at once in several threads
         with ThreadPoolExecutor(_PARALLEL) as threads:
             return list(threads.map(self.get, keys))
 
     def has(self, key: str) -> bool:
-        return self._find("HeadObject", self._client.head_object, self._key(key)) is not None
+        return self._find("HeadObject", self._key(key)) is not None
 
     def put(self, key: str, data: bytes) -> None:
-        with translate_errors("PutObject"):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
+        call(self._client, "PutObject", Bucket=self._bucket, Key=self._key(key), Body=data)
 
     def create(self, key: str, data: bytes) -> bool:
         name = self._key(key)
         for _ in range(_TRIES):
             try:
-                with translate_errors("PutObject"):
-                    self._client.put_object(
-                        Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"
-                    )
+                request = {"Bucket": self._bucket, "Key": name, "Body": data, "IfNoneMatch": "*"}
+                call(self._client, "PutObject", **request)
                 return True
             except ServiceError as error:
                 # Of two simultaneous writes, S3 asks one to try again.
@@ -118,7 +114,7 @@ class BucketStore(Store):
             self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=file)
 
     def get_file(self, key: str, path: str) -> bool:
-        found = self._find("GetObject", self._client.get_object, self._key(key))
+        found = self._find("GetObject", self._key(key))
         if found is None:
             return False
         target = Path(path)
@@ -132,11 +128,11 @@ class BucketStore(Store):
             temporary.unlink(missing_ok=True)
         return True
 
-    # --- More than `Store` has: sizes, times and metadata of objects ------------------------------
+    # --- Beyond the methods of `Store`: sizes, times and metadata of objects ----------------------
 
     def head(self, key: str) -> ObjectHead | None:
         """Size, ETag and metadata of an object; None if it does not exist."""
-        found = self._find("HeadObject", self._client.head_object, self._prefix + key)
+        found = self._find("HeadObject", self._prefix + key)
         if found is None:
             return None
         return ObjectHead(found["ContentLength"], found.get("ETag", ""), found.get("Metadata", {}))
@@ -164,21 +160,18 @@ class BucketStore(Store):
         return found, folders
 
     def _list(self, **arguments: Any) -> list[dict[str, Any]]:
-        with translate_errors("ListObjectsV2"):
-            pages = self._client.get_paginator("list_objects_v2")
-            return list(pages.paginate(Bucket=self._bucket, **arguments))
+        return [*read_pages(self._client, "ListObjectsV2", Bucket=self._bucket, **arguments)]
 
     def _object(self, each: dict[str, Any]) -> StoredObject:
         key = each["Key"][len(self._prefix) :]
         return StoredObject(key, each["Size"], each["LastModified"].timestamp())
 
-    def _find(self, operation: str, call: Any, name: str) -> Any:
-        """The answer; None if the object does not exist."""
+    def _find(self, operation: str, name: str) -> dict[str, Any] | None:
+        """The answer of GetObject or HeadObject; None if the object does not exist."""
         try:
-            with translate_errors(operation):
-                return call(Bucket=self._bucket, Key=name)
+            return call(self._client, operation, Bucket=self._bucket, Key=name)
         except ServiceError as error:
-            # An answer to HEAD has no body, and so no error code but the status.
+            # The answer to a HEAD request has no body, so the error code is the status.
             if error.code in ("NoSuchKey", "404", "NotFound"):
                 return None
             raise
@@ -192,39 +185,34 @@ class BucketStore(Store):
 
 
 def _was_sent_again(error: ServiceError) -> bool:
-    """Whether the SDK sent a call more than once: its first answer may have been lost."""
+    """Whether the SDK sent a call again, so that the first answer may have been lost."""
     answer = getattr(error.__cause__, "response", {})
     return bool(answer.get("ResponseMetadata", {}).get("RetryAttempts"))
 
 
 def empty_bucket(session: Session, bucket: str) -> int:
-    """Delete every version of every object, and return their number; 0 for a bucket that is gone.
+    """Delete all versions of all objects, and return their number: 0 if there is no bucket.
 
     Raises ServiceError if S3 does not delete one of them.
     """
     client, count = session.client("s3"), 0
+    request = {"Bucket": bucket, "PaginationConfig": {"PageSize": _MAX_DELETE}}
     try:
-        with translate_errors("ListObjectVersions"):
-            for page in client.get_paginator("list_object_versions").paginate(
-                Bucket=bucket, PaginationConfig={"PageSize": _MAX_DELETE}
-            ):
-                found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-                if found:
-                    _delete(client, bucket, [_version(each) for each in found])
-                    count += len(found)
+        for page in read_pages(client, "ListObjectVersions", **request):
+            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            if found:
+                versions = [{name: each[name] for name in ("Key", "VersionId")} for each in found]
+                _delete(client, bucket, versions)
+                count += len(found)
     except ServiceError as error:
         if error.code != "NoSuchBucket":
             raise
     return count
 
 
-def _version(found: dict[str, Any]) -> dict[str, Any]:
-    return {"Key": found["Key"], "VersionId": found["VersionId"]}
-
-
 def _delete(client: Any, bucket: str, keys: list[dict[str, Any]]) -> None:
-    with translate_errors("DeleteObjects"):
-        answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+    deletion = {"Objects": keys, "Quiet": True}
+    answer = call(client, "DeleteObjects", Bucket=bucket, Delete=deletion)
     for error in answer.get("Errors", ()):
         raise ServiceError(
             "DeleteObjects", error.get("Code", ""), f"{error.get('Key')}: {error.get('Message')}", 0

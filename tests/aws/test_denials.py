@@ -72,7 +72,7 @@ def test_what_is_missing_is_told_as_the_statement_to_add() -> None:
 )
 def test_what_no_statement_can_mend_is_not_told_to_be_mended_by_one(end: str) -> None:
     denial = parse_denial(BASE + end)
-    assert denial is not None and not denial.is_mendable
+    assert denial is not None and not denial.is_fixable
     text = explain_denial("SubmitJob", denial)
     assert '"Effect"' not in text
     assert f"ask whoever owns {'that policy' if denial.explicit else 'the'}" in text

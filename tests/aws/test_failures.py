@@ -194,7 +194,7 @@ def test_without_credentials_a_profile_that_there_is_comes_first() -> None:
         ("login", "aws login --profile research"),
         ("shared-credentials-file", "aws configure --profile research   # new ones for profile "
          "'research'"),
-        ("assume-role", "aws sts get-caller-identity --profile research   # they came by "
+        ("assume-role", "aws sts get-caller-identity --profile research   # their source: "
          "assume-role"),
     ],
 )  # fmt: skip
