@@ -79,7 +79,7 @@ def test_a_run_leaves_a_bad_host_does_not_come_back_to_it_and_ends_elsewhere(
     )  # fmt: skip
     (tmp_path / "fault-host-2").unlink()  # it looks well again
     code, lines = run.on("host-2")
-    assert (code, len(lines)) == (75, 1) and "found before" in lines[0]
+    assert (code, len(lines)) == (75, 1) and "found unfit before" in lines[0]
     assert run.on("host-3") == (0, ["trained"])
 
 

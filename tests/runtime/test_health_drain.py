@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.validate import ParamValidator
 
-from batchml.runtime.health.drain import allowed, drain
+from batchml.runtime.health.drain import drain, max_drains
 from batchml.runtime.health.gate import VARIABLE, check_host
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.folder import FolderStore
@@ -146,12 +146,13 @@ def test_the_hosts_own_container_instance_is_drained(lab: Lab, ecs: Ecs, has_age
     ("hosts", "most"), [(0, 1), (1, 1), (5, 1), (9, 1), (10, 2), (14, 2), (100, 20)]
 )
 def test_a_fifth_of_the_hosts_in_an_hour_and_one_in_any_case(hosts: int, most: int) -> None:
-    assert allowed(hosts) == most
+    assert max_drains(hosts) == most
 
 
 def test_no_more_hosts_than_that_go_in_an_hour(lab: Lab, ecs: Ecs) -> None:
     assert [lab.drain(f"i-{number}") for number in range(4)][2:] == [
-        f"i-{number} is not taken out of service: 2 of 10 were in the last hour"
+        f"i-{number} is not taken out of service: 2 of 10 hosts were taken out in the last hour, "
+        "which is the limit"
         for number in (2, 3)
     ]
     assert len(ecs.drained) == 2
@@ -177,7 +178,9 @@ def test_of_many_hosts_at_once_so_many_go(lab: Lab, ecs: Ecs) -> None:
 def test_where_hosts_may_not_be_counted_one_goes(lab: Lab, ecs: Ecs) -> None:
     ecs.refuses = {"DescribeClusters"}
     assert "is taken out" in lab.drain("i-1")
-    assert lab.drain("i-2") == "i-2 is not taken out of service: 1 were in the last hour"
+    assert lab.drain("i-2") == (
+        "i-2 is not taken out of service: 1 were taken out in the last hour, which is the limit"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck, worst
-from batchml.runtime.health.gpus import check
+from batchml.runtime.health.gpus import check_gpus
 from batchml.runtime.health.host_records import HostRecords
 from batchml.runtime.health.xid import BROKEN, PROGRAMS, SILENT, GpuWatcher, classify_xid
 from batchml.runtime.protocol.variables import RuntimeEnv
@@ -40,13 +40,13 @@ def driver(library: Path) -> FakeDriver:
 
 
 def asked(driver: FakeDriver, **environ: str) -> list[HostCheck]:
-    found = check(environ or BOTH, driver.open, HERE)
+    found = check_gpus(environ or BOTH, driver.open, HERE)
     assert driver.users == 0
     return [each for each in found if each.severity != OK]
 
 
 def test_gpus_that_are_well_have_nothing_to_say(driver: FakeDriver) -> None:
-    found = check(BOTH, driver.open, HERE)
+    found = check_gpus(BOTH, driver.open, HERE)
     assert {each.name for each in found} == {"GPU-aaaa", "GPU-bbbb"}
     assert worst(found) == OK
 
@@ -63,7 +63,7 @@ def test_gpus_that_are_well_have_nothing_to_say(driver: FakeDriver) -> None:
         ("pending", 1, REPLACE,
          "GPU-bbbb: bad rows of its memory wait for a reset to be remapped"),
         ("uncorrected", 2, MONITOR, "GPU-bbbb: 2 bad rows of its memory were remapped"),
-        ("slow", 0x48, MONITOR, "GPU-bbbb: held back by hardware slowdown, heat"),
+        ("slow", 0x48, MONITOR, "GPU-bbbb: its clocks are lowered: hardware slowdown, heat"),
         ("slow", 0x4, OK, ""),  # the cap on its power that every card has
     ],
 )  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_card_that_does_not_answer_is_missing(driver: FakeDriver) -> None:
     driver.set("lost", 15, gpu=1)
     assert [each.describe() for each in asked(driver)] == [
         "GPU-bbbb: it does not answer: GPU is lost",
-        "GPUs: 1 of 2 that were given answer",
+        "GPUs: 1 of the run's 2 answer",
     ]
     driver.set("lost", 0, gpu=1)
     driver.set("count", 1)
@@ -121,16 +121,16 @@ def test_a_driver_that_is_broken_is_the_hosts_and_a_missing_library_is_not(
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    found = check(BOTH, lambda: Nvml(missing), HERE)
+    found = check_gpus(BOTH, lambda: Nvml(missing), HERE)
     assert [each.severity for each in found] == [NOT_CHECKED]
     with pytest.raises(NvmlError):
         Nvml(missing)
 
 
 def test_gpus_that_were_given_and_are_not_there(tmp_path: Path, driver: FakeDriver) -> None:
-    found = check(BOTH, driver.open, str(tmp_path / "nvidiactl"))
+    found = check_gpus(BOTH, driver.open, str(tmp_path / "nvidiactl"))
     assert [each.describe() for each in found] == [
-        "GPUs: 2 were given to the run, and none is here"
+        "GPUs: the run was given 2, and the host has none"
     ]
 
 

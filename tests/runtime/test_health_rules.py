@@ -19,13 +19,12 @@ from batchml.runtime.health.checks import (
     RETRY,
     HostCheck,
     NoFitHost,
+    check_folder,
     classify_error,
-    folder,
     run_with_limit,
     worst,
 )
-from batchml.runtime.health.deep import check as check_deeply
-from batchml.runtime.health.deep import read as read_probe
+from batchml.runtime.health.deep import check_by_computing, read_results
 from batchml.runtime.health.gate import VARIABLE, HealthSettings, check_host
 from batchml.runtime.health.host_records import host_id
 from batchml.runtime.protocol.variables import RuntimeEnv
@@ -91,7 +90,8 @@ def test_a_host_that_was_unfit_is_left_at_once_even_if_it_looks_well(lab: Lab) -
     lab.start("i-1")
     (lab.root / "fault-i-1").unlink()
     assert lab.start("i-1", 2) == (
-        "this host (i-1) is unfit: found before: fault file: XID 79; another one is tried (2 of 3)"
+        "this host (i-1) is unfit: found unfit before: fault file: XID 79; another one is tried "
+        "(2 of 3)"
     )
 
 
@@ -163,7 +163,7 @@ def test_gpus_that_were_given_and_are_not_there_are_a_bad_host(lab: Lab) -> None
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has GPUs")
     refused = lab.start("i-1", NVIDIA_VISIBLE_DEVICES="GPU-1,GPU-2")
-    assert refused is not None and "2 were given to the run, and none is here" in refused
+    assert refused is not None and "the run was given 2, and the host has none" in refused
 
 
 def test_off_is_off_and_a_person_is_not_checked(lab: Lab) -> None:
@@ -183,7 +183,7 @@ def test_a_store_that_is_away_changes_nothing_but_what_is_remembered(lab: Lab) -
         assert lab.start("i-1", 1, **store) == (
             "this host (i-1) is unfit: fault file: XID 79; another one is tried"
         )
-    assert any("is not kept, it may be tried again" in line for line in lab.said)
+    assert any("cannot record that this host is unfit" in line for line in lab.said)
 
 
 def test_a_mistake_of_ours_keeps_no_run_from_a_host(lab: Lab) -> None:
@@ -209,17 +209,17 @@ def test_the_client_and_the_runtime_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("found", "severity"),
     [
-        (checks.memory("MemAvailable:   33554432 kB\n"), OK),
-        (checks.memory("MemTotal: 1 kB\nMemAvailable:   1024 kB\n"), RETRY),
-        (checks.memory(""), NOT_CHECKED),
-        (checks.clock(checks.EARLIEST + 1), OK),
-        (checks.clock(86_400.0), REPLACE),
-        (checks.files(-1), OK),
-        (checks.files(1024), OK),
-        (checks.files(256), MONITOR),
-        (checks.shared_memory((1 << 30, 0)), OK),
-        (checks.shared_memory((64 << 20, 64 << 20)), MONITOR),
-        (checks.shared_memory(None), NOT_CHECKED),
+        (checks.check_memory("MemAvailable:   33554432 kB\n"), OK),
+        (checks.check_memory("MemTotal: 1 kB\nMemAvailable:   1024 kB\n"), RETRY),
+        (checks.check_memory(""), NOT_CHECKED),
+        (checks.check_clock(checks.EARLIEST + 1), OK),
+        (checks.check_clock(86_400.0), REPLACE),
+        (checks.check_file_limit(-1), OK),
+        (checks.check_file_limit(1024), OK),
+        (checks.check_file_limit(256), MONITOR),
+        (checks.check_shared_memory((1 << 30, 0)), OK),
+        (checks.check_shared_memory((64 << 20, 64 << 20)), MONITOR),
+        (checks.check_shared_memory(None), NOT_CHECKED),
         (classify_error("scratch", OSError(errno.EIO, "I/O error"), True), REPLACE),
         (classify_error("checkpoints", OSError(errno.ESTALE, "Stale file handle"), False), RETRY),
         (classify_error("scratch", OSError(errno.ENOSPC, "No space"), True), RETRY),
@@ -235,8 +235,10 @@ def test_how_bad_an_answer_is(found: HostCheck, severity: int) -> None:
 
 
 def test_a_clock_that_differs_from_the_file_servers_is_found(tmp_path: Path) -> None:
-    assert worst(folder("checkpoints", str(tmp_path), False)) == OK
-    late = folder("checkpoints", str(tmp_path), False, lambda: os.stat(tmp_path).st_mtime + 3600)
+    assert worst(check_folder("checkpoints", str(tmp_path), False)) == OK
+    late = check_folder(
+        "checkpoints", str(tmp_path), False, lambda: os.stat(tmp_path).st_mtime + 3600
+    )
     assert [each.severity for each in late if each.name == "clock"] == [RETRY]
     assert list(tmp_path.iterdir()) == []
 
@@ -277,16 +279,16 @@ def stand_in(folder: Path, script: str) -> str:
 def test_what_the_probe_says_is_judged(
     tmp_path: Path, told: str, severity: int, words: str
 ) -> None:
-    found = check_deeply(os.environ, stand_in(tmp_path, f"echo '{told}'; exit 3"))
+    found = check_by_computing(os.environ, stand_in(tmp_path, f"echo '{told}'; exit 3"))
     assert worst(found) == severity
     assert words in found[-1].describe()
 
 
 def test_a_probe_that_never_answers_or_dies(tmp_path: Path) -> None:
     hung = stand_in(tmp_path, "sleep 600 & sleep 600")
-    found = check_deeply(os.environ, hung, limit=0.2)
+    found = check_by_computing(os.environ, hung, limit=0.2)
     assert [(each.severity, each.text) for each in found] == [(REPLACE, "no answer within 0.2 s")]
-    assert [each.text for each in read_probe(b"", -11)] == [
+    assert [each.text for each in read_results(b"", -11)] == [
         "the program that computes it ended by signal 11"
     ]
 
@@ -297,7 +299,7 @@ def test_a_jobs_own_modules_are_not_the_probes(
     for name in ("json", "torch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert worst(check_deeply(os.environ)) < MONITOR
+    assert worst(check_by_computing(os.environ)) < MONITOR
 
 
 # --- which host this is ---------------------------------------------------------------------------

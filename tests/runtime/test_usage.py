@@ -24,10 +24,10 @@ from batchml.runtime.telemetry.usage import (
     counters,
     cpu_of,
     cpu_seconds,
+    find_mount,
     interfaces,
     is_entry,
     memory_mib,
-    mounted,
     own_cgroup,
     ranks_of,
     rates,
@@ -96,7 +96,7 @@ def test_a_container_in_the_network_of_its_host_tells_nothing() -> None:
     assert interfaces({}, True, host, str) is None
 
 
-# --- control groups ---
+# --- control groups -------------------------------------------------------------------------------
 
 
 def proc_of(folder: Path, cgroup: str, mountinfo: str = "") -> str:
@@ -144,7 +144,7 @@ def test_the_group_of_a_container_is_counted_whole_v1(tmp_path: Path) -> None:
     # The whole machine's tree is mounted: nothing there is of this container.
     elsewhere = proc_of(tmp_path / "host", cgroup, mounts.replace("/docker/ab", "/"))
     assert own_cgroup(1, elsewhere, str(tmp_path)) is None
-    assert mounted("garbage\n\n", "cpu", "/") is None
+    assert find_mount("garbage\n\n", "cpu", "/") is None
 
 
 def test_the_entry_of_a_container_is_its_first_process_or_its_inits_child(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_entry_of_a_container_is_its_first_process_or_its_inits_child(tmp_pa
     assert not is_entry(7, str(tmp_path))
 
 
-# --- marks ---
+# --- marks ----------------------------------------------------------------------------------------
 
 FIGURES = st.dictionaries(
     st.sampled_from(["cpu", "memory", "gpu", "gpu_memory", "step", "waited"]),
@@ -196,7 +196,7 @@ def test_use_is_told_in_few_characters() -> None:
     assert parse(mark) == ("usage", words)
 
 
-# --- the companion ---
+# --- the companion --------------------------------------------------------------------------------
 
 
 class Attempt:
@@ -252,7 +252,7 @@ def test_processes_that_have_ended_hold_nothing() -> None:
     assert memory_mib([2**22 + 1]) == 0
 
 
-# --- ranks ---
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 class Proc:
@@ -306,7 +306,7 @@ def test_what_a_rank_says_of_itself_is_passed_on_as_long_as_it_says_it() -> None
     assert "step" not in meter.measure([10], 5.0, [])[0]
 
 
-# --- the pulse ---
+# --- the pulse ------------------------------------------------------------------------------------
 
 
 def test_a_program_that_reports_still_gets_the_function(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_the_share_that_was_waited_is_of_the_time_between_two_looks() -> None:
 def test_any_step_is_written_in_the_width_of_the_line(
     step: float | None, waited: float | None
 ) -> None:
-    line = RankProgress(step, waited, 1e7, 1e7).write()
+    line = RankProgress(step, waited, 1e7, 1e7).to_text()
     assert len(line) <= 95
     found = RankProgress.read(line + " " * 9 + "\n")
     assert found is not None

@@ -1,6 +1,6 @@
-"""Checks of a host without its GPUs: memory, disks, clock, limits.
+"""Check a host without its GPUs: memory, disks, clock, limits.
 
-The limits are values below which no run could work, because stricter ones would refuse good hosts.
+Below the limits no run could work. Stricter limits would refuse good hosts.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
+from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 
+# Severities: from RETRY on a host is refused, with REPLACE for good.
 OK, NOT_CHECKED, MONITOR, RETRY, REPLACE = range(5)
 WORDS = ("ok", "not checked", "monitor", "retry", "replace")
 
-LIMIT = 10.0  # seconds for one group of checks: a mount or a driver that hangs never answers
+LIMIT = 10.0  # seconds for one group of checks, because a hanging mount or driver never answers
 LEAST_MEMORY = 32 << 20  # bytes available
 LEAST_DISK = 64 << 20  # bytes free; less is reported, but does not refuse the host
 LEAST_SHARED = 128 << 20  # bytes of /dev/shm: a loader with worker processes needs more than 64 MiB
 LEAST_FILES = 1024
-# 2026-01-01: this code was written later, so a clock before that is wrong
-EARLIEST = 1_767_225_600.0
+EARLIEST = 1_767_225_600.0  # 2026-01-01: an earlier clock is wrong, because this code is newer
 SKEW = 300.0  # seconds: AWS refuses requests with a larger clock error (SigV4)
 PROBE = 65_536  # bytes that are written and read back
 
-# Errors of the host's hardware or mounts.
+# Errors that the host's hardware or its mounts cause.
 _OF_HOST = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 NOTICE = "batchml notice: "  # not "batchml: ", which begins the reason why a run did not start
 
@@ -59,8 +59,8 @@ def run_with_limit(
 ) -> List[HostCheck]:
     """The result of `check(*arguments)`, or `severity` if it takes longer than `limit` seconds.
 
-    A call that hangs in the kernel cannot be ended, so it stays in a thread. An exception, which is
-    a mistake of ours, is reported, and refuses no host.
+    A call that hangs in the kernel cannot be ended, so it stays in a thread. An exception is an
+    error of the check itself: it is reported, and refuses no host.
     """
     found: List[HostCheck] = []
 
@@ -68,8 +68,7 @@ def run_with_limit(
         try:
             found.extend(check(*arguments))
         except Exception as error:
-            words = " ".join(str(error).split()) or type(error).__name__
-            found.append(HostCheck(name, NOT_CHECKED, words[:200]))
+            found.append(HostCheck(name, NOT_CHECKED, error_line(error, 200)))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -88,47 +87,50 @@ def quick_checks(
     """
     # Not by `tempfile`, which would search for a folder that works.
     scratch = environ.get("TMPDIR") or "/tmp"
-    checks = [memory(_read("/proc/meminfo")), clock(time.time()), files(_file_limit())]
+    checks = [
+        check_memory(_read("/proc/meminfo")), check_clock(time.time()),
+        check_file_limit(_file_limit()),
+    ]  # fmt: skip
     if shares_memory:
-        checks.append(shared_memory(_space("/dev/shm")))
-    checks += run_with_limit(
-        f"scratch ({scratch})", LIMIT, REPLACE, folder, "scratch", scratch, True
-    )
-    kept = env.checkpoint_dir
-    if kept:
+        checks.append(check_shared_memory(_space("/dev/shm")))
+    label = f"scratch ({scratch})"
+    checks += run_with_limit(label, LIMIT, REPLACE, check_folder, label, scratch, True)
+    if env.checkpoint_dir:
+        label = f"checkpoints ({env.checkpoint_dir})"
         checks += run_with_limit(
-            f"checkpoints ({kept})", LIMIT, RETRY, folder, "checkpoints", kept, False
+            label, LIMIT, RETRY, check_folder, label, env.checkpoint_dir, False
         )
     return checks
 
 
-def memory(text: str) -> HostCheck:
-    """`text` is /proc/meminfo: proc(5)."""
+def check_memory(text: str) -> HostCheck:
+    """Check that the host has memory left. `text` is /proc/meminfo: proc(5)."""
     for line in text.splitlines():
         if line.startswith("MemAvailable:"):
             left = int(line.split()[1]) << 10
             if left < LEAST_MEMORY:
                 return HostCheck("memory", RETRY, f"{left >> 20} MiB are left on this host")
             return HostCheck("memory")
-    return HostCheck("memory", NOT_CHECKED, "/proc/meminfo does not say")
+    return HostCheck("memory", NOT_CHECKED, "/proc/meminfo has no MemAvailable")
 
 
-def clock(now: float) -> HostCheck:
+def check_clock(now: float) -> HostCheck:
+    """Check that the clock, in seconds since the epoch, is not before this code was written."""
     if now >= EARLIEST:
         return HostCheck("clock")
     text = time.strftime("%Y-%m-%d %H:%M", time.gmtime(max(0.0, now)))
     return HostCheck("clock", REPLACE, f"it says {text} UTC")
 
 
-def files(limit: int) -> HostCheck:
-    """`limit` is the number of open files of a process; below 0 there is no limit."""
+def check_file_limit(limit: int) -> HostCheck:
+    """Check how many files a process may open: `limit`, or any number if it is below 0."""
     if 0 <= limit < LEAST_FILES:
         return HostCheck("open files", MONITOR, f"a process may have {limit}; programs expect 1024")
     return HostCheck("open files")
 
 
-def shared_memory(space: Optional[Tuple[int, int]]) -> HostCheck:
-    """`space`: bytes in all and bytes free."""
+def check_shared_memory(space: Optional[Tuple[int, int]]) -> HostCheck:
+    """Check the size of /dev/shm. `space`: all bytes and free bytes; None if it does not exist."""
     if space is None:
         return HostCheck("/dev/shm", NOT_CHECKED, "there is none")
     if space[0] < LEAST_SHARED:
@@ -137,15 +139,14 @@ def shared_memory(space: Optional[Tuple[int, int]]) -> HostCheck:
     return HostCheck("/dev/shm")
 
 
-def folder(
-    name: str, path: str, is_hosts: bool, now: Callable[[], float] = time.time
+def check_folder(
+    label: str, path: str, is_hosts: bool, now: Callable[[], float] = time.time
 ) -> List[HostCheck]:
     """Write a file, read it back, and compare its time, because a mount alone proves nothing.
 
-    `is_hosts`: the disk belongs to the host. Others may belong to a file server, whose errors are
-    no reason to replace the host.
+    `is_hosts`: the disk belongs to the host. Another disk may belong to a file server, whose errors
+    are no reason to replace the host. `label` is the name of the checks.
     """
-    label = f"{name} ({path})"
     probe = os.path.join(path, f".batchml-health-{os.urandom(6).hex()}")
     data = os.urandom(PROBE)
     try:
@@ -165,7 +166,7 @@ def folder(
         severity = REPLACE if is_hosts else RETRY
         return [HostCheck(label, severity, "other data was read back than was written")]
     checks = [_free(label, _space(path))]
-    # On a network file system the time is the server's.
+    # On a network file system the file's time is the server's.
     off = abs(now() - written)
     if off > SKEW:
         text = f"this host's clock and that of {path} are {off:.0f} s apart"
@@ -174,7 +175,7 @@ def folder(
 
 
 def classify_error(label: str, error: OSError, is_hosts: bool) -> HostCheck:
-    """What an error of the write means for the host."""
+    """The severity of an error that a write to a disk has raised."""
     words = error.strerror or str(error)
     if error.errno in _OF_HOST:
         return HostCheck(label, REPLACE if is_hosts else RETRY, words)

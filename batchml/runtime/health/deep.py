@@ -1,4 +1,4 @@
-"""`checks = "deep"`: each GPU multiplies and copies numbers by torch, and the result is verified.
+"""`checks = "deep"`: multiply and copy numbers on each GPU with torch, and verify the results.
 
 This runs in another process, because a broken card may crash its program, or never answer.
 """
@@ -15,7 +15,7 @@ from typing import List, Sequence
 
 from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck
 
-_NAME = "a small product"
+_NAME = "a small computation"
 LIMIT = 90.0  # seconds for all GPUs together; importing torch from a cold disk takes most of it
 
 # Products of whole numbers that floats represent exactly, so that any difference is an error. Then
@@ -58,12 +58,12 @@ print(json.dumps(found))
 """
 
 
-def check(
+def check_by_computing(
     environ: Mapping[str, str], python: str = sys.executable, limit: float = LIMIT
 ) -> List[HostCheck]:
-    """One result for each GPU; for the CPU if there is none."""
+    """One result for each GPU; for the CPU if there is no GPU."""
     process = subprocess.Popen(
-        # Without the working directory in `sys.path`: it is the job's, and may have a `json.py`.
+        # Without the working directory in `sys.path`: the job may have a `json.py` in it.
         [python, "-c", "import sys; sys.path = [p for p in sys.path if p]\n" + PROBE],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
@@ -76,11 +76,11 @@ def check(
     except subprocess.TimeoutExpired:
         _end(process)
         return [HostCheck(_NAME, REPLACE, f"no answer within {limit:g} s")]
-    return read(output, process.returncode)
+    return read_results(output, process.returncode)
 
 
-def read(output: bytes, code: int) -> List[HostCheck]:
-    """The probe's results. If it crashed without any, that is a failed check."""
+def read_results(output: bytes, code: int) -> List[HostCheck]:
+    """The results that the probe printed. A probe that crashed before is a failed check."""
     try:
         found: Sequence[Sequence[str]] = json.loads(output)
         return [_check(device, result, text) for device, result, text in found]

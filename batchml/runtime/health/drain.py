@@ -1,8 +1,8 @@
 """Take an unfit host out of service: set its ECS container instance to DRAINING.
 
-AWS Batch then starts nothing more there; running jobs continue, and the host is terminated when it
-is empty. Only if the job asks for it, and only a few hosts an hour: a bad image looks like bad
-hardware, and could otherwise remove a whole fleet.
+AWS Batch then starts nothing more on it; running jobs continue, and the host is terminated when it
+is empty. This happens only if the job asks for it, and only to a few hosts an hour: a bad image
+looks like bad hardware, and could otherwise remove all hosts.
 Source: ECS API Reference, UpdateContainerInstancesState; ECS Developer Guide, "Container
 introspection" and "Task metadata endpoint version 4".
 """
@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from typing import Any, Dict, NamedTuple, Optional
 
 from batchml.runtime.host_metadata import ECS_TASK, FetchUrl, fetch_url
+from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.credentials import CredentialsProvider, domain_of, sign
 from batchml.runtime.storage.store import BRIEF, Store, StoreError
 
 HOUR = 3600.0
-SHARE = 0.2  # of the cluster's hosts in an hour; at least one host
+SHARE = 0.2  # the part of a cluster's hosts that may be taken out in an hour; at least one host
 _AGENT = "http://127.0.0.1:51678/v1/metadata"
 _TARGET = "AmazonEC2ContainerServiceV20141113."
 _TIMEOUT = 5.0
@@ -57,25 +58,28 @@ def drain(
         target = ecs.find_target()
         counts = store or _environment_store(env, environ)
         hosts = ecs.count_hosts(target)
-        if not _reserve_drain(counts, target, host, allowed(hosts), now):
-            of = f"of {hosts} " if hosts else ""
-            return f"{host} is not taken out of service: {allowed(hosts)} {of}were in the last hour"
+        most = max_drains(hosts)
+        if not _reserve_drain(counts, target, host, most, now):
+            of = f" of {hosts} hosts" if hosts else ""
+            return (
+                f"{host} is not taken out of service: {most}{of} were taken out in the last hour, "
+                "which is the limit"
+            )
         ecs.drain(target)
     except (DrainRefused, StoreError) as error:
         return f"{host} is not taken out of service, but the run still leaves it: {error}"
     except Exception as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        return f"{host} is not taken out of service: {words[:300]}"
+        return f"{host} is not taken out of service: {error_line(error)}"
     return f"{host} is taken out of service: AWS Batch starts nothing more on it"
 
 
-def allowed(hosts: int) -> int:
-    """The number of hosts that may be taken out of service in an hour. `hosts`: 0 if unknown."""
+def max_drains(hosts: int) -> int:
+    """How many of a cluster's hosts may be taken out in an hour. `hosts`: 0 if unknown."""
     return max(1, int(hosts * SHARE))
 
 
 def _environment_store(env: RuntimeEnv, environ: Mapping[str, str]) -> Store:
-    """The prefix of the bucket that has the stores of all runs of the environment."""
+    """The store of all runs of the environment: the prefix above this run's store."""
     if not env.store:
         raise StoreError("without a store, hosts that are taken out of service cannot be counted")
     above = env.store.rstrip("/").rpartition("/")[0]
@@ -85,7 +89,7 @@ def _environment_store(env: RuntimeEnv, environ: Mapping[str, str]) -> Store:
 def _reserve_drain(store: Store, target: DrainTarget, host: str, most: int, now: float) -> bool:
     """Create one of the numbered records of this hour, if any is left.
 
-    A record is never overwritten, so that of two hosts at once only one gets it.
+    A record is never overwritten: if two hosts want the last one, only one host gets it.
     """
     cluster = target.cluster.rpartition("/")[2]
     prefix = f"quarantine/{cluster}/"
@@ -105,11 +109,11 @@ def _time(data: Optional[bytes]) -> float:
     try:
         return float(json.loads(data or b"{}")["at"])
     except (ValueError, TypeError, KeyError):
-        return float("inf")  # an unknown time counts
+        return float("inf")  # a record without a valid time counts
 
 
 class _Ecs:
-    """The calls to ECS, signed here, so that images need no SDK."""
+    """Calls to ECS, signed with the standard library, so that images need no SDK."""
 
     def __init__(self, environ: Mapping[str, str], fetch: FetchUrl, now: float) -> None:
         self._environ = environ
@@ -119,7 +123,7 @@ class _Ecs:
         self._region = ""
 
     def find_target(self) -> DrainTarget:
-        """Ask the agent on this host if it can be reached, else ECS."""
+        """Find this host's container instance: from the ECS agent on the host, else from ECS."""
         task = self._read(f"{self._environ[ECS_TASK]}/task")
         name = str(task.get("TaskARN", ""))  # arn:aws:ecs:REGION:ACCOUNT:task/CLUSTER/ID
         parts = name.split(":")
@@ -131,7 +135,7 @@ class _Ecs:
         try:
             instance = str(self._read(_AGENT).get("ContainerInstanceArn", ""))
         except DrainRefused:
-            pass  # nodes of multi-node jobs have their own network, without the agent
+            pass  # nodes of multi-node jobs have their own network, which does not reach the agent
         if not instance:
             found = self.call("DescribeTasks", {"cluster": cluster, "tasks": [name]})
             tasks = found.get("tasks") or [{}]
@@ -141,12 +145,11 @@ class _Ecs:
         return DrainTarget(cluster, instance, self._region)
 
     def count_hosts(self, target: DrainTarget) -> int:
-        """The number of hosts of the cluster; 0 if ECS does not answer that."""
+        """The number of hosts of the cluster; 0 if this job may not ask ECS for it."""
         try:
             found = self.call("DescribeClusters", {"clusters": [target.cluster]})
-            return int(
-                (found.get("clusters") or [{}])[0].get("registeredContainerInstancesCount", 0)
-            )
+            clusters = found.get("clusters") or [{}]
+            return int(clusters[0].get("registeredContainerInstancesCount", 0))
         except DrainRefused:
             return 0
 
@@ -169,10 +172,7 @@ class _Ecs:
 
         body = json.dumps(parameters).encode()
         base = self._endpoint()
-        headers = {
-            "content-type": "application/x-amz-json-1.1",
-            "x-amz-target": _TARGET + action,
-        }
+        headers = {"content-type": "application/x-amz-json-1.1", "x-amz-target": _TARGET + action}
         parts = urlsplit(base)
         path = parts.path.rstrip("/") + "/"
         signed = sign(
@@ -186,9 +186,8 @@ class _Ecs:
                 found = json.loads(answer.read(1 << 20))
         except urllib.error.HTTPError as error:
             with error:
-                raise DrainRefused(
-                    f"ecs:{action}: {_why(error.read(65_536), error.code)}"
-                ) from error
+                why = _error_text(error.read(65_536), error.code)
+            raise DrainRefused(f"ecs:{action}: {why}") from error
         except (OSError, ValueError) as error:
             raise DrainRefused(f"ecs:{action}: {error}") from error
         return found if isinstance(found, dict) else {}
@@ -205,7 +204,7 @@ class _Ecs:
         return found if isinstance(found, dict) else {}
 
 
-def _why(body: bytes, status: int) -> str:
+def _error_text(body: bytes, status: int) -> str:
     """The error code and the message of AWS's answer."""
     try:
         found = json.loads(body)

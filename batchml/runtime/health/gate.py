@@ -1,6 +1,6 @@
-"""Check whether this host is fit for the run, and refuse it if not: docs/health.md.
+"""Check whether this host is fit for the run, and leave an unfit host: docs/health.md.
 
-This happens before a command starts. The supervisor of ranks repeats it between two generations.
+The check happens before a command starts. The supervisor of ranks repeats it between generations.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from batchml.runtime.health.host_records import (
     host_id,
 )
 from batchml.runtime.protocol.launch import VARIABLE as PLAN
+from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
 
@@ -45,8 +46,8 @@ class HealthSettings(NamedTuple):
     """`[health]` of a job."""
 
     checks: str = QUICK
-    tries: int = 3  # hosts
-    quarantine: bool = False
+    tries: int = 3  # unfit hosts that the run leaves for another one
+    quarantine: bool = False  # whether broken hosts are taken out of service
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> HealthSettings:
@@ -63,11 +64,11 @@ class HealthSettings(NamedTuple):
 
 
 def check_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[str]:
-    """None for a fit host; for an unfit one the reason. Then the run exits with 75.
+    """Check this host. Return None if it is fit, else the reason: the run then exits with 75.
 
-    `say` gets lines with warnings, with what could not be checked, and with what happened to the
-    host. Raises only NoFitHost, for exit code 78, if too many hosts were unfit: an error of the
-    checks themselves refuses no host.
+    `say` gets lines: warnings, the checks that were not possible, and the result of a quarantine.
+    Raises only NoFitHost, for exit code 78, if too many hosts were unfit: a host is not refused
+    because a check itself fails.
     """
     settings = HealthSettings.read(environ)
     if not env.is_run or settings.checks == OFF:
@@ -77,8 +78,7 @@ def check_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optiona
     except NoFitHost:
         raise
     except Exception as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        say(f"{NOTICE}this host was not checked: {words[:300]}")
+        say(f"{NOTICE}this host was not checked: {error_line(error)}")
         return None
 
 
@@ -86,12 +86,16 @@ def _check(
     env: RuntimeEnv, environ: Mapping[str, str], say: Say, settings: HealthSettings
 ) -> Optional[str]:
     before = _find_record(env, environ, say)
-    checks = [] if before else run_checks(env, environ, settings.checks)
-    if before or worst(checks) >= RETRY:
-        if before is not None:
-            known = HostCheck("found before", REPLACE, before.why)
-            return refuse_host(env, environ, say, settings.tries, False, [known], was_known=True)
-        return refuse_host(env, environ, say, settings.tries, settings.quarantine, checks)
+    if before is not None:  # the attempt that recorded the host has quarantined it, too
+        why = f"found unfit before: {before.why}"
+        return _refuse_host(env, environ, say, settings.tries, why)
+    checks = run_checks(env, environ, settings.checks)
+    if worst(checks) >= RETRY:
+        host = host_id(environ)
+        record_unfit(env, environ, say, host, checks)
+        if settings.quarantine and worst(checks) >= REPLACE:
+            quarantine_host(env, environ, say, host)
+        return _refuse_host(env, environ, say, settings.tries, describe_unfit(checks))
     for check in checks:
         if check.severity == MONITOR:
             say(f"{NOTICE}this host: {check.describe()}")
@@ -107,18 +111,18 @@ def run_checks(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[
     checks = [fault] if fault else []
     checks += quick_checks(env, environ, has_gpus(environ) or bool(environ.get(PLAN)))
     if has_gpus(environ):
-        from batchml.runtime.health.gpus import check as check_gpus
+        from batchml.runtime.health.gpus import check_gpus
 
         checks += run_with_limit("GPUs", LIMIT, REPLACE, check_gpus, environ)
     if depth == DEEP and worst(checks) < RETRY:
-        from batchml.runtime.health.deep import check as check_deeply
+        from batchml.runtime.health.deep import check_by_computing
 
-        checks += check_deeply(environ)
+        checks += check_by_computing(environ)
     return sorted(checks, key=lambda check: -check.severity)
 
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether this container was given GPUs, or sees those of its host."""
+    """Whether this container has GPUs: those that ECS gave it, or those of its host."""
     return os.path.exists("/dev/nvidiactl") or "GPU-" in environ.get("NVIDIA_VISIBLE_DEVICES", "")
 
 
@@ -146,45 +150,32 @@ def _fault(environ: Mapping[str, str]) -> Optional[HostCheck]:
 
 
 def _find_record(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[UnfitHost]:
-    """What an earlier attempt, or another child of the array, found wrong with this host.
+    """The record of this host by an earlier attempt, or by another child of the array.
 
-    Faults that may have been repaired since are left out: they are checked again.
+    None if the fault may have been repaired since then: the host is checked again.
     """
     if not env.store or (env.attempt == 1 and env.array_index is None):
         return None
     try:
         records = HostRecords.open(env, environ)
-        # In AWS the host's id needs a call to the metadata service: only if there are records.
+        # Only if there are records, because in AWS the host's id needs a call to a service.
         found = records.find(host_id(environ)) if records.has_any() else None
     except StoreError as error:
-        say(f"{NOTICE}whether this host was unfit before is not known: {error}")
+        say(f"{NOTICE}cannot read whether this host was unfit before: {error}")
         return None
     return found if found and found.is_for_good else None
 
 
 # --- Unfit hosts ----------------------------------------------------------------------------------
-# An unfit host is recorded, quarantined if the job asks for it, and left for another host, but only
-# `tries` times.
+# An unfit host is recorded, quarantined if the job asks for that, and left for another host, but
+# only `tries` times.
 
 
-def refuse_host(
-    env: RuntimeEnv,
-    environ: Mapping[str, str],
-    say: Say,
-    tries: int,
-    quarantine: bool,
-    checks: Sequence[HostCheck],
-    was_known: bool = False,
+def _refuse_host(
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, tries: int, why: str
 ) -> str:
-    """The reason why the run ends on this host with exit code 75. Raises NoFitHost.
-
-    `was_known`: the host has a record already, and was quarantined if the job asks for it.
-    """
-    host, why = host_id(environ), describe_unfit(checks)
-    if not was_known:
-        record_unfit(env, environ, say, host, checks)
-        if quarantine and worst(checks) >= REPLACE:
-            quarantine_host(env, environ, say, host)
+    """The reason why the run ends on this host with exit code 75. Raises NoFitHost."""
+    host = host_id(environ)
     tried = _count_tries(env, environ, say, host, why)
     if len(tried) > tries:
         raise NoFitHost(describe_tries(tried, tries))
@@ -201,7 +192,7 @@ def record_unfit(
     try:
         HostRecords.open(env, environ).add(host, checks, time.time())
     except StoreError as error:
-        say(f"{NOTICE}that this host is unfit is not kept, it may be tried again: {error}")
+        say(f"{NOTICE}cannot record that this host is unfit, the run may try it again: {error}")
 
 
 def quarantine_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str) -> None:
@@ -214,30 +205,28 @@ def quarantine_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host:
 def _count_tries(
     env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, why: str
 ) -> List[UnfitHost]:
-    """All tries of this run, or of this child, on unfit hosts; empty without a store."""
+    """Record this try. Return all tries of the run, or of this child, on unfit hosts.
+
+    Empty without a store.
+    """
     if not env.store:
         return []
     try:
         return HostRecords.open(env, environ).add_try(host, why)
     except StoreError as error:
-        say(f"{NOTICE}tries are not counted: {error}")
+        say(f"{NOTICE}cannot count the tries on unfit hosts: {error}")
         return []
 
 
 def describe_tries(tried: Sequence[UnfitHost], tries: int) -> str:
     """The message after too many tries, with all hosts and reasons."""
-    hosts: List[str] = []
-    for each in tried:
-        if each.host not in hosts:
-            hosts.append(each.host)
-    reasons = "; ".join(f"{host}: {_first(tried, host)}" for host in hosts)
+    hosts: Dict[str, str] = {}  # id -> the first reason
+    for unfit in tried:
+        hosts.setdefault(unfit.host, unfit.why)
+    reasons = "; ".join(f"{host}: {why}" for host, why in hosts.items())
     many = f"{len(hosts)} hosts were unfit" if len(hosts) > 1 else "the only host was unfit"
     return (
         f"{many} in {len(tried)} tries, more than `tries = {tries}` in [health]: {reasons}. "
         "A bad image or driver looks like bad hardware: see whether these have one cause. "
         '`checks = "off"` in [health] starts the run all the same.'
     )
-
-
-def _first(tried: Sequence[UnfitHost], host: str) -> str:
-    return next(each.why for each in tried if each.host == host)

@@ -1,6 +1,6 @@
-"""Watch for GPUs that break while the run goes on, by the XID errors among NVML's events.
+"""Watch for GPUs that break while the run goes on: NVML's events report XID errors.
 
-Source of the numbers: NVIDIA, "XID Errors", and the meaning that AWS's health agent gives them.
+Source of the numbers: NVIDIA, "XID Errors". The severities are those of AWS's health agent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional
 
 from batchml.runtime.health.checks import MONITOR, NOTICE, OK, REPLACE, HostCheck
 from batchml.runtime.health.gate import OFF, HealthSettings, quarantine_host, record_unfit
-from batchml.runtime.health.gpus import recovery
+from batchml.runtime.health.gpus import check_recovery
 from batchml.runtime.health.host_records import host_id
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.telemetry import gpus
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from batchml.runtime.entry.attempt import AttemptHandle
 
-_MOST = 8  # events in one tick
+_MAX_EVENTS = 8  # in one tick
 
 # Errors that need a reset, a reboot or another card: the run needs another host.
 BROKEN: Dict[int, str] = {
@@ -47,14 +47,14 @@ BROKEN: Dict[int, str] = {
 PROGRAMS: Dict[int, str] = {
     13: "an error of the program's kernel",
     31: "the program used memory that it does not have",
-    94: "an ECC error that only this program met",
+    94: "an ECC error that affects only this program",
 }
 # Errors that follow other events, or are harmless.
 SILENT = (43, 45, 63, 92)
 
 
 def classify_xid(xid: int) -> HostCheck:
-    """The meaning of an XID for the run."""
+    """The severity of an XID for the run, and its meaning in words."""
     if xid in BROKEN:
         return HostCheck(f"XID {xid}", REPLACE, BROKEN[xid])
     if xid in SILENT:
@@ -63,7 +63,7 @@ def classify_xid(xid: int) -> HostCheck:
 
 
 class GpuWatcher:
-    """An attempt plug-in. It does nothing without GPUs, or if the driver reports no events."""
+    """An attempt plug-in. It does nothing without GPUs, or if the driver cannot report events."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class GpuWatcher:
     def _open(self, open_nvml: Callable[[], Nvml], environ: Mapping[str, str]) -> None:
         try:
             nvml = open_nvml()
-        except NvmlError:  # the checks before the run have reported this
+        except NvmlError:  # the checks before the command have reported this
             return
         found = gpus.gpu_handles(nvml, environ.get("NVIDIA_VISIBLE_DEVICES", ""))
-        given = [(name, handle) for name, failed, handle in found if not failed]
-        self._names = {handle.value or 0: name for name, handle in given}
-        if nvml.watch([handle for _, handle in given]):
+        working = [(name, handle) for name, failed, handle in found if not failed]
+        self._names = {handle.value or 0: name for name, handle in working}
+        if nvml.watch([handle for _, handle in working]):
             self._nvml = nvml
         else:
             nvml.close()
 
     def tick(self, now: float) -> None:
-        for _ in range(_MOST):
+        for _ in range(_MAX_EVENTS):
             event = self._nvml.event() if self._nvml else None
             if event is None:
                 return
@@ -113,7 +113,7 @@ class GpuWatcher:
             import ctypes
 
             action = self._nvml.recovery_action(ctypes.c_void_p(event.device))
-            found = recovery(name, action) or HostCheck(name)
+            found = check_recovery(name, action) or HostCheck(name)
         else:
             xid = classify_xid(event.data)
             found = HostCheck(name, xid.severity, xid.describe())
@@ -124,7 +124,7 @@ class GpuWatcher:
             self._attempt.say(f"{NOTICE}{found.describe()}")
 
     def _leave_host(self, found: HostCheck) -> None:
-        """Stop the run. This is not counted as a try, because the run may have got far here."""
+        """Stop the run. This does not count as a try, because the run may have done much here."""
         attempt = self._attempt
         host = host_id(attempt.environ)
         record_unfit(attempt.env, attempt.environ, attempt.say, host, [found])

@@ -1,1 +1,1 @@
-"""Measurements of a run: metrics, use of the machine, spent budget, spot notices."""
+"""Measurements of a run: metrics, progress, usage of the machine, spent budget, spot notices."""

@@ -1,8 +1,8 @@
 """The budget guard: makes a run save and stop before its budget is spent.
 
 The client converts the budget into running seconds of all attempts together (BATCHML_MAX_SECONDS).
-The run's store has the seconds of each attempt. They are entered in advance: when a host is lost,
-the time that was entered counts as spent.
+The run's store has an account with the seconds of each attempt. An attempt enters its seconds in
+advance: if its host is lost, the time that was entered counts as spent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AHEAD = 60.0  # seconds that are entered in advance
 
 
 class BudgetGuard:
-    """An attempt plug-in. It does nothing without a budget, and on all nodes but the main one."""
+    """An attempt plug-in. It works only in runs with a budget, on their main node."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class BudgetGuard:
         self._age = process_age() if age is None else age
         self._monotonic = monotonic
         self._began: Optional[float] = None
-        self._entered = 0.0  # seconds of this attempt in the account
+        self._entered = 0.0  # the seconds of this attempt that the account has
         self._before: Dict[str, float] = {}  # seconds of earlier attempts
         self._has_read = attempt.store is None
         self._has_warned = False
@@ -94,8 +94,8 @@ class BudgetGuard:
 def stop_at(limit: float, grace: float) -> float:
     """The second at which a run is stopped, so that its grace ends within the limit.
 
-    A run is never stopped before three quarters of its limit, however long the grace. With a limit
-    that is short compared to the grace, the run may therefore end after the limit.
+    A run is never stopped before three quarters of its limit, however long the grace is. If the
+    limit is short compared to the grace, the run may therefore end after the limit.
     """
     return limit - min(grace, limit / 4)
 

@@ -1,7 +1,7 @@
-"""Read GPUs through NVML, NVIDIA's management library, which comes with the driver: calls of the
-library through ctypes, and the use of an attempt's GPUs.
+"""Read the state and usage of GPUs through NVML, NVIDIA's management library, with ctypes.
 
-A value that a driver, a card or a virtual machine does not report is None, and no error.
+The library comes with the driver. A value that the driver, the card or a virtual machine does not
+report is None, and no error.
 Source: NVML API Reference; numbers and layouts are from nvml.h.
 """
 
@@ -17,16 +17,16 @@ DEVICE = "/dev/nvidiactl"  # exists if the container may use GPUs of the host
 
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
 
-UNCORRECTED, VOLATILE = 1, 0  # ECC errors: the kind, and "since the driver was loaded"
+UNCORRECTED, VOLATILE = 1, 0  # ECC errors: their kind, and those since the driver was loaded
 RECOVERY_ACTION = 230  # a field of drivers from 570 on
 RECOVERY = (
     "none", "reset", "reboot", "drain P2P", "drain and reset", "recover the IMEX domain",
     "reset the bus", "reboot the system",
 )  # fmt: skip
-# Reasons for lower clocks: only those for which the hardware itself lowers them.
+# Reasons for lower clocks: only those for which the hardware itself lowers the clocks.
 SLOWDOWNS = ((0x8, "hardware slowdown"), (0x40, "heat"), (0x80, "the power supply"))
 XID_EVENT, RECOVERY_EVENT = 0x8, 0x8000
-_PROCESSES = 128  # of one card that are read at most
+_MAX_PROCESSES = 128  # that are read of one card
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 Load = Callable[[str], Any]
@@ -40,7 +40,7 @@ class _Field(ctypes.Structure):  # nvmlFieldValue_t
         ("latency", ctypes.c_int64),
         ("kind", ctypes.c_uint),
         ("failed", ctypes.c_int),
-        ("value", ctypes.c_uint64),  # a union; our field is an unsigned int
+        ("value", ctypes.c_uint64),  # a union; the recovery action is an unsigned int
     ]
 
 
@@ -64,7 +64,7 @@ class _Process(ctypes.Structure):  # nvmlProcessInfo_t
 
 
 class NvmlError(Exception):
-    """The library could not be loaded or started; `code` is its error, 0 without the library."""
+    """The library could not be loaded or started. `code` is NVML's error, 0 without the library."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -76,22 +76,22 @@ class GpuEvent(NamedTuple):
 
     kind: int
     data: int
-    device: int  # the handle's value
+    device: int  # the value of the GPU's handle
 
 
 class RemappedRows(NamedTuple):
-    """Rows of memory that were replaced by spare ones: R-series driver, A100 and later."""
+    """Rows of a card's memory that spare rows have replaced: A100 and later."""
 
-    uncorrected: int
-    is_pending: bool  # the next reset replaces a row
-    failed: bool  # no spare row is left
+    uncorrected: int  # rows that were replaced because of uncorrectable errors
+    is_pending: bool  # whether the next reset will replace a row
+    failed: bool  # whether a row could not be replaced
 
 
 class Nvml:
-    """The library, opened. `close` it."""
+    """The open library. Call `close` at the end."""
 
     def __init__(self, load: Load = ctypes.CDLL) -> None:
-        """Raises NvmlError, with code 0 without the library."""
+        """Load and start the library. Raises NvmlError."""
         try:
             self._library = load(LIBRARY)
         except OSError as error:
@@ -116,19 +116,19 @@ class Nvml:
         return 0 if self._library.nvmlDeviceGetCount_v2(ctypes.byref(found)) else found.value
 
     def by_index(self, index: int) -> Tuple[int, Any]:
-        """The error code, 0 for none, and the handle of a GPU."""
+        """NVML's error code, or 0, and the handle of a GPU."""
         handle = ctypes.c_void_p()
         call = self._library.nvmlDeviceGetHandleByIndex_v2
         return call(ctypes.c_uint(index), ctypes.byref(handle)), handle
 
     def by_id(self, name: str) -> Tuple[int, Any]:
-        """Like `by_index`, by the name `GPU-...`."""
+        """Like `by_index`, for a GPU with a name such as `GPU-8a1b...`."""
         handle = ctypes.c_void_p()
         call = self._library.nvmlDeviceGetHandleByUUID
         return call(name.encode(), ctypes.byref(handle)), handle
 
     def recovery_action(self, handle: Any) -> Optional[int]:
-        """The index in RECOVERY."""
+        """The recovery action that the driver demands: an index of RECOVERY."""
         field = _Field(field=RECOVERY_ACTION)
         if self._call("nvmlDeviceGetFieldValues", handle, 1, ctypes.byref(field)):
             return None
@@ -150,13 +150,13 @@ class Nvml:
     def slowdowns(self, handle: Any) -> Optional[List[str]]:
         """The reasons for which the hardware lowers this GPU's clocks."""
         found = ctypes.c_ulonglong()
-        for name in ("ClocksEventReasons", "ClocksThrottleReasons"):  # the older name comes second
+        for name in ("ClocksEventReasons", "ClocksThrottleReasons"):  # the newer name comes first
             if not self._call(f"nvmlDeviceGetCurrent{name}", handle, ctypes.byref(found)):
                 return [words for bit, words in SLOWDOWNS if found.value & bit]
         return None
 
-    def lost(self, handle: Any) -> int:
-        """The error code of a GPU that has fallen off the bus; 0 for a GPU that works."""
+    def test(self, handle: Any) -> int:
+        """NVML's error code if the GPU does not answer, as after it fell off the bus; else 0."""
         memory = (ctypes.c_ulonglong * 3)()
         failed = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return 0 if failed in (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND) else failed
@@ -176,9 +176,9 @@ class Nvml:
         """Process id -> bytes on the card, of compute processes. Empty if the driver does not
         report them, or numbers processes differently than the container.
         """
-        count, buffer = ctypes.c_uint(_PROCESSES), (_Process * _PROCESSES)()
+        count, buffer = ctypes.c_uint(_MAX_PROCESSES), (_Process * _MAX_PROCESSES)()
         arguments = (ctypes.byref(count), buffer)
-        for name in ("_v3", "_v2"):  # drivers before 510 have the older one, with the same layout
+        for name in ("_v3", "_v2"):  # drivers before 510 have only v2, which has the same layout
             if not self._call(f"nvmlDeviceGetComputeRunningProcesses{name}", handle, *arguments):
                 found = [(each.pid, each.held) for each in buffer[: count.value]]
                 return {pid: 0 if held == _UNKNOWN else held for pid, held in found}
@@ -187,14 +187,14 @@ class Nvml:
     # --- Events -----------------------------------------------------------------------------------
 
     def watch(self, handles: List[Any]) -> bool:
-        """Collect events of these GPUs from now on. False if the driver cannot."""
+        """Collect events of these GPUs from now on. False if the driver cannot report events."""
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)):
             return False
         self._events = events
         watched = 0
         for handle in handles:
-            for kinds in (XID_EVENT | RECOVERY_EVENT, XID_EVENT):  # older drivers know one of them
+            for kinds in (XID_EVENT | RECOVERY_EVENT, XID_EVENT):  # older drivers know only XIDs
                 mask = ctypes.c_ulonglong(kinds)
                 if not self._call("nvmlDeviceRegisterEvents", handle, mask, events):
                     watched += 1
@@ -234,47 +234,44 @@ def named_gpus(visible: str) -> List[str]:
 
 
 def gpu_handles(nvml: Nvml, visible: str) -> List[Tuple[str, int, Any]]:
-    """Each GPU of this container: its name, an error code, a handle."""
-    given = named_gpus(visible)
-    if given:
-        return [(name, *nvml.by_id(name)) for name in given]
+    """Each GPU of this container: its name, NVML's error code or 0, a handle."""
+    names = named_gpus(visible)
+    if names:
+        return [(name, *nvml.by_id(name)) for name in names]
     return [(f"GPU {index}", *nvml.by_index(index)) for index in range(nvml.count())]
 
 
-# --- Use of the GPUs ------------------------------------------------------------------------------
+# --- Usage of the GPUs ----------------------------------------------------------------------------
 
 
 _MIB = 1 << 20
 
 
 class GpuUse(NamedTuple):
-    """The use of one card."""
+    """The usage of one card."""
 
-    values: Dict[str, float]  # `busy` percent, `held` bytes
-    processes: Dict[int, int]  # process id -> bytes
+    values: Dict[str, float]  # `busy` in percent, `held` in bytes of memory
+    processes: Dict[int, int]  # process id -> bytes of memory
 
 
 class GpuMonitor:
-    """The GPUs of this attempt. Without a driver there are none."""
+    """Measures the GPUs of this attempt. Without a driver it finds none."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
-        load: Optional[Callable[[], Nvml]] = None,
+        load: Callable[[], Nvml] = Nvml,
         device: str = DEVICE,
     ) -> None:
         self._nvml: Optional[Nvml] = None
         self._handles: List[Any] = []
         if os.path.exists(device):
-            self._open(environ.get("NVIDIA_VISIBLE_DEVICES", ""), load)
-
-    def _open(self, visible: str, load: Optional[Callable[[], Nvml]]) -> None:
-        try:
-            self._nvml = (load or Nvml)()
-        except NvmlError:
-            return
-        found = gpu_handles(self._nvml, visible)
-        self._handles = [handle for _, failed, handle in found if not failed]
+            try:
+                self._nvml = load()
+            except NvmlError:
+                return
+            found = gpu_handles(self._nvml, environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+            self._handles = [handle for _, failed, handle in found if not failed]
 
     def read(self) -> List[GpuUse]:
         if self._nvml is None:
@@ -289,7 +286,7 @@ class GpuMonitor:
 
 
 def gpu_totals(gpus: List[GpuUse]) -> Dict[str, float]:
-    """`gpu`: their mean use in percent. `gpu_memory`: MiB in use on all of them."""
+    """The usage of all cards: `gpu` is their mean in percent, `gpu_memory` the sum in MiB."""
     busy = [each.values["busy"] for each in gpus if "busy" in each.values]
     held = [each.values["held"] / _MIB for each in gpus if "held" in each.values]
     found = {"gpu": sum(busy) / len(busy)} if busy else {}
@@ -297,10 +294,10 @@ def gpu_totals(gpus: List[GpuUse]) -> Dict[str, float]:
 
 
 def gpu_use_of(gpus: List[GpuUse], pids: "set[int]") -> Dict[str, float]:
-    """The same for the cards that these processes use, as far as the driver reports it.
+    """The same for the cards that these processes use, as far as the driver reports their usage.
 
-    If other processes use a card, too, only the memory is known. A driver may number processes
-    differently than the container; then nothing is found.
+    If other processes use a card, too, only the memory is known. If the driver numbers processes
+    differently than the container, the result is empty.
     """
     used = [(gpu, pids & set(gpu.processes)) for gpu in gpus]
     mine = [(gpu, found) for gpu, found in used if found]

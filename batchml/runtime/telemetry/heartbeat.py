@@ -3,7 +3,8 @@
 A rank writes a small file, BATCHML_PROGRESS. The file is a sign of life for the supervisor, and
 shows which rank is slow: docs/seeing.md.
 
-The module must not have the function's name: its import would replace the function in the package.
+This module must not be named `progress`, because its import would replace the function of that name
+in the package.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Callable, NamedTuple, Optional
 
 VARIABLE = "BATCHML_PROGRESS"
 EVERY = 0.2  # least seconds between two writes: a step may take less than a millisecond
-_WIDTH = 95  # of the line, so that a shorter line overwrites a longer one
+_WIDTH = 95  # characters of the line, so that a new line overwrites the old one completely
 _UNKNOWN = "-"
 
 
@@ -23,18 +24,18 @@ class RankProgress(NamedTuple):
     """The content of a progress file. Times are of CLOCK_MONOTONIC, in seconds."""
 
     step: Optional[float]
-    waited: Optional[float]  # for other ranks, since `began`
-    at: float
-    began: float
+    waited: Optional[float]  # seconds of waiting for other ranks, since `began`
+    at: float  # when the file was written
+    began: float  # when the process called `progress` first
 
-    def write(self) -> str:
+    def to_text(self) -> str:
         step = _UNKNOWN if self.step is None else f"{self.step:.15g}"
         waited = _UNKNOWN if self.waited is None else f"{self.waited:.6f}"
         return f"{step} {waited} {self.at:.6f} {self.began:.6f}"
 
     @classmethod
     def read(cls, text: str) -> Optional[RankProgress]:
-        """None if the file is missing or was written by another program."""
+        """Read the text of a progress file; None for any other text."""
         words = text.split()
         try:
             step, waited = (None if word == _UNKNOWN else float(word) for word in words[:2])
@@ -47,8 +48,8 @@ class RankProgress(NamedTuple):
 def waited_share(before: Optional[RankProgress], now: RankProgress) -> Optional[float]:
     """The part of the time between two reports that the process spent waiting, 0 to 1.
 
-    Without `before`, of the time since the start. None if the program reports no waits, or has
-    reported nothing new.
+    Without `before` it is the part of the time since the start. None if the program reports no
+    waits, or has reported nothing new.
     """
     if now.waited is None:
         return None
@@ -74,7 +75,7 @@ class ProgressFile:
     def update(self, step: Optional[float], waited: Optional[float]) -> None:
         now = self._clock()
         if waited is not None:
-            # A wait before the first call was before `began`.
+            # The wait that the first call reports was before `began`.
             self._waited = (self._waited or 0.0) + (waited if self._began is not None else 0.0)
         if self._began is None:
             self._began = now
@@ -82,7 +83,8 @@ class ProgressFile:
         if now - self._written < EVERY:
             return
         self._written = now
-        line = RankProgress(self._step, self._waited, now, self._began).write().ljust(_WIDTH) + "\n"
+        progress = RankProgress(self._step, self._waited, now, self._began)
+        line = progress.to_text().ljust(_WIDTH) + "\n"
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
             try:
@@ -97,11 +99,11 @@ _files: "dict[str, ProgressFile]" = {}
 
 
 def progress(step: Optional[float] = None, *, waited: Optional[float] = None) -> None:
-    """Report the step of this process, and how many seconds of it the process `waited` for the
-    others: `progress(120, waited=0.03)`. Call it in every rank, at every step.
+    """Report the step of this rank, and how many seconds of the step it `waited` for other ranks:
+    `progress(120, waited=0.03)`. Call this in every rank, at every step.
 
-    The wait is best measured at a barrier before the gradients are reduced. Outside a run of ranks
-    this does nothing. A step or time that is not finite is ignored.
+    Measure the wait at a barrier before the gradients are reduced. Outside a run of ranks this does
+    nothing. A step or time that is not finite is ignored.
 
     Raises TypeError or ValueError for a value that is no number, as `float` does.
     """

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from batchml.runtime.entry.attempt import AttemptHandle
 
 EVERY = 2.0  # seconds between two marks
-# Points of each kind that are copied at once, evenly chosen and always with the last: a log costs
-# money by its size. The file has all points.
+# At most so many points of each kind are copied at once, evenly chosen and always with the last,
+# because a log costs money by its size. The file has all points.
 MAX_POINTS = 100
 _warned: set[str] = set()
 _BLOCK = 1 << 20
@@ -36,10 +36,11 @@ _MAX_POINT = 65_536  # bytes of one line
 
 
 def report(step: Optional[float] = None, *, total: Optional[float] = None, **values: float) -> bool:
-    """Record metrics of this moment: `report(step=3, loss=0.5)`.
+    """Record the current metrics: `report(step=3, loss=0.5)`.
 
     Values are numbers, or objects that `float` accepts: a tensor of one element, a NumPy scalar.
-    `total` is the last step; with it clients can show the progress and the expected end.
+    `total` is the number of the last step; clients need it to show the progress and the expected
+    end.
     Outside a run this does nothing. Of ranks that train together (RANK), only rank 0 records
     points; in the others, `report` shows their progress, as `progress` does.
 
@@ -102,7 +103,7 @@ def append_point(path: str, point: Mapping[str, float]) -> int:
     Returns the end of the line in the file; 0 if the path is no regular file.
     """
     line = encode_point(point).encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not block us
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not block
     descriptor = os.open(path, flags, 0o644)
     try:
         os.write(descriptor, line)
@@ -112,17 +113,17 @@ def append_point(path: str, point: Mapping[str, float]) -> int:
 
 
 def _whole(value: float) -> float:
-    """3 instead of 3.0."""
+    """A whole number as an int: JSON then has 3 instead of 3.0."""
     return int(value) if value.is_integer() else value
 
 
 class MetricsRelay:
-    """An attempt plug-in: copies points that the program adds to the metrics file to the log."""
+    """An attempt plug-in that copies the points in the metrics file to the log."""
 
     def __init__(self, attempt: AttemptHandle) -> None:
         self._attempt = attempt
         self._source = MetricsFile(attempt.env.metrics)
-        self._next = 0.0
+        self._next = 0.0  # the time of the next copy at the earliest
 
     def tick(self, now: float) -> None:
         if now >= self._next and self._copy():
@@ -144,7 +145,7 @@ class MetricsFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.read = 0  # bytes
+        self.read = 0  # bytes that were read
         self._rest = b""
 
     def new(self) -> list[dict[str, float]]:
@@ -152,7 +153,7 @@ class MetricsFile:
         return [point for point in map(read_point, self._lines()) if _has_values(point)]
 
     def _lines(self) -> list[bytes]:
-        """The lines that are complete. Only the end of a line that is too long is kept."""
+        """The new complete lines. Of a line that is too long only the end is kept."""
         try:
             data = _read_at(self._path, self.read)
         except OSError:  # the file does not exist yet, or was removed
@@ -183,9 +184,10 @@ def _has_values(point: Mapping[str, float]) -> bool:
 
 
 def thin_out(points: Sequence[Mapping[str, float]], most: int) -> list[Mapping[str, float]]:
-    """At most `most` points of each set of names, evenly chosen and with the last, in order.
+    """At most `most` points of each kind, evenly chosen and with the last, in order.
 
-    By sets of names, so that a rare metric is not lost among the points of a frequent one.
+    Points with the same names are of one kind, so that a rare metric is not lost among the points
+    of a frequent one.
     """
     kinds: dict[frozenset[str], list[int]] = {}
     for index, point in enumerate(points):

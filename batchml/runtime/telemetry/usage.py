@@ -1,4 +1,4 @@
-"""Write the usage of an attempt and of its ranks as marks: CPU, memory, GPUs, network."""
+"""Measure how much CPU, memory, GPU and network an attempt and its ranks use; write marks of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, usage_mark
+from batchml.runtime.protocol.variables import seconds_of
 from batchml.runtime.telemetry.gpus import GpuMonitor, GpuUse, gpu_totals, gpu_use_of
 from batchml.runtime.telemetry.heartbeat import VARIABLE, RankProgress, waited_share
 
@@ -15,24 +16,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from batchml.runtime.entry.attempt import AttemptHandle
 
-# --- host -----------------------------------------------------------------------------------------
-# CPU and memory of an attempt as the kernel counts them, by its container or by its processes.
+# --- CPU and memory -------------------------------------------------------------------------------
+# The kernel counts the CPU time and the memory of a container, and of each process.
 #
 # Sources: proc(5); cgroup-v2.rst, `cpu.stat`, `cpu.max`, `memory.current`; cgroup-v1/cpuacct.rst,
 # cgroup-v1/memory.rst; scheduler/sched-bwc.rst.
 
 
-# Programs that a container engine starts as process 1, with the entry as their only child.
+# Programs that a container engine may start as process 1, with the entry as their only child.
 INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
 _MIB = 1 << 20
 
 
 class Cgroup(NamedTuple):
-    """The control group of this container alone. Folders; empty if a controller is not there."""
+    """The control group of this container: the folder of each controller, or an empty text."""
 
     is_v2: bool
-    cpu: str  # has the used CPU time
-    quota: str
+    cpu: str  # the folder with the used CPU time
+    quota: str  # the folder with the limit of CPU time
     memory: str
 
     def cpu_seconds(self) -> Optional[float]:
@@ -54,8 +55,8 @@ class Cgroup(NamedTuple):
         return int(words[0]) / int(words[1])
 
     def memory_bytes(self) -> Optional[int]:
-        """The memory in use, without file pages that were not used lately: the kernel frees those
-        before it kills a process.
+        """The memory in use, without file pages that were not used lately, because the kernel frees
+        these pages before it kills a process.
         """
         name = "memory.current" if self.is_v2 else "memory.usage_in_bytes"
         held = read(f"{self.memory}/{name}").strip()  # empty in the machine's root group
@@ -66,21 +67,21 @@ class Cgroup(NamedTuple):
 
 
 def own_cgroup(pid: int = 0, proc: str = "/proc", root: str = "/sys/fs/cgroup") -> Optional[Cgroup]:
-    """The control group of the container, if the process `pid` (this one) is its entry; else None.
+    """The container's control group, if the process `pid`, or this one, is its entry; else None.
 
-    In any other process the group may have other runs, too: jobs that the embedded AWS Batch runs
-    as processes share the group of the server.
+    The control group of any other process may have several runs: jobs that the embedded AWS Batch
+    runs as processes share the group of the server.
     """
     if not is_entry(pid or os.getpid(), proc):
         return None
     lines = [line.split(":", 2) for line in read(f"{proc}/self/cgroup").splitlines()]
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    if set(paths) == {""}:  # one hierarchy, v2; "/" only with a namespace of its own
+    if set(paths) == {""}:  # one hierarchy, v2; "/" only if the container has its own namespace
         return Cgroup(True, root, root, root) if paths[""] == "/" else None
     folders = {}
     for name in ("cpuacct", "cpu", "memory"):
         # The mount must show this group, not the machine's whole tree.
-        mount = mounted(read(f"{proc}/self/mountinfo"), name, f"{root}/")
+        mount = find_mount(read(f"{proc}/self/mountinfo"), name, f"{root}/")
         folders[name] = mount[0] if mount and mount[1] == paths.get(name) else ""
     if not any(folders.values()):
         return None
@@ -95,7 +96,7 @@ def is_entry(pid: int, proc: str = "/proc") -> bool:
     return fields[1:2] == ["1"] and read(f"{proc}/1/comm").strip() in INITS
 
 
-def mounted(mountinfo: str, controller: str, below: str) -> "Optional[tuple[str, str]]":
+def find_mount(mountinfo: str, controller: str, below: str) -> "Optional[tuple[str, str]]":
     """The mount point of a controller of cgroup v1, and the group that it shows.
 
     Source: proc(5), /proc/PID/mountinfo: field 4 is the root of the mount, field 5 the mount point.
@@ -115,28 +116,27 @@ def cpu_of(stat: str) -> float:
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 15:  # the process has ended
         return 0.0
-    # utime, stime, and the same of children: proc(5)'s fields 14 to 17; `fields` begins with
-    # field 3
+    # utime, stime, and both of the children: fields 14 to 17 of proc(5); `fields` begins with 3.
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pids: List[int]) -> float:
-    """CPU seconds of the descendants: those that live, and those that were reaped."""
+    """CPU seconds of the processes `pids`, and of descendants that were reaped."""
     gone = resource.getrusage(resource.RUSAGE_CHILDREN)
     return gone.ru_utime + gone.ru_stime + sum(cpu_of(read(f"/proc/{pid}/stat")) for pid in pids)
 
 
 def memory_mib(pids: List[int]) -> float:
     """Memory of processes: the unshared memory of each, and once the largest shared memory."""
-    pages = [list(map(int, read(f"/proc/{pid}/statm").split()[1:3])) for pid in pids]
-    found = [each for each in pages if len(each) == 2]  # resident pages, shared ones among them
-    own = sum(resident - shared for resident, shared in found)
-    held = own + max((shared for _, shared in found), default=0)
-    return held * resource.getpagesize() // _MIB
+    fields = [list(map(int, read(f"/proc/{pid}/statm").split()[1:3])) for pid in pids]
+    pages = [each for each in fields if len(each) == 2]  # resident pages, shared pages among them
+    unshared = sum(resident - shared for resident, shared in pages)
+    largest_shared = max((shared for _, shared in pages), default=0)
+    return (unshared + largest_shared) * resource.getpagesize() // _MIB
 
 
 def pairs(text: str) -> Dict[str, str]:
-    """The lines `name value` of a file of the kernel."""
+    """Name -> value, from the lines `name value` of a file of the kernel."""
     found = (line.split() for line in text.splitlines())
     return {words[0]: words[1] for words in found if len(words) == 2}
 
@@ -160,21 +160,18 @@ def read(path: str) -> str:
         os.close(descriptor)
 
 
-# --- usage ----------------------------------------------------------------------------------------
-
-
 # --- Network --------------------------------------------------------------------------------------
 # Bytes that a node has received and sent.
 #
 # A container with its own network (nodes of multi-node jobs in AWS Batch, Docker's bridges,
 # Fargate) has its own counters. Other jobs of AWS Batch on EC2 use the host's network, whose
-# counters are of all its containers: then nothing is reported. Traffic that bypasses the kernel
-# (EFA, InfiniBand) is not counted. Source: proc(5), /proc/net/dev.
+# counters are those of all containers on it: then nothing is reported. Traffic that bypasses the
+# kernel (EFA, InfiniBand) is not counted. Source: proc(5), /proc/net/dev.
 
 
 DEV = "/proc/self/net/dev"
 LOOPBACK = "lo"
-# Interfaces of a host that runs containers; a container has none of them.
+# Interfaces that only a host that runs containers has.
 _HOST_INTERFACES = ("docker", "veth", "br-", "virbr", "cni", "podman", "flannel", "cali")
 
 Traffic = Tuple[int, int]  # bytes received, bytes sent
@@ -203,30 +200,25 @@ def interfaces(
     """
     names = [name for name in counters(text) if name != LOOPBACK]
     address = environ.get("BATCHML_NODE_ADDRESS", "")
-    if address:  # in the embedded AWS Batch: in its own namespace, or one of many addresses of lo
+    if address:  # of the embedded AWS Batch: the node has a namespace, or only an address of `lo`
         found = owner(address)
         return (found,) if found in names else None
-    if "AWS_BATCH_JOB_NODE_INDEX" in environ or (is_entry and not _is_host(names)):
+    is_host = any(name.startswith(_HOST_INTERFACES) for name in names)
+    if "AWS_BATCH_JOB_NODE_INDEX" in environ or (is_entry and not is_host):
         return tuple(names) or None
     return None
 
 
-def _is_host(names: "list[str]") -> bool:
-    return any(name.startswith(_HOST_INTERFACES) for name in names)
-
-
-def traffic_of(text: str, chosen: "Optional[Tuple[str, ...]]") -> Optional[Traffic]:
-    """The sum of bytes of these interfaces."""
-    if chosen is None:
-        return None
+def traffic_of(text: str, chosen: Optional[Tuple[str, ...]]) -> Optional[Traffic]:
+    """The sum of bytes of these interfaces; None if there are none. `text` is /proc/net/dev."""
     found = counters(text)
-    known = [found[name] for name in chosen if name in found]
-    return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None
+    traffic = [found[name] for name in chosen or () if name in found]
+    return (sum(each[0] for each in traffic), sum(each[1] for each in traffic)) if traffic else None
 
 
 # --- Ranks ----------------------------------------------------------------------------------------
-# A rank is all processes with the same RANK in their environment, whoever set it: batchml, torchrun
-# or another launcher.
+# The processes with the same RANK in their environment are one rank, whether batchml, torchrun or
+# another launcher has set the variable.
 
 
 _RANK, _PROGRESS = "RANK=", f"{VARIABLE}="
@@ -274,14 +266,14 @@ class RankMeter:
         self, pids: List[int], seconds: float, gpus: List[GpuUse]
     ) -> Dict[int, Dict[str, float]]:
         """Rank -> cpu in cores, memory in MiB, gpu in percent, gpu_memory in MiB, step, and waited
-        in percent; each if it is known. `seconds`: since the last measurement.
+        in percent, as far as they are known. `seconds` is the time since the last measurement.
         """
         cpu: Dict[Tuple[int, int], float] = {}
         found: Dict[int, Dict[str, float]] = {}
         for rank in ranks_of(pids, self._read):
             key = (rank.number, rank.pids[0])
             cpu[key] = sum(cpu_of(self._read(f"/proc/{pid}/stat")) for pid in rank.pids)
-            # A rank that is new has used all its CPU time since the last measurement.
+            # A new rank has used all its CPU time since the last measurement.
             used = max(0.0, cpu[key] - self._cpu.get(key, 0.0))
             found[rank.number] = {
                 "cpu": used / seconds,
@@ -297,7 +289,7 @@ class RankMeter:
         if now is None:
             return {}
         before, share = self._progress.get(rank.number, (None, None))
-        if before != now:  # else the step takes longer than the interval: keep the last share
+        if before != now:  # if equal, a step takes longer than the interval: keep the last share
             share = waited_share(before, now)
         self._progress[rank.number] = now, share
         found = {} if now.step is None else {"step": now.step}
@@ -308,23 +300,25 @@ class RankMeter:
 
 
 FIRST = 5.0  # seconds from the start to the first mark
-EARLY, EARLY_UNTIL = 10.0, 120.0  # seconds between two marks, until so long after the start
+EARLY = 10.0  # seconds between two marks in the first EARLY_UNTIL seconds
+EARLY_UNTIL = 120.0
 EVERY = 30.0  # seconds between two marks after that
-# the variable that sets another interval between two marks, in seconds
-INTERVAL = "BATCHML_USAGE_EVERY"
+INTERVAL = "BATCHML_USAGE_EVERY"  # sets another interval between two marks, in seconds
 
 
 class Counters(NamedTuple):
-    """Values that only grow, at a time of CLOCK_MONOTONIC."""
+    """Values that only grow, and the time at which they were read."""
 
-    at: float
-    cpu: float  # seconds
+    at: float  # seconds of CLOCK_MONOTONIC
+    cpu: float  # seconds of CPU time
     traffic: Optional[Traffic] = None
 
 
 def rates(before: Counters, now: Counters) -> Dict[str, float]:
-    """Cores, and bytes a second in and out, between two measurements. A counter that has become
-    smaller was reset."""
+    """Cores, and bytes a second in and out, between two measurements.
+
+    A counter that has become smaller was reset.
+    """
     seconds = now.at - before.at
     found = {"cpu": max(0.0, now.cpu - before.cpu) / seconds}
     if before.traffic is not None and now.traffic is not None:
@@ -346,7 +340,7 @@ class UsageReporter:
         self._interfaces: Optional[Tuple[str, ...]] = None
         self._began = 0.0
         self._last: Optional[Counters] = None
-        self._interval = _seconds(attempt.environ.get(INTERVAL, ""))
+        self._interval = seconds_of(attempt.environ.get(INTERVAL), least=0.5, default=0.0)
         self._wait = self._interval or FIRST
 
     def tick(self, now: float) -> None:
@@ -366,7 +360,7 @@ class UsageReporter:
         self._group = own_cgroup()
         entry, devices = is_entry(os.getpid()), read(DEV)
         self._interfaces = interfaces(environ, entry, devices, interface_of)
-        # Without a control group, processes are counted, which have used nothing yet.
+        # Without a control group the processes are measured, which have used nothing yet.
         cpu = self._group.cpu_seconds() if self._group else None
         return Counters(now, cpu or 0.0, traffic_of(devices, self._interfaces))
 
@@ -374,7 +368,7 @@ class UsageReporter:
         pids = self._attempt.pids()
         group = self._group
         cpu = group.cpu_seconds() if group else None
-        held = group.memory_bytes() if group else None
+        memory = group.memory_bytes() if group else None
         found = Counters(
             now, cpu_seconds(pids) if cpu is None else cpu, traffic_of(read(DEV), self._interfaces)
         )
@@ -382,7 +376,7 @@ class UsageReporter:
         cores = group.cores() if group else None
         sample = {
             **rates(last, found),
-            "memory": float(memory_mib(pids) if held is None else held // _MIB),
+            "memory": float(memory_mib(pids) if memory is None else memory // _MIB),
             **gpu_totals(gpus),
             **({"cores": cores} if cores else {}),
         }
@@ -392,12 +386,3 @@ class UsageReporter:
             self._attempt.mark(ranks_mark(ranks)[len(MARK) :])
         self._last = found
         self._wait = self._interval or (EARLY if now - self._began < EARLY_UNTIL else EVERY)
-
-
-def _seconds(text: str) -> Optional[float]:
-    """The number of seconds; None for an invalid value, which a user may have set."""
-    try:
-        found = float(text)
-    except ValueError:
-        return None
-    return found if 0.5 <= found < 1e6 else None

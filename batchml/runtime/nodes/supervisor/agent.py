@@ -17,7 +17,7 @@ from batchml.runtime.nodes.link.connection import Message
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
-from batchml.runtime.telemetry.usage import mounted, pairs, read
+from batchml.runtime.telemetry.usage import find_mount, pairs, read
 
 _STACKS_LIMIT = 1.0  # seconds that ranks have to write their stacks
 _CHECK_EVERY = 1.0  # seconds between two checks for signs of life
@@ -369,7 +369,7 @@ def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
     path, folder, mounted_at, name = paths.get("", "/"), root, "/", "memory.events"
     if "memory" in paths:  # cgroup v1
         path, name = paths["memory"], "memory.oom_control"
-        mount = mounted(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
+        mount = find_mount(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
         folder, mounted_at = mount or (f"{root}/memory", "/")
     top = mounted_at.rstrip("/")
     below = path[len(top) :] if f"{path}/".startswith(f"{top}/") else ""
