@@ -16,9 +16,7 @@ from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import qualified
 from batchml.errors import BatchmlError, NotConverging, WouldLoseData
 from batchml.model.names import bare_name
-from batchml.setup import sharing
-from batchml.setup import steps as batch_steps
-from batchml.setup import steps as stack_steps
+from batchml.setup import sharing, steps
 from batchml.setup.desired import SetupSpec
 from batchml.setup.plan import make_plan
 from batchml.setup.sharing import (
@@ -33,33 +31,28 @@ from batchml.setup.sharing import (
 )
 from batchml.setup.tools import SetupTools, Steps
 
-# --- one step -------------------------------------------------------------------------------
-# Each function takes a step, waits until AWS has finished, and returns the state after it. While it
-# waits it yields messages for the user.
-
-
-def perform(step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools) -> Steps:
-    """Take a step. Raises SetupFailed, or AWS's error."""
-    return (yield from _PERFORMERS[step.kind](step, wanted, facts, tools))
-
-
 _PERFORMERS: dict[
     ResourceKind, Callable[[PlanStep, WantedState, CurrentState, SetupTools], Steps]
 ] = {
-    ResourceKind.STACK: stack_steps.change_stack,
-    ResourceKind.PLACEMENT_GROUP: batch_steps.change_placement_group,
-    ResourceKind.LAUNCH_TEMPLATE: batch_steps.change_launch_template,
-    ResourceKind.POLICY: batch_steps.change_policy,
-    ResourceKind.ENVIRONMENT: batch_steps.change_environment,
-    ResourceKind.QUEUE: batch_steps.change_queue,
-    ResourceKind.DEFINITION: batch_steps.change_definition,
+    ResourceKind.STACK: steps.change_stack,
+    ResourceKind.PLACEMENT_GROUP: steps.change_placement_group,
+    ResourceKind.LAUNCH_TEMPLATE: steps.change_launch_template,
+    ResourceKind.POLICY: steps.change_policy,
+    ResourceKind.ENVIRONMENT: steps.change_environment,
+    ResourceKind.QUEUE: steps.change_queue,
+    ResourceKind.DEFINITION: steps.change_definition,
 }
 
 
-# --- a whole plan ---------------------------------------------------------------------------
+def perform(step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools) -> Steps:
+    """Take a step, wait until AWS has finished, and return the state after it.
+
+    While it waits it yields messages for the user. Raises SetupFailed, or AWS's error.
+    """
+    return _PERFORMERS[step.kind](step, wanted, current, tools)
 
 
-Planner = Callable[[CurrentState], WantedState]
+Planner = Callable[[CurrentState], WantedState]  # the wanted state, given the current state
 
 BEGUN = "..."
 
@@ -71,147 +64,132 @@ class StepProgress(Struct, frozen=True):
     text: str = ""
 
 
-def read_state_for_plan(scheme: SetupSpec, tools: SetupTools, planner: Planner) -> CurrentState:
+def read_state_for_plan(spec: SetupSpec, tools: SetupTools, planner: Planner) -> CurrentState:
     """Read the current state, and what AWS says about the changes that a plan would make."""
-    facts = with_causes(read_state(scheme, tools), tools)
-    facts = with_definitions(facts, planner(facts), tools.batch)
-    facts = with_runs(facts, planner(facts), tools.compute)
-    return with_proposals(facts, planner(facts), tools)
+    current = with_failure_causes(read_state(spec, tools), tools)
+    current = with_definitions(current, planner(current), tools.batch)
+    current = with_runs(current, planner(current), tools.compute)
+    return with_change_sets(current, planner(current), tools)
 
 
-def read_state(scheme: SetupSpec, tools: SetupTools) -> CurrentState:
+def read_state(spec: SetupSpec, tools: SetupTools) -> CurrentState:
     """Read the current state by at most 4 calls, and 3 for each stack and launch template."""
-    stacks, lent, sharers = _stacks(scheme, tools)
+    stacks, owner_stacks, sharers = _read_stacks(spec, tools)
     return replace(
-        _batch_facts(scheme, tools.compute),
+        _read_batch(spec, tools.compute),
         stacks=stacks,
-        lent=lent,
+        owner_stacks=owner_stacks,
         sharers=sharers,
-        groups={name: {} for name in tools.launch.groups(scheme.name)} if tools.launch else {},
-        templates=tools.launch.templates(scheme.name) if tools.launch else {},
-        definitions=frozenset(),
+        groups={name: {} for name in tools.launch.groups(spec.name)} if tools.launch else {},
+        templates=tools.launch.templates(spec.name) if tools.launch else {},
     )
 
 
-def _stacks(
-    scheme: SetupSpec, tools: SetupTools
+def _read_stacks(
+    spec: SetupSpec, tools: SetupTools
 ) -> tuple[dict[str, Stack], dict[str, Stack], tuple[str, ...]]:
     """The environment's stacks, stacks shared with it, and environments that share with it."""
-    if not scheme.stack_names:
+    if not spec.stack_names:
         return {}, {}, ()
-    owner = scheme.environment.storage.shared_with
+    owner = spec.environment.storage.shared_with
     found = tools.stacks.read_all(
-        scheme.stack_names,
-        lambda stack: (
-            sharing.is_shared_stack(owner, stack) or sharing.is_sharer(scheme.name, stack)
-        ),
+        spec.stack_names,
+        lambda stack: sharing.is_shared_stack(owner, stack) or sharing.is_sharer(spec.name, stack),
     )
-    return _in_order(scheme, found), *sharing.find_shared_stacks(scheme.name, owner, found)
+    stacks = {name: found[name] for name in spec.stack_names if name in found}  # in their order
+    return stacks, *sharing.find_shared_stacks(spec.name, owner, found)
 
 
-def _in_order(scheme: SetupSpec, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
-    return {name: stacks[name] for name in scheme.stack_names if name in stacks}
-
-
-def _batch_facts(scheme: SetupSpec, compute: ComputeApi) -> CurrentState:
+def _read_batch(spec: SetupSpec, compute: ComputeApi) -> CurrentState:
     """The resources that `setup` made, and resources with a name that it would use."""
 
     def ours(
         found: Mapping[str, dict[str, Any]], described: Iterable[str]
     ) -> dict[str, dict[str, Any]]:
-        names = {qualified(scheme.name, each) for each in described}
+        names = {qualified(spec.name, each) for each in described}
+        tags = {TAG_ENV: spec.name, TAG_SOURCE: "setup"}
         return {
             name: detail
             for name, detail in found.items()
-            if name in names or _is_ours(scheme, detail.get("tags") or {})
+            if name in names or tags.items() <= (detail.get("tags") or {}).items()
         }
 
-    # For each kind: a queue made by hand may have the name of a described compute environment.
-    described = scheme.environment
-    there = compute.queues()
-    queues = ours(there, described.queues)
+    # Names count for each kind alone: a queue made by hand may have a compute environment's name.
+    described, queues = spec.environment, compute.queues()
+    our_queues = ours(queues, described.queues)
+    users: dict[str, tuple[str, ...]] = {}
+    for name in sorted(queues.keys() - our_queues.keys()):
+        for entry in queues[name].get("computeEnvironmentOrder", ()):
+            used = bare_name(entry["computeEnvironment"])
+            users[used] = (*users.get(used, ()), name)
     return CurrentState(
         environments=ours(compute.environments(), described.compute),
-        queues=queues,
+        queues=our_queues,
         policies=ours(compute.policies(), described.queues),
-        users=_users({name: there[name] for name in there.keys() - queues.keys()}),
+        foreign_users=users,
     )
 
 
-def _users(queues: Mapping[str, dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Compute environment -> the queues that use it."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name in sorted(queues):
-        for entry in queues[name].get("computeEnvironmentOrder", ()):
-            used = bare_name(entry["computeEnvironment"])
-            found[used] = (*found.get(used, ()), name)
-    return found
-
-
-def _is_ours(scheme: SetupSpec, tags: Mapping[str, str]) -> bool:
-    return tags.get(TAG_ENV) == scheme.name and tags.get(TAG_SOURCE) == "setup"
-
-
-def with_runs(facts: CurrentState, wanted: WantedState, compute: ComputeApi) -> CurrentState:
+def with_runs(current: CurrentState, wanted: WantedState, compute: ComputeApi) -> CurrentState:
     """Add the number of runs in the queues that the plan deletes or replaces."""
-    doomed = [
-        step.name for step in make_plan(wanted, facts)
+    names = [
+        step.name for step in make_plan(wanted, current)
         if step.kind is ResourceKind.QUEUE and step.action in (Action.DELETE, Action.REPLACE)
-        and facts.queues[step.name].get("status") != "DELETING"
+        and current.queues[step.name].get("status") != "DELETING"
     ]  # fmt: skip
-    counts = {name: compute.unfinished(name) for name in doomed}
-    return replace(facts, busy={name: count for name, count in counts.items() if count})
+    counts = {name: count for name in names if (count := compute.unfinished(name))}
+    return replace(current, unfinished_runs=counts)
 
 
-def with_definitions(facts: CurrentState, wanted: WantedState, batch: JobApi) -> CurrentState:
+def with_definitions(current: CurrentState, wanted: WantedState, batch: JobApi) -> CurrentState:
     """Add the wanted job definitions that exist: one call for each."""
     known = [name for name in wanted.definitions if batch.has_definition(name)]
-    return replace(facts, definitions=frozenset(known))
+    return replace(current, definitions=frozenset(known))
 
 
-def with_proposals(facts: CurrentState, wanted: WantedState, tools: SetupTools) -> CurrentState:
-    """Ask AWS for the changes that stack updates would make, and for manual changes to stacks.
+def with_change_sets(current: CurrentState, wanted: WantedState, tools: SetupTools) -> CurrentState:
+    """Create a change set for each stack to update, and ask for manual changes to its resources.
 
-    The change sets stay until they are executed or `discard_proposals` is called.
+    The change sets exist until they are executed or `discard_change_sets` is called.
     """
     for blueprint in wanted.stacks:
-        stack = facts.stacks.get(blueprint.name)
+        stack = current.stacks.get(blueprint.name)
         if stack is None or not is_known(blueprint.parameters):
             continue
         step = next(
-            step for step in make_plan(wanted, facts)
+            step for step in make_plan(wanted, current)
             if step.kind is ResourceKind.STACK and step.name == blueprint.name
         )  # fmt: skip
         if step.action is Action.UPDATE and not step.how:
-            proposal = tools.propose(blueprint, stack)
-            facts = replace(facts, proposals={**facts.proposals, stack.name: proposal})
-            if not proposal.is_empty:
+            change_set = tools.create_change_set(blueprint, stack)
+            current = replace(current, change_sets={**current.change_sets, stack.name: change_set})
+            if not change_set.is_empty:
                 drifts = tools.drifts(stack.name)
-                facts = replace(facts, drifts={**facts.drifts, stack.name: drifts})
-    return facts
+                current = replace(current, drifts={**current.drifts, stack.name: drifts})
+    return current
 
 
-def with_causes(facts: CurrentState, tools: SetupTools) -> CurrentState:
+def with_failure_causes(current: CurrentState, tools: SetupTools) -> CurrentState:
     """Add the first cause for each stack whose last operation failed."""
-    causes = {
+    failure_causes = {
         stack.name: tools.first_cause(stack)
-        for stack in facts.stacks.values()
+        for stack in current.stacks.values()
         if "FAILED" in stack.status or stack.status == "ROLLBACK_COMPLETE"
     }
-    return replace(facts, causes=causes)
+    return replace(current, failure_causes=failure_causes)
 
 
-def discard_proposals(facts: CurrentState, tools: SetupTools) -> None:
+def discard_change_sets(current: CurrentState, tools: SetupTools) -> None:
     """Delete the change sets of a plan that is not carried out."""
-    for proposal in facts.proposals.values():
+    for change_set in current.change_sets.values():
         try:
-            tools.stacks.discard(proposal.id)
+            tools.stacks.discard(change_set.id)
         except BatchmlError:
-            continue  # it is gone, or another program executed it
+            continue  # it does not exist any more, or another program executed it
 
 
 def apply_plan(
-    planner: Planner, facts: CurrentState, tools: SetupTools, agreed: set[PlanStep]
+    planner: Planner, current: CurrentState, tools: SetupTools, agreed: set[PlanStep]
 ) -> Iterator[StepProgress]:
     """Take every step in order, and yield messages.
 
@@ -221,8 +199,8 @@ def apply_plan(
     taken: set[tuple[ResourceKind, str, Action, tuple[str, ...], str]] = set()
     agreed_losses = {(step.kind, step.name, step.loses) for step in agreed}
     while True:
-        wanted = planner(facts)
-        step = next((step for step in make_plan(wanted, facts) if step.changes), None)
+        wanted = planner(current)
+        step = next((step for step in make_plan(wanted, current) if step.changes), None)
         if step is None:
             return
         key = (step.kind, step.name, step.action, step.reasons, step.how)
@@ -233,10 +211,10 @@ def apply_plan(
         if step.loses and (step.kind, step.name, step.loses) not in agreed_losses:
             raise WouldLoseData(step.kind, step.name, step.action.value, step.loses, step.reasons)
         yield StepProgress(step, BEGUN)
-        run = perform(step, wanted, facts, tools)
+        performing = perform(step, wanted, current, tools)
         try:
             while True:
-                yield StepProgress(step, next(run))
+                yield StepProgress(step, next(performing))
         except StopIteration as end:
-            facts = end.value
+            current = end.value
         yield StepProgress(step)

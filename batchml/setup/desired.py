@@ -26,7 +26,7 @@ from batchml.setup.sharing import TAG_SOURCE, UNKNOWN, CurrentState, WantedState
 STACKS = ("network", "roles", "storage", "observability", "ami")
 DATA_STACKS = ("storage", "observability")  # these hold the files and the logs of jobs
 
-TAG_DATA = "batchml:data"  # on a stack: `delete` or `files`, once these may be deleted with it
+TAG_DATA = "batchml:data"  # tag of a stack: `delete`, or `files` for its file system alone
 
 _OUTPUTS = {
     "network": ("VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId"),
@@ -88,45 +88,45 @@ class SetupSpec(Struct, frozen=True):
         return [] if self.is_local else [self.stack(short) for short in STACKS]
 
 
-def wanted_state(scheme: SetupSpec, facts: CurrentState) -> WantedState:
+def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
     """The wanted state for `setup`."""
-    outputs = _outputs(scheme, facts)
+    outputs = _outputs(spec, current)
     flat = {key: value for inner in outputs.values() for key, value in inner.items()}
-    if scheme.environment.storage.shared_with:
-        flat = sharing.with_shared_outputs(flat, facts)
-    site = make_site(scheme.name, scheme.environment, flat)
-    batch = _batch(scheme, site, facts)
-    if scheme.is_local:
-        queues = {**_original_queue(facts), **batch.pop("queues")}
-        return WantedState(**batch, queues=queues, definitions=dict(scheme.definitions(Platform())))
-    platform = make_platform(scheme.name, scheme.environment, flat)
+    if spec.environment.storage.shared_with:
+        flat = sharing.with_shared_outputs(flat, current)
+    site = make_site(spec.name, spec.environment, flat)
+    batch = _batch(spec, site, current)
+    if spec.is_local:
+        queues = {**_original_queue(current), **batch.pop("queues")}
+        return WantedState(**batch, queues=queues, definitions=dict(spec.definitions(Platform())))
+    platform = make_platform(spec.name, spec.environment, flat)
     return WantedState(
-        stacks=tuple(_blueprint(scheme, short, outputs) for short in wanted_stacks(scheme)),
-        **_launch(scheme, site),
+        stacks=tuple(_blueprint(spec, short, outputs) for short in wanted_stacks(spec)),
+        **_launch(spec, site),
         **batch,
-        definitions=dict(scheme.definitions(platform)),
-        shared_with=scheme.environment.storage.shared_with,
+        definitions=dict(spec.definitions(platform)),
+        shared_with=spec.environment.storage.shared_with,
     )
 
 
-def wanted_by_command(scheme: SetupSpec, facts: CurrentState) -> WantedState:
-    """The wanted state for a single command: only the compute environments and queues."""
-    everything = wanted_state(scheme, facts)
+def wanted_by_command(spec: SetupSpec, current: CurrentState) -> WantedState:
+    """The wanted state for `compute create` and `queue create`: no stacks, no job definitions."""
+    everything = wanted_state(spec, current)
     return replace(
         everything,
         stacks=(),
         definitions={},
-        is_all=False,
-        environments=_tag_as_command(everything.environments, facts.environments),
+        deletes_unwanted=False,
+        environments=_tag_as_command(everything.environments, current.environments),
         queues=_tag_as_command(
             {
                 name: request
                 for name, request in everything.queues.items()
                 if request is not _LOCAL_DEFAULT
             },
-            facts.queues,
+            current.queues,
         ),
-        policies=_tag_as_command(everything.policies, facts.policies),
+        policies=_tag_as_command(everything.policies, current.policies),
     )
 
 
@@ -137,54 +137,54 @@ def _tag_as_command(
 
     Resources that `setup` made keep its tag.
     """
-    marked = {}
+    tagged = {}
     for name, request in requests.items():
-        before = (found.get(name, {}).get("tags") or {}).get(TAG_SOURCE, "command")
-        marked[name] = {**request, "tags": {**request["tags"], TAG_SOURCE: before}}
-    return marked
+        source = (found.get(name, {}).get("tags") or {}).get(TAG_SOURCE, "command")
+        tagged[name] = {**request, "tags": {**request["tags"], TAG_SOURCE: source}}
+    return tagged
 
 
-def _original_queue(facts: CurrentState) -> dict[str, dict[str, Any]]:
-    """The embedded server's own queue in its original state, if `setup` has changed it."""
-    return {LOCAL_QUEUE: _LOCAL_DEFAULT} if LOCAL_QUEUE in facts.queues else {}
+def _original_queue(current: CurrentState) -> dict[str, dict[str, Any]]:
+    """The queue with which the embedded server starts, if it still exists."""
+    return {LOCAL_QUEUE: _LOCAL_DEFAULT} if LOCAL_QUEUE in current.queues else {}
 
 
 def state_after_teardown(
-    scheme: SetupSpec, facts: CurrentState, *, delete_data: bool, delete_files: bool = False
+    spec: SetupSpec, current: CurrentState, *, delete_data: bool, delete_files: bool = False
 ) -> WantedState:
     """The wanted state after `teardown`: nothing, or the stacks with data and their network.
 
     With `delete_files` the file system, whose files are archived, and the network are deleted too.
     """
-    if scheme.is_local:
-        return WantedState(queues=_original_queue(facts))
-    data = tuple(map(scheme.stack, DATA_STACKS))
-    storage, network = (facts.stacks.get(scheme.stack(each)) for each in ("storage", "network"))
+    if spec.is_local:
+        return WantedState(queues=_original_queue(current))
+    data = tuple(map(spec.stack, DATA_STACKS))
+    storage, network = (current.stacks.get(spec.stack(each)) for each in ("storage", "network"))
     kept: tuple[Blueprint, ...] = ()
-    held: dict[str, str] = {}
-    if network is not None and facts.sharers:
-        # Their instances are in its subnets.
-        held = {network.name: f"{', '.join(facts.sharers)} uses it"}
+    needed_by_others: dict[str, str] = {}
+    if network is not None and current.sharers:
+        # The instances of the environments that share the workspace are in its subnets.
+        needed_by_others = {network.name: f"{', '.join(current.sharers)} uses it"}
     elif (
         storage is not None
         and storage.outputs.get("FileSystemId")
         and network
         and not (delete_data or delete_files)
     ):
-        # The file system needs the network's subnets. Remove what costs money by the hour.
-        bare = {**network.parameters, "Egress": "none"}
-        kept = (Blueprint(network.name, network.template, bare, network.tags),)
+        # The file system needs the network's subnets. Remove only what costs money by the hour.
+        parameters = {**network.parameters, "Egress": "none"}
+        kept = (Blueprint(network.name, network.template, parameters, network.tags),)
     if storage is not None and not delete_data:
         if storage.parameters.get(sharing.PARAMETER):
-            # An environment that is torn down does not block another one's file system.
-            alone = {**storage.parameters, sharing.PARAMETER: ""}
-            kept += (_protected(storage, alone, storage.tags),)
+            # This environment must not keep the other one from deleting its file system.
+            parameters = {**storage.parameters, sharing.PARAMETER: ""}
+            kept += (_protected(storage, parameters, storage.tags),)
         elif delete_files and not (storage.outputs.get("FileSystemId") or storage.is_protected):
             # A command removed the file system, and was killed before it protected the stack.
             kept += (_protected(storage, storage.parameters, storage.tags),)
     return WantedState(
         stacks=kept, data_stacks=data, deletes_data=delete_data, deletes_files=delete_files,
-        is_backwards=True, held=held,
+        stacks_last=True, needed_by_others=needed_by_others,
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ _BLOCK = re.compile(rf"(?m)^  ({_FILES}):\n(?:(?:    .*)?\n)+")
 
 
 def with_deletable_files(stack: Stack) -> Blueprint:
-    """Change a stack so that only its file system is deleted once it is removed from the stack."""
+    """Change a stack so that removing the file system from the stack deletes the file system."""
     text = _BLOCK.sub(lambda found: _unretained(found[0]), f"{stack.template}\n")
     return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "files"})
 
@@ -231,14 +231,14 @@ def _unretained(text: str) -> str:
     )
 
 
-def _is_whole(status: str) -> bool:
-    """Whether the resources of a stack exist; during an update, those from before."""
+def _has_resources(status: str) -> bool:
+    """Whether the resources of a stack exist; during an update, its earlier resources."""
     return status.startswith("UPDATE_") or status in ("CREATE_COMPLETE", "IMPORT_COMPLETE")
 
 
-def wanted_stacks(scheme: SetupSpec) -> list[str]:
+def wanted_stacks(spec: SetupSpec) -> list[str]:
     """The stacks that an environment needs, in the order of creation."""
-    environment = scheme.environment
+    environment = spec.environment
     unneeded = set()
     if environment.network.is_given:
         unneeded.add("network")
@@ -253,25 +253,25 @@ def needs_image(environment: Environment) -> bool:
     return "build" in images or (not images and environment.ami == "build")
 
 
-def _outputs(scheme: SetupSpec, facts: CurrentState) -> dict[str, dict[str, str]]:
+def _outputs(spec: SetupSpec, current: CurrentState) -> dict[str, dict[str, str]]:
     """The outputs of the wanted stacks: AWS's values, or placeholders where they will change."""
     found: dict[str, dict[str, str]] = {}
-    for short in wanted_stacks(scheme):
-        stack = facts.stacks.get(scheme.stack(short))
-        if stack is None or not _is_whole(stack.status):
+    for short in wanted_stacks(spec):
+        stack = current.stacks.get(spec.stack(short))
+        if stack is None or not _has_resources(stack.status):
             found[short] = {key: _unknown(short, key) for key in _OUTPUTS[short]}
             continue
-        parameters = _blueprint(scheme, short, found).parameters
-        deciding, decided = _DECIDES.get(short, ((), ()))
-        moves = any(parameters[key] != stack.parameters.get(key) for key in deciding)
-        unknown = {key: _unknown(short, key) for key in decided} if moves else {}
+        parameters = _blueprint(spec, short, found).parameters
+        inputs, results = _CHANGES_OUTPUTS.get(short, ((), ()))
+        will_change = any(parameters[key] != stack.parameters.get(key) for key in inputs)
+        unknown = {key: _unknown(short, key) for key in results} if will_change else {}
         found[short] = {**stack.outputs, **unknown}
     return found
 
 
 # Stack -> the parameters whose update changes outputs, and these outputs. So the plan shows the
 # consequences of an update before AWS has made it.
-_DECIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_CHANGES_OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "network": (("VpcCidr", "SubnetBits", "Zones"), ("SubnetIds", "BuildSubnetId")),
     "storage": (
         ("Workspace",),
@@ -282,25 +282,24 @@ _DECIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _unknown(short: str, key: str) -> str:
+    """The placeholder for an output of a stack: `«network.SubnetIds»`."""
     return f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
-def _blueprint(
-    scheme: SetupSpec, short: str, outputs: Mapping[str, Mapping[str, str]]
-) -> Blueprint:
-    environment = scheme.environment
-    given = {
-        "EnvironmentName": scheme.name,
-        **_PARAMETERS[short](scheme.name, environment, outputs),
+def _blueprint(spec: SetupSpec, short: str, outputs: Mapping[str, Mapping[str, str]]) -> Blueprint:
+    environment = spec.environment
+    parameters = {
+        "EnvironmentName": spec.name,
+        **_PARAMETERS[short](spec.name, environment, outputs),
     }
     if short == "ami":
-        given["ContentVersion"] = content_version(scheme.templates[short])
+        parameters["ContentVersion"] = content_version(spec.templates[short])
     holds_data = short in DATA_STACKS
     return Blueprint(
-        name=scheme.stack(short),
-        template=scheme.templates[short],
-        parameters=given,
-        tags={**environment.tags, "batchml:env": scheme.name},
+        name=spec.stack(short),
+        template=spec.templates[short],
+        parameters=parameters,
+        tags={**environment.tags, sharing.TAG_ENV: spec.name},
         is_protected=holds_data,
         policy=_STACK_POLICY if holds_data else "",
     )
@@ -326,10 +325,9 @@ def _network(env: str, environment: Environment, outputs: Outputs) -> dict[str, 
 
 
 def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
-    allowed = str(environment.gpu_mode == "driver-mount").lower()
     return {
         "LogGroupName": log_group(env),
-        "AllowPrivileged": allowed,
+        "AllowPrivileged": str(environment.gpu_mode == "driver-mount").lower(),
         "JobSecrets": ",".join(environment.secrets),
         "AllowQuarantine": str(environment.quarantine).lower(),
     }
@@ -338,7 +336,7 @@ def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, st
 def _storage(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
     storage = environment.storage
     if storage.shared_with:
-        # The other environment has the file system.
+        # The file system is in the other environment's stack.
         return {"Workspace": "none", sharing.PARAMETER: storage.shared_with}
     return {
         "Workspace": storage.workspace,
@@ -394,8 +392,8 @@ _PARAMETERS: dict[str, Callable[[str, Environment, Outputs], dict[str, str]]] = 
 }
 
 
-def _launch(scheme: SetupSpec, site: Site) -> dict[str, Any]:
-    computes = scheme.environment.compute
+def _launch(spec: SetupSpec, site: Site) -> dict[str, Any]:
+    computes = spec.environment.compute
     return {
         "groups": {
             site.named(name): ec2.placement_group_request(site, name)
@@ -409,49 +407,49 @@ def _launch(scheme: SetupSpec, site: Site) -> dict[str, Any]:
     }
 
 
-def _batch(scheme: SetupSpec, site: Site, facts: CurrentState) -> dict[str, Any]:
-    environment = scheme.environment
+def _batch(spec: SetupSpec, site: Site, current: CurrentState) -> dict[str, Any]:
+    environment = spec.environment
     policies = {
         site.named(name): resources.scheduling_policy_request(site, name, queue.fair_share)
         for name, queue in environment.queues.items()
         if queue.fair_share is not None
     }
-    found = {
+    kinds = {
         "policies": policies,
         "environments": {
             site.named(name): resources.compute_environment_request(
-                site, name, compute, _template(site, name, compute, facts)
+                site, name, compute, _template(site, name, compute, current)
             )
             for name, compute in environment.compute.items()
         },
         "queues": {
             site.named(name): resources.queue_request(
-                site, name, queue, _policy_arn(site, name, facts)
+                site, name, queue, _policy_arn(site, name, current)
             )
             if site.named(name) in policies
             else resources.queue_request(site, name, queue)
             for name, queue in environment.queues.items()
         },
     }
-    for requests in found.values():
+    for requests in kinds.values():
         for request in requests.values():
             request["tags"] = {**request["tags"], TAG_SOURCE: "setup"}
-    return found
+    return kinds
 
 
 def _template(
-    site: Site, name: str, compute: Compute, facts: CurrentState
+    site: Site, name: str, compute: Compute, current: CurrentState
 ) -> ec2.LaunchTemplate | None:
     """The launch template version for instances: the newest, or the one that the plan creates."""
     if site.is_local:
         return None
     content = ec2.content_hash(ec2.launch_template_request(site, name, compute))
-    found = facts.templates.get(site.named(name))
+    found = current.templates.get(site.named(name))
     if found is not None and found.content == content:
         return found
     return ec2.LaunchTemplate(site.named(name), found.version + 1 if found else 1, content)
 
 
-def _policy_arn(site: Site, name: str, facts: CurrentState) -> str:
-    found = facts.policies.get(site.named(name))
+def _policy_arn(site: Site, name: str, current: CurrentState) -> str:
+    found = current.policies.get(site.named(name))
     return str(found["arn"]) if found else f"{UNKNOWN}{site.named(name)}"

@@ -21,14 +21,14 @@ _NOT_DESCRIBED = "it is not described any more"
 # --- stacks ---------------------------------------------------------------------------------
 
 
-def decide_stack(blueprint: Blueprint, facts: CurrentState) -> PlanStep:
+def decide_stack(blueprint: Blueprint, current: CurrentState) -> PlanStep:
     """The step for a wanted stack."""
-    stack = facts.stacks.get(blueprint.name)
+    stack = current.stacks.get(blueprint.name)
     if stack is None:
         return PlanStep(Action.CREATE, ResourceKind.STACK, blueprint.name, ("it does not exist",))
     if stack.is_busy:
-        return _busy(stack)
-    cause = facts.causes.get(stack.name) or stack.reason
+        return _wait_for_stack(stack)
+    cause = current.failure_causes.get(stack.name) or stack.reason
     because = f": {cause}" if cause else ""
     match stack.status:
         case "ROLLBACK_COMPLETE" | "ROLLBACK_FAILED" | "CREATE_FAILED" | "DELETE_FAILED":
@@ -43,15 +43,15 @@ def decide_stack(blueprint: Blueprint, facts: CurrentState) -> PlanStep:
             return PlanStep(
                 Action.UPDATE, ResourceKind.STACK, stack.name, (reason,), how="continue-rollback"
             )
-    reasons = tuple(_stack_reasons(blueprint, stack, facts.proposals.get(stack.name)))
+    reasons = tuple(_stack_reasons(blueprint, stack, current.change_sets.get(stack.name)))
     if not reasons:
         return PlanStep(Action.KEEP, ResourceKind.STACK, stack.name)
     reasons += tuple(
         f"{drift.resource} was changed by hand ({', '.join(drift.properties) or 'deleted'})"
-        for drift in facts.drifts.get(stack.name, ())
+        for drift in current.drifts.get(stack.name, ())
     )
     # The other stacks hold no data of users.
-    loses = _loses(facts.proposals.get(stack.name)) if blueprint.is_protected else ""
+    loses = _loses(current.change_sets.get(stack.name)) if blueprint.is_protected else ""
     return PlanStep(Action.UPDATE, ResourceKind.STACK, stack.name, reasons, loses)
 
 
@@ -67,7 +67,7 @@ def _failed(blueprint: Blueprint, stack: Stack, because: str) -> PlanStep:
     )
 
 
-def _busy(stack: Stack) -> PlanStep:
+def _wait_for_stack(stack: Stack) -> PlanStep:
     """The step that waits for an operation under way, whoever began it."""
     actions = {"CREATE": Action.CREATE, "DELETE": Action.DELETE}
     action = actions.get(stack.status.partition("_")[0], Action.UPDATE)
@@ -76,11 +76,13 @@ def _busy(stack: Stack) -> PlanStep:
     )
 
 
-def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | None) -> Iterator[str]:
+def _stack_reasons(
+    blueprint: Blueprint, stack: Stack, change_set: ChangeSet | None
+) -> Iterator[str]:
     if blueprint.is_protected and not stack.is_protected:
-        # An update or deletion that did not end has lifted it, and the stack policy too.
-        yield "its protection is off"
-    if proposal is not None and proposal.is_empty:
+        # An interrupted update or deletion has lifted the protection, and the stack policy.
+        yield "its termination protection is off"
+    if change_set is not None and change_set.is_empty:
         return
     if blueprint.template.strip() != stack.template.strip():
         yield "its template has changed"
@@ -94,7 +96,7 @@ def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | Non
     for key in sorted(set(stack.tags) - set(blueprint.tags)):
         if not key.startswith("aws:"):
             yield f"tag {key}: {stack.tags[key]} -> none"
-    for change in proposal.changes if proposal is not None else ():
+    for change in change_set.changes if change_set is not None else ():
         if change.replacement == "True":
             yield f"AWS replaces {change.resource} ({change.type}): {', '.join(change.causes)}"
         elif change.action == "Remove":
@@ -109,9 +111,9 @@ DATA_TYPES = {
 }  # fmt: skip
 
 
-def _loses(proposal: ChangeSet | None) -> str:
+def _loses(change_set: ChangeSet | None) -> str:
     """The resources with data that an update would remove from the stack."""
-    changes = proposal.changes if proposal is not None else ()
+    changes = change_set.changes if change_set is not None else ()
     lost: list[str] = [
         f"{change.resource} ({change.type})"
         for change in changes
@@ -121,18 +123,18 @@ def _loses(proposal: ChangeSet | None) -> str:
     return ", ".join(lost)
 
 
-def unwanted_stacks(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+def unwanted_stacks(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     """The steps for stacks that are not wanted, in the reverse order of creation."""
     kept = {blueprint.name for blueprint in wanted.stacks}
-    for name, stack in reversed(facts.stacks.items()):
+    for name, stack in reversed(current.stacks.items()):
         if name in kept:
             continue
-        if name in wanted.held:
-            yield PlanStep(Action.KEEP, ResourceKind.STACK, name, (wanted.held[name],))
+        if name in wanted.needed_by_others:
+            yield PlanStep(Action.KEEP, ResourceKind.STACK, name, (wanted.needed_by_others[name],))
         elif name in wanted.data_stacks:
             yield _data_stack(stack, wanted)
         elif stack.is_busy and not stack.status.startswith("DELETE"):
-            yield _busy(stack)
+            yield _wait_for_stack(stack)
         else:
             how = "wait" if stack.is_busy else ""
             yield PlanStep(Action.DELETE, ResourceKind.STACK, name, (_NOT_DESCRIBED,), how=how)
@@ -145,18 +147,15 @@ def _data_stack(stack: Stack, wanted: WantedState) -> PlanStep:
         how = "wait" if stack.is_busy else "without-files"
         return PlanStep(Action.UPDATE, ResourceKind.STACK, stack.name, reasons, file_system, how)
     if wanted.deletes_files and not wanted.deletes_data and stack.is_busy:
-        return _busy(stack)
+        return _wait_for_stack(stack)
     if not wanted.deletes_data:
         reason = "its data stays; --delete-data deletes it"
         return PlanStep(Action.KEEP, ResourceKind.STACK, stack.name, (reason,))
-    what = [
-        stack.outputs[key]
-        for key in ("BucketName", "FileSystemId", "LogGroupName")
-        if stack.outputs.get(key)
-    ]
+    keys = ("BucketName", "FileSystemId", "LogGroupName")
+    loses = ", ".join(filter(None, map(stack.outputs.get, keys)))
     how = "wait" if stack.is_busy else "with-data"
     reasons = ("its data is deleted too",)
-    return PlanStep(Action.DELETE, ResourceKind.STACK, stack.name, reasons, ", ".join(what), how)
+    return PlanStep(Action.DELETE, ResourceKind.STACK, stack.name, reasons, loses, how)
 
 
 # --- differences between a request and a resource --------------------------------------------
@@ -164,8 +163,8 @@ def _data_stack(stack: Stack, wanted: WantedState) -> PlanStep:
 # Lists that AWS treats as sets, so that the order makes no difference.
 _SETS = {"subnets", "securityGroupIds", "instanceTypes", "shareDistribution"}
 
-# Members that AWS adds to a request: to an `ec2Configuration`, once instances have started from its
-# AMI. Source: AWS Batch API reference, Ec2Configuration, `batchImageStatus`.
+# Members that AWS adds to a request. It adds this one to an `ec2Configuration` once instances have
+# started from the AMI: AWS Batch API reference, Ec2Configuration, `batchImageStatus`.
 _ADDED = {"batchImageStatus"}
 
 
@@ -186,29 +185,26 @@ class RequestDifference(tuple[str, Any, Any]):
 def differences(
     wanted: Mapping[str, Any], found: Mapping[str, Any], path: str = ""
 ) -> Iterator[RequestDifference]:
-    """Every key of `wanted` with another value in `found`. AWS chooses keys that are not wanted.
+    """Every key of `wanted` with another value in `found`. AWS chooses the values of other keys.
 
     The name and the ARN of a resource are equal. A key that AWS does not return equals 0 or an
-    empty value: a `minScaleDownDelayMinutes` of 0 unsets it.
+    empty value: AWS removes a `minScaleDownDelayMinutes` of 0.
     """
     for key, value in wanted.items():
         there = found.get(key)
-        place = f"{path}.{key}" if path else key
+        inner_path = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
-            yield from differences(value, there if isinstance(there, Mapping) else {}, place)
-        elif there is None and not value:
-            continue
-        elif _comparable(key, value) != _comparable(key, there):
-            yield RequestDifference((place, there, value))
+            yield from differences(value, there if isinstance(there, Mapping) else {}, inner_path)
+        elif (there or value) and _normalize(key, value) != _normalize(key, there):
+            yield RequestDifference((inner_path, there, value))
 
 
-def _comparable(key: str, value: Any) -> Any:
-    """A form of a value that is equal for values that mean the same to AWS."""
+def _normalize(key: str, value: Any) -> Any:
+    """Convert a value so that values with the same meaning for AWS are equal."""
     if isinstance(value, Mapping):
-        kept = {name: inner for name, inner in value.items() if name not in _ADDED}
-        return {name: _comparable(name, inner) for name, inner in kept.items()}
+        return {name: _normalize(name, v) for name, v in value.items() if name not in _ADDED}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        items = [_comparable("", each) for each in value]
+        items = [_normalize("", each) for each in value]
         return sorted(items, key=repr) if key in _SETS else items
     if isinstance(value, str):
         return bare_name(value)
@@ -263,6 +259,7 @@ Decision = tuple[Action, list[str], str]
 
 
 def keep(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    """The action for a placement group, which cannot be changed."""
     return Action.KEEP, [], ""
 
 
@@ -284,7 +281,7 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decisi
     changed = list(differences(asked, found))
     group = found.get("computeResources", {}).get("placementGroup")
     if group and not asked["computeResources"].get("placementGroup"):
-        # AWS documents no way to remove it.
+        # AWS documents no way to remove a placement group.
         return Action.REPLACE, [*map(str, changed), f"placementGroup: {group} -> none"], ""
     cannot = _cannot_be_updated(changed, found)
     if cannot:
@@ -301,25 +298,26 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decisi
     return action, reasons, loses
 
 
-def current_name(wanted: WantedState, facts: CurrentState, name: str) -> str:
+def current_name(wanted: WantedState, current: CurrentState, name: str) -> str:
     """The name in AWS that a compute environment has or will have.
 
     A name cannot be used again while a queue uses the old compute environment. So the replacement
     of `gpu` is `gpu-r2`, which the queues use before `gpu` is deleted.
     """
-    newest = _newest(facts.environments, name)
+    newest = _newest(current.environments, name)
     request = wanted.environments.get(name)
     if not newest or request is None:
         return newest or name
-    verdict = decide_environment(request, facts.environments[newest])
-    return _next(facts.environments, name) if verdict[0] is Action.REPLACE else newest
+    action, _, _ = decide_environment(request, current.environments[newest])
+    return _next_name(current.environments, name) if action is Action.REPLACE else newest
 
 
 def _newest(environments: Mapping[str, Any], name: str) -> str:
+    """The name of the newest version of a compute environment; empty without one."""
     return max(_versions(environments, name), default=(0, ""))[1]
 
 
-def _next(environments: Mapping[str, Any], name: str) -> str:
+def _next_name(environments: Mapping[str, Any], name: str) -> str:
     return f"{name}-r{max(_versions(environments, name), default=(0, ''))[0] + 1}"
 
 
@@ -337,7 +335,7 @@ def _versions(environments: Iterable[str], name: str) -> Iterator[tuple[int, str
             yield int(number), each
 
 
-def queues_of(wanted: WantedState, facts: CurrentState) -> dict[str, dict[str, Any]]:
+def queues_of(wanted: WantedState, current: CurrentState) -> dict[str, dict[str, Any]]:
     """The requests of the wanted queues, with the current names of their compute environments."""
     return {
         name: {
@@ -345,7 +343,9 @@ def queues_of(wanted: WantedState, facts: CurrentState) -> dict[str, dict[str, A
             "computeEnvironmentOrder": [
                 {
                     **entry,
-                    "computeEnvironment": current_name(wanted, facts, entry["computeEnvironment"]),
+                    "computeEnvironment": current_name(
+                        wanted, current, entry["computeEnvironment"]
+                    ),
                 }
                 for entry in request["computeEnvironmentOrder"]
             ],
@@ -354,42 +354,47 @@ def queues_of(wanted: WantedState, facts: CurrentState) -> dict[str, dict[str, A
     }
 
 
-def queues(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+def queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for step in plan_requests(
-        ResourceKind.QUEUE, queues_of(wanted, facts), facts.queues, decide_queue
+        ResourceKind.QUEUE, queues_of(wanted, current), current.queues, decide_queue
     ):
         replaced = step.action is Action.REPLACE
-        yield msgspec.structs.replace(step, loses=_runs(step.name, facts)) if replaced else step
+        yield (
+            msgspec.structs.replace(step, loses=_lost_runs(step.name, current))
+            if replaced
+            else step
+        )
 
 
-def _runs(queue: str, facts: CurrentState) -> str:
-    count = facts.busy.get(queue, 0)
+def _lost_runs(queue: str, current: CurrentState) -> str:
+    """The unfinished runs of a queue, which its deletion ends: `2 runs in it`."""
+    count = current.unfinished_runs.get(queue, 0)
     return f"{count} run{'s' if count > 1 else ''} in it" if count else ""
 
 
-def environments(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+def environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name, request in wanted.environments.items():
-        there = _newest(facts.environments, name)
+        there = _newest(current.environments, name)
         if not there:
             yield PlanStep(Action.CREATE, ResourceKind.ENVIRONMENT, name, ("it does not exist",))
             continue
-        if facts.environments[there].get("status") in _SETTLING:
-            yield _settling(ResourceKind.ENVIRONMENT, there, facts.environments[there])
+        if current.environments[there].get("status") in _SETTLING:
+            yield _settling(ResourceKind.ENVIRONMENT, there, current.environments[there])
             continue
-        action, reasons, loses = decide_environment(request, facts.environments[there])
+        action, reasons, loses = decide_environment(request, current.environments[there])
         if action is Action.REPLACE:
-            reasons.append(f"it becomes {_next(facts.environments, name)}")
+            reasons.append(f"it becomes {_next_name(current.environments, name)}")
         yield PlanStep(action, ResourceKind.ENVIRONMENT, there, tuple(reasons), loses)
 
 
-def unwanted_environments(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
-    current = {current_name(wanted, facts, name) for name in wanted.environments}
-    for name in facts.environments:
-        if name in current:
+def unwanted_environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+    kept = {current_name(wanted, current, name) for name in wanted.environments}
+    for name in current.environments:
+        if name in kept:
             continue
         replaced = any(
             name == each for base in wanted.environments
-            for _, each in _versions(facts.environments, base)
+            for _, each in _versions(current.environments, base)
         )  # fmt: skip
         reason = "it was replaced" if replaced else _NOT_DESCRIBED
         how = "drain" if replaced else ""
@@ -397,21 +402,23 @@ def unwanted_environments(wanted: WantedState, facts: CurrentState) -> Iterator[
 
 
 def _cannot_be_updated(changed: list[RequestDifference], found: Mapping[str, Any]) -> str:
-    """Source: AWS Batch API reference, UpdateComputeEnvironment, `allocationStrategy`."""
+    """Why AWS refuses an update; empty if it accepts it.
+
+    Source: AWS Batch API reference, UpdateComputeEnvironment, `allocationStrategy`.
+    """
     there = found.get("computeResources", {})
     keys = {each.key.rpartition(".")[2] for each in changed}
     if not keys - _SCALING - {"tags"}:
         return ""
     if there.get("allocationStrategy", "BEST_FIT") == "BEST_FIT":
         return "a compute environment with BEST_FIT cannot be updated in place"
-    if "allocationStrategy" in keys and any(
-        each.key.endswith("allocationStrategy") and each[2] == "BEST_FIT" for each in changed
-    ):
+    if any(each.key.endswith("allocationStrategy") and each[2] == "BEST_FIT" for each in changed):
         return "AWS refuses to change an existing compute environment to BEST_FIT"
     return ""
 
 
 def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    """The action for a queue. AWS Batch updates all but the scheduling policy in place."""
     asked = {
         "state": "ENABLED",
         "priority": request["priority"],
@@ -429,8 +436,8 @@ def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
     before, after = found.get("schedulingPolicyArn"), request.get("schedulingPolicyArn")
     if bool(before) != bool(after):
         # Source: AWS Batch API reference, UpdateJobQueue, `schedulingPolicyArn`.
-        what = "fair share cannot be given to a queue that exists, nor taken from it"
-        return Action.REPLACE, [*map(str, changed), what], ""
+        why = "fair share cannot be given to a queue that exists, nor taken from it"
+        return Action.REPLACE, [*map(str, changed), why], ""
     if after and before != after:
         changed.append(RequestDifference(("schedulingPolicyArn", before, after)))
     action, reasons, loses = _verdict([*changed, *_tags(request, found)])
@@ -440,7 +447,7 @@ def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
 
 
 def _ordered(order: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of compute environments in their order, whatever numbers AWS gives them."""
+    """The names of compute environments by their `order`, whose numbers AWS may change."""
     entries = sorted(order, key=lambda entry: entry["order"])
     return [bare_name(entry["computeEnvironment"]) for entry in entries]
 
@@ -466,9 +473,9 @@ def _verdict(changed: list[RequestDifference]) -> Decision:
     return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed], ""
 
 
-def templates(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+def templates(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name, request in wanted.templates.items():
-        there = facts.templates.get(name)
+        there = current.templates.get(name)
         if there is None:
             yield PlanStep(
                 Action.CREATE, ResourceKind.LAUNCH_TEMPLATE, name, ("it does not exist",)
@@ -480,18 +487,18 @@ def templates(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
             yield PlanStep(Action.KEEP, ResourceKind.LAUNCH_TEMPLATE, name)
 
 
-def definitions(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+def definitions(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name in wanted.definitions:
-        if name in facts.definitions:
+        if name in current.definitions:
             yield PlanStep(Action.KEEP, ResourceKind.DEFINITION, name)
         else:
             reasons = ("no definition has this content",)
             yield PlanStep(Action.CREATE, ResourceKind.DEFINITION, name, reasons)
 
 
-def unwanted_queues(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
-    for step in plan_deletions(ResourceKind.QUEUE, wanted.queues, facts.queues):
-        yield msgspec.structs.replace(step, loses=_runs(step.name, facts))
+def unwanted_queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+    for step in plan_deletions(ResourceKind.QUEUE, wanted.queues, current.queues):
+        yield msgspec.structs.replace(step, loses=_lost_runs(step.name, current))
 
 
 def plan_deletions(
@@ -505,57 +512,57 @@ def plan_deletions(
 # --- the whole plan -------------------------------------------------------------------------
 
 
-def make_plan(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+def make_plan(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
     """A step for every resource, in the order of execution.
 
     Dependencies come first. Resources that are not wanted come last, in the order that AWS needs:
     a queue before its compute environments, and these before their roles.
     """
-    stacks = [decide_stack(blueprint, facts) for blueprint in wanted.stacks]
+    stacks = [decide_stack(blueprint, current) for blueprint in wanted.stacks]
     return [
-        *([] if wanted.is_backwards else stacks),
-        *_creations(wanted, facts),
-        *(_deletions(wanted, facts) if wanted.is_all else ()),
-        *(stacks[::-1] if wanted.is_backwards else []),
+        *([] if wanted.stacks_last else stacks),
+        *_changes(wanted, current),
+        *(_deletions(wanted, current) if wanted.deletes_unwanted else ()),
+        *(stacks[::-1] if wanted.stacks_last else []),
     ]
 
 
-def _creations(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+def _changes(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
     return [
-        *plan_requests(ResourceKind.PLACEMENT_GROUP, wanted.groups, facts.groups, keep),
-        *templates(wanted, facts),
-        *plan_requests(ResourceKind.POLICY, wanted.policies, facts.policies, decide_policy),
-        *environments(wanted, facts),
-        *queues(wanted, facts),
-        *definitions(wanted, facts),
+        *plan_requests(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups, keep),
+        *templates(wanted, current),
+        *plan_requests(ResourceKind.POLICY, wanted.policies, current.policies, decide_policy),
+        *environments(wanted, current),
+        *queues(wanted, current),
+        *definitions(wanted, current),
     ]
 
 
-def _deletions(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+def _deletions(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
     return [
-        *unwanted_queues(wanted, facts),
-        *unwanted_environments(wanted, facts),
-        *plan_deletions(ResourceKind.POLICY, wanted.policies, facts.policies),
-        *plan_deletions(ResourceKind.LAUNCH_TEMPLATE, wanted.templates, facts.templates),
-        *plan_deletions(ResourceKind.PLACEMENT_GROUP, wanted.groups, facts.groups),
-        *unwanted_stacks(wanted, facts),
+        *unwanted_queues(wanted, current),
+        *unwanted_environments(wanted, current),
+        *plan_deletions(ResourceKind.POLICY, wanted.policies, current.policies),
+        *plan_deletions(ResourceKind.LAUNCH_TEMPLATE, wanted.templates, current.templates),
+        *plan_deletions(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups),
+        *unwanted_stacks(wanted, current),
     ]
 
 
-def refusals(wanted: WantedState, steps: Iterable[PlanStep], facts: CurrentState) -> list[str]:
-    """Reasons to refuse a plan that AWS would refuse halfway."""
+def refusals(wanted: WantedState, steps: Iterable[PlanStep], current: CurrentState) -> list[str]:
+    """Reasons to refuse a plan of which AWS would refuse a later step."""
     steps = list(steps)
     return [
-        *_used_by_others(steps, facts),
-        *_moved_networks(wanted, facts),
-        *sharing.sharing_refusals(wanted, steps, facts),
+        *_used_by_others(steps, current),
+        *_moved_networks(wanted, current),
+        *sharing.sharing_refusals(wanted, steps, current),
     ]
 
 
-def _used_by_others(steps: Iterable[PlanStep], facts: CurrentState) -> Iterator[str]:
+def _used_by_others(steps: Iterable[PlanStep], current: CurrentState) -> Iterator[str]:
     """AWS Batch does not delete a compute environment that a queue uses."""
     for step in steps:
-        users = facts.users.get(step.name)
+        users = current.foreign_users.get(step.name)
         if step.kind is ResourceKind.ENVIRONMENT and step.action is Action.DELETE and users:
             yield (
                 f"{step.kind} {step.name} is used by queues that setup did not make: "
@@ -564,13 +571,13 @@ def _used_by_others(steps: Iterable[PlanStep], facts: CurrentState) -> Iterator[
             )
 
 
-def _moved_networks(wanted: WantedState, facts: CurrentState) -> Iterator[str]:
+def _moved_networks(wanted: WantedState, current: CurrentState) -> Iterator[str]:
     """A new address range needs a new VPC, and the old one cannot be deleted while it is in use."""
     for blueprint in wanted.stacks:
-        stack, key = facts.stacks.get(blueprint.name), "VpcCidr"
+        stack, key = current.stacks.get(blueprint.name), "VpcCidr"
         asked = blueprint.parameters.get(key)
         there = stack.parameters.get(key) if stack is not None else None
-        if asked and there and asked != there and (facts.environments or facts.sharers):
+        if asked and there and asked != there and (current.environments or current.sharers):
             yield (
                 f"stack {blueprint.name}: network.cidr cannot be changed from {there} while there "
                 "are compute environments in it: batchml teardown first, or keep the old value."

@@ -1,8 +1,6 @@
-"""Environments that share a workspace: the values that one takes from the other, and refusals.
+"""The values of a plan (wanted state, current state, steps), and the sharing of a workspace.
 
-Pure.
-
-`docs/decisions/032-sharing.md`
+Pure. Why sharing is as it is: docs/decisions/032-sharing.md
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +14,9 @@ from batchml.aws.ec2 import LaunchTemplate
 from batchml.aws.naming import stack_name
 
 # --- values ---------------------------------------------------------------------------------------
-# The types of a plan: the wanted state, the current state, and a step for each resource.
 
 
-# Begins a placeholder in a request for a value that another resource will have:
+# The first character of a placeholder in a request, for a value that another resource will have:
 # "«network.SubnetIds»".
 UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 TAG_ENV = "batchml:env"
@@ -49,14 +46,18 @@ class ResourceKind(StrEnum):
 
 
 class PlanStep(Struct, frozen=True):
-    """One resource and the action on it. `loses`: the data that the action deletes for good."""
+    """One resource and the action on it. `loses`: the data that the action deletes for good.
+
+    `how`: the way to do it, if there are several. For a stack: wait, recreate, continue-rollback,
+    with-data, without-files. For a compute environment: wait, drain. For a queue: wait.
+    """
 
     action: Action
     kind: ResourceKind
     name: str
     reasons: tuple[str, ...] = ()
     loses: str = ""
-    how: str = ""  # for a stack: wait, recreate, ..., without-files; after a replacement: drain
+    how: str = ""
 
     @property
     def changes(self) -> bool:
@@ -64,44 +65,40 @@ class PlanStep(Struct, frozen=True):
 
 
 class WantedState(Struct, frozen=True):
-    """The resources that are to exist: name in AWS -> the request that creates it.
-
-    The data in unwanted `data_stacks` is deleted only with `deletes_data`. `is_backwards`, for a
-    teardown: stacks are changed after the resources that depend on them are gone.
-    """
+    """The resources that are to exist: name in AWS -> the request that creates it."""
 
     stacks: tuple[Blueprint, ...] = ()
-    data_stacks: tuple[str, ...] = ()
-    deletes_data: bool = False
+    data_stacks: tuple[str, ...] = ()  # stacks that are not wanted, but whose data is
+    deletes_data: bool = False  # delete the data stacks, too
     deletes_files: bool = False  # delete only the file system of the data stacks
-    held: dict[str, str] = {}  # stacks that stay unchanged because others need them -> why
-    is_backwards: bool = False
+    needed_by_others: dict[str, str] = {}  # stack to leave unchanged -> who needs it
+    stacks_last: bool = False  # change stacks after the resources that depend on them
     shared_with: str = ""  # the environment whose workspace and network this one uses
-    is_all: bool = True  # delete resources that are not wanted; False: leave them alone
-    groups: dict[str, dict[str, Any]] = {}
-    templates: dict[str, dict[str, Any]] = {}
-    policies: dict[str, dict[str, Any]] = {}
-    environments: dict[str, dict[str, Any]] = {}
+    deletes_unwanted: bool = True  # delete resources that are not wanted; False: leave them alone
+    groups: dict[str, dict[str, Any]] = {}  # placement groups
+    templates: dict[str, dict[str, Any]] = {}  # launch templates
+    policies: dict[str, dict[str, Any]] = {}  # scheduling policies
+    environments: dict[str, dict[str, Any]] = {}  # compute environments
     queues: dict[str, dict[str, Any]] = {}
-    definitions: dict[str, dict[str, Any]] = {}
+    definitions: dict[str, dict[str, Any]] = {}  # job definitions
 
 
 class CurrentState(Struct, frozen=True):
     """The resources of an environment that exist, by name in AWS."""
 
     stacks: dict[str, Stack] = {}
-    proposals: dict[str, ChangeSet] = {}  # stack -> the changes that an update would make
+    change_sets: dict[str, ChangeSet] = {}  # stack -> the changes that an update would make
     drifts: dict[str, tuple[Drift, ...]] = {}  # stack -> manual changes to its resources
-    causes: dict[str, str] = {}  # stack whose last operation failed -> the first cause
+    failure_causes: dict[str, str] = {}  # stack whose last operation failed -> the first cause
     groups: dict[str, dict[str, Any]] = {}
     templates: dict[str, LaunchTemplate] = {}
     policies: dict[str, dict[str, Any]] = {}
     environments: dict[str, dict[str, Any]] = {}
     queues: dict[str, dict[str, Any]] = {}
-    users: dict[str, tuple[str, ...]] = {}  # compute environment -> queues that are not ours
-    busy: dict[str, int] = {}  # queue -> the least number of runs in it that have not ended
+    foreign_users: dict[str, tuple[str, ...]] = {}  # compute environment -> others' queues
+    unfinished_runs: dict[str, int] = {}  # queue -> unfinished runs in it, at least
     definitions: frozenset[str] = frozenset()
-    lent: dict[str, Stack] = {}  # short name -> stack of the environment whose workspace is shared
+    owner_stacks: dict[str, Stack] = {}  # short name -> stack of the workspace's owner
     sharers: tuple[str, ...] = ()  # the environments that use this one's workspace
 
 
@@ -118,9 +115,9 @@ def is_known(request: Any) -> bool:
 
 
 SHARED_STACKS = ("network", "storage")
-PARAMETER = "SharedWith"  # of the stack `storage`
+PARAMETER = "SharedWith"  # parameter of the stack `storage`: the environment that it shares with
 
-# Outputs that are taken from the other environment's stacks; not its bucket and key.
+# Outputs to take from the other environment's stacks. Its bucket and key are not shared.
 _NEEDED = (
     "VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId",
     "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId",
@@ -144,7 +141,7 @@ def find_shared_stacks(
 
     Returns short name -> stack, and the names of environments.
     """
-    lent = {
+    owner_stacks = {
         short: found[stack_name(owner, short)]
         for short in SHARED_STACKS
         if owner and stack_name(owner, short) in found
@@ -154,63 +151,65 @@ def find_shared_stacks(
         for stack in found.values()
         if is_sharer(env, stack)
     }
-    return lent, tuple(sorted(sharers))
+    return owner_stacks, tuple(sorted(sharers))
 
 
-def with_shared_outputs(outputs: Mapping[str, str], facts: CurrentState) -> dict[str, str]:
+def with_shared_outputs(outputs: Mapping[str, str], current: CurrentState) -> dict[str, str]:
     """The outputs of an environment's stacks, with the other's network and file system."""
     own = {key: value for key, value in outputs.items() if key not in _NEEDED}
-    lent = {
+    owner_stacks = {
         key: stack.outputs[key]
-        for stack in facts.lent.values()
+        for stack in current.owner_stacks.values()
         for key in _NEEDED
         if stack.outputs.get(key)
     }
-    return {**own, **lent}
+    return {**own, **owner_stacks}
 
 
 def sharing_refusals(
-    wanted: WantedState, steps: Iterable[PlanStep], facts: CurrentState
+    wanted: WantedState, steps: Iterable[PlanStep], current: CurrentState
 ) -> Iterator[str]:
     """Reasons to refuse a plan because of a shared workspace."""
     if wanted.shared_with:
-        yield from _of_sharer(wanted.shared_with, facts)
-    if facts.sharers:
-        yield from _of_owner(wanted, steps, facts)
+        yield from _check_owner(wanted.shared_with, current)
+    if current.sharers:
+        yield from _check_sharers(wanted, steps, current)
 
 
-def _of_sharer(owner: str, facts: CurrentState) -> Iterator[str]:
+def _check_owner(owner: str, current: CurrentState) -> Iterator[str]:
     """The other environment must have a file system, and a network with egress."""
-    storage, network = facts.lent.get("storage"), facts.lent.get("network")
+    storage, network = current.owner_stacks.get("storage"), current.owner_stacks.get("network")
     where, fix = "storage.shared_with", f"First: batchml setup --env {owner}"
     if storage is None:
         yield f"{where}: the environment {owner} does not exist. {fix}"
     elif not storage.outputs.get("FileSystemId"):
         yield f"{where}: the stack {storage.name} has no file system ({storage.status}). {fix}"
     elif network is not None and network.parameters.get("Egress") == "none":
-        yield f"{where}: {owner} is torn down, and its network has no egress. {fix}"
+        yield f"{where}: {owner} was torn down, and its network has no egress. {fix}"
 
 
-def _of_owner(wanted: WantedState, steps: Iterable[PlanStep], facts: CurrentState) -> Iterator[str]:
-    """Refuse to remove a file system that others use.
+def _check_sharers(
+    wanted: WantedState, steps: Iterable[PlanStep], current: CurrentState
+) -> Iterator[str]:
+    """Refuse to remove a file system that other environments use.
 
-    AWS refuses too: their stacks import its id.
+    AWS would refuse it too: their stacks import the file system's id.
     """
-    names = ", ".join(facts.sharers)
-    first = " and ".join(f"batchml teardown --env {name}" for name in facts.sharers)
+    names = ", ".join(current.sharers)
+    first = " and ".join(f"batchml teardown --env {name}" for name in current.sharers)
     for step in steps:
         if step.kind is not ResourceKind.STACK or not step.name.endswith("-storage"):
             continue
-        goes = step.action is Action.DELETE or step.how == "without-files"
-        if goes or _changes_file_system(step.name, wanted, facts):
+        is_removed = step.action is Action.DELETE or step.how == "without-files"
+        if is_removed or _changes_file_system(step.name, wanted, current):
             yield (
                 f"stack {step.name}: its file system is also the workspace of {names}, so it is "
                 f"not removed. First: {first}"
             )
 
 
-def _changes_file_system(name: str, wanted: WantedState, facts: CurrentState) -> bool:
-    stack = facts.stacks.get(name)
+def _changes_file_system(name: str, wanted: WantedState, current: CurrentState) -> bool:
+    stack = current.stacks.get(name)
     asked = next((each.parameters for each in wanted.stacks if each.name == name), None)
     if stack is None or asked is None:
         return False

@@ -1,4 +1,4 @@
-"""The steps of `setup` and `teardown`: AWS Batch things, their parts, and CloudFormation stacks."""
+"""Carry out one step of `setup` or `teardown`, and wait until AWS has finished it."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -32,24 +32,24 @@ from batchml.setup.tools import (
     update_token,
 )
 
-_UPDATE_LIMIT = 3 * 3600.0  # seconds: replacing instances waits for the jobs on them
-_JOB_MINUTES = 30  # minutes for runs on instances that are replaced
-_TRAILING = 30.0  # seconds in which AWS Batch may still describe the state before an update
+_UPDATE_LIMIT = 3 * 3600.0  # seconds: the replacement of instances waits for the jobs on them
+_JOB_MINUTES = 30  # minutes that jobs on instances to replace get to end
+_STALE_TIME = 30.0  # seconds in which AWS Batch may still describe the state before an update
 _UNDER_WAY = ("CREATING", "UPDATING", "DELETING")
 
 
 def change_placement_group(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
     assert tools.launch is not None
-    groups = dict(facts.groups)
+    groups = dict(current.groups)
     if step.action is Action.DELETE:
         yield from _delete_group(step.name, tools)
         groups.pop(step.name)
     else:
         tools.launch.create_placement_group(wanted.groups[step.name])
         groups[step.name] = {}
-    return replace(facts, groups=groups)
+    return replace(current, groups=groups)
 
 
 def _delete_group(name: str, tools: SetupTools) -> Generator[str, None, None]:
@@ -66,27 +66,27 @@ def _delete_group(name: str, tools: SetupTools) -> Generator[str, None, None]:
 
 
 def change_launch_template(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
     yield from ()
     assert tools.launch is not None
-    templates = dict(facts.templates)
+    templates = dict(current.templates)
     if step.action is Action.DELETE:
         tools.launch.delete_template(step.name)
         templates.pop(step.name)
-        return replace(facts, templates=templates)
+        return replace(current, templates=templates)
     request = wanted.templates[step.name]
     refuse_unknown(step.kind, step.name, request)
     make = tools.launch.add_version if step.name in templates else tools.launch.create_template
     templates[step.name] = make(request)
-    return replace(facts, templates=templates)
+    return replace(current, templates=templates)
 
 
 def change_policy(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
     yield from ()
-    there = facts.policies.get(step.name)
+    there = current.policies.get(step.name)
     if step.action is Action.DELETE and there is not None:
         tools.compute.delete_policy(there["arn"])
     elif there is None:
@@ -97,26 +97,27 @@ def change_policy(
         request = wanted.policies[step.name]
         tools.compute.update_policy(there["arn"], request["fairsharePolicy"])
         tools.compute.tag(there["arn"], request["tags"])
-    others = {key: value for key, value in facts.policies.items() if key != step.name}
+    others = {key: value for key, value in current.policies.items() if key != step.name}
     found = tools.compute.policies().get(step.name)
-    return replace(facts, policies={**others, step.name: found} if found else others)
+    return replace(current, policies={**others, step.name: found} if found else others)
 
 
 def change_environment(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
-    environments = dict(facts.environments)
+    environments = dict(current.environments)
     if step.action is Action.DELETE:
         yield from _delete_environment(step.name, tools, drains=step.how == "drain")
         environments.pop(step.name, None)
-        return replace(facts, environments=environments)
+        return replace(current, environments=environments)
     if step.how == "wait":
         environments[step.name] = yield from _wait_until_valid(
             lambda: tools.compute.environment(step.name), step.kind, step.name, tools,
             _UPDATE_LIMIT,
         )  # fmt: skip
-        return replace(facts, environments=environments)
-    base, request = _request_of(step, wanted, facts)
+        return replace(current, environments=environments)
+    base = next(base for base in wanted.environments if is_version_of(step.name, base))
+    request = wanted.environments[base]
     refuse_unknown(step.kind, step.name, request)
     name = step.name
     if step.action is Action.UPDATE:
@@ -125,23 +126,15 @@ def change_environment(
         if any((there.get("tags") or {}).get(k) != v for k, v in request["tags"].items()):
             tools.compute.tag(there["computeEnvironmentArn"], request["tags"])
     else:
-        name = current_name(wanted, facts, base)
-        made = {**request, "computeEnvironmentName": name}
-        _create(lambda: tools.compute.create_environment(made),
+        name = current_name(wanted, current, base)
+        named = {**request, "computeEnvironmentName": name}
+        _create(lambda: tools.compute.create_environment(named),
                 lambda: tools.compute.environment(name), request)  # fmt: skip
     environments[name] = yield from _wait_until_valid(
         lambda: tools.compute.environment(name), step.kind, name, tools, _UPDATE_LIMIT,
         is_stale=lambda found: decide_environment(request, found)[0] is not Action.KEEP,
     )  # fmt: skip
-    return replace(facts, environments=environments)
-
-
-def _request_of(
-    step: PlanStep, wanted: WantedState, facts: CurrentState
-) -> tuple[str, dict[str, Any]]:
-    """The name in batchml.toml, and the request, of the compute environment of a step."""
-    base = next(base for base in wanted.environments if is_version_of(step.name, base))
-    return base, wanted.environments[base]
+    return replace(current, environments=environments)
 
 
 # Members of CreateComputeEnvironment that UpdateComputeEnvironment does not accept.
@@ -174,59 +167,48 @@ def _environment_update(
 def _delete_environment(
     name: str, tools: SetupTools, *, drains: bool = False
 ) -> Generator[str, None, None]:
-    """Delete a compute environment and its instances. `drains`: give runs the time of an update."""
+    """Delete a compute environment and its instances. `drains`: first give its jobs time to end."""
+    disable: dict[str, Any] = {"computeEnvironment": name, "state": "DISABLED"}
+    if drains:
+        disable["computeResources"] = {"minvCpus": 0}  # so that instances without jobs end
     yield from _delete_and_wait(
         lambda: tools.compute.environment(name),
-        lambda: tools.compute.update_environment(_disabling(name, drains)),
+        lambda: tools.compute.update_environment(disable),
         lambda: tools.compute.delete_environment(name),
         ResourceKind.ENVIRONMENT, name, tools, _JOB_MINUTES * 60.0 if drains else 0.0,
     )  # fmt: skip
 
 
-def _disabling(name: str, drains: bool) -> dict[str, Any]:
-    """The request that disables a compute environment; one that drains keeps no minimum."""
-    request: dict[str, Any] = {"computeEnvironment": name, "state": "DISABLED"}
-    return {**request, "computeResources": {"minvCpus": 0}} if drains else request
-
-
 def change_queue(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
-    queues = dict(facts.queues)
+    queues = dict(current.queues)
     if step.action in (Action.DELETE, Action.REPLACE):
         yield from _delete_queue(step.name, tools)
         queues.pop(step.name, None)
     if step.action is Action.DELETE:
-        return replace(facts, queues=queues)
+        return replace(current, queues=queues)
     if step.how == "wait":
         queues[step.name] = yield from _wait_until_valid(
             lambda: tools.compute.queue(step.name), step.kind, step.name, tools, BATCH_LIMIT
         )
-        return replace(facts, queues=queues)
-    request = queues_of(wanted, facts)[step.name]
+        return replace(current, queues=queues)
+    request = queues_of(wanted, current)[step.name]
     refuse_unknown(step.kind, step.name, request)
     there = queues.get(step.name)
     if there is None:
         _create(lambda: tools.compute.create_queue(request),
                 lambda: tools.compute.queue(step.name), request)  # fmt: skip
     else:
-        tools.compute.update_queue(
-            {
-                "jobQueue": step.name,
-                **{
-                    key: value
-                    for key, value in request.items()
-                    if key not in ("jobQueueName", "tags")
-                },
-            }
-        )
+        update = {key: request[key] for key in request if key not in ("jobQueueName", "tags")}
+        tools.compute.update_queue({"jobQueue": step.name, **update})
         if any((there.get("tags") or {}).get(k) != v for k, v in request["tags"].items()):
             tools.compute.tag(there["jobQueueArn"], request["tags"])
     queues[step.name] = yield from _wait_until_valid(
         lambda: tools.compute.queue(step.name), step.kind, step.name, tools, BATCH_LIMIT,
         is_stale=lambda found: decide_queue(request, found)[0] is not Action.KEEP,
     )  # fmt: skip
-    return replace(facts, queues=queues)
+    return replace(current, queues=queues)
 
 
 def _delete_queue(name: str, tools: SetupTools) -> Generator[str, None, None]:
@@ -239,13 +221,13 @@ def _delete_queue(name: str, tools: SetupTools) -> Generator[str, None, None]:
 
 
 def change_definition(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
     yield from ()
     request = wanted.definitions[step.name]
     refuse_unknown(step.kind, step.name, request)
     tools.batch.register(dated_registration(request, tools.clock.now()))
-    return replace(facts, definitions=facts.definitions | {step.name})
+    return replace(current, definitions=current.definitions | {step.name})
 
 
 Read = Callable[[], dict[str, Any] | None]
@@ -254,7 +236,7 @@ Read = Callable[[], dict[str, Any] | None]
 def _create(make: Callable[[], None], read: Read, request: dict[str, Any]) -> None:
     """Create a resource by a call without a client token.
 
-    A call whose answer was lost is repeated, and refused because the resource exists.
+    boto3 repeats a call whose answer was lost, and AWS then refuses it because the resource exists.
     """
     try:
         make()
@@ -270,16 +252,16 @@ def _wait_until_valid(
 ) -> Generator[str, None, dict[str, Any]]:  # fmt: skip
     """Wait until a resource is VALID. Raises SetupFailed if AWS makes it INVALID.
 
-    A description may lag behind. So this also waits for a resource that is not listed yet, and for
-    a while for one whose description `is_stale`.
+    AWS's descriptions lag behind. So this also waits for a resource that is not listed yet, and for
+    some seconds for a resource whose description `is_stale`.
     """
     began = tools.clock.monotonic()
     end, before, pauses = began + limit, "", backoff(PACE)
     while True:
         found = read()
         status = str(found.get("status", "VALID")) if found else "not listed yet"
-        is_over = before in _UNDER_WAY or tools.clock.monotonic() > began + _TRAILING
-        if found is not None and not is_over and status not in _UNDER_WAY and is_stale(found):
+        is_fresh = before in _UNDER_WAY or tools.clock.monotonic() > began + _STALE_TIME
+        if found is not None and not is_fresh and status not in _UNDER_WAY and is_stale(found):
             status = "not updated yet"
         elif found is not None and status == "VALID":
             return found
@@ -316,7 +298,7 @@ def _delete_and_wait(
                     delete()
                     status = "deleting"
             except ServiceError as error:
-                # AWS has not finished the steps before it.
+                # AWS has not finished the steps before.
                 if not tools.compute.is_still_related(error):
                     raise
                 status = "waiting for resources that use it"
@@ -379,31 +361,27 @@ def _run_and_report(run: Generator[str, None, Result], report: Callable[[str], N
             return found
 
 
-# --- stack steps ----------------------------------------------------------------------------------
-# Steps that create, update or delete a CloudFormation stack, and follow its events to the end.
-
-
+# --- CloudFormation stacks ------------------------------------------------------------------------
 _STACK_LIMIT = 3 * 3600.0  # seconds; an AMI takes most of an hour
 _BUSY_PAUSE = 2.0  # seconds between two polls while events come
 
 
 def change_stack(
-    step: PlanStep, wanted: WantedState, facts: CurrentState, tools: SetupTools
+    step: PlanStep, wanted: WantedState, current: CurrentState, tools: SetupTools
 ) -> Steps:
-    """Take a step on a stack."""
-    stack = facts.stacks.get(step.name)
+    """Create, update or delete a stack, and follow its events to the end."""
+    stack = current.stacks.get(step.name)
     blueprint = next((each for each in wanted.stacks if each.name == step.name), None)
-    if step.how == "wait" and stack is not None:
-        found = yield from _follow(stack, tools, after=None)
-        return _with_stack(facts, step.name, found)
-    if step.how == "continue-rollback" and stack is not None:
-        found = yield from _unstick(stack, tools)
-        return _with_stack(facts, step.name, found)
-    if step.how == "without-files" and stack is not None:
-        found = yield from _without_files(stack, facts, tools)
-        return _with_stack(facts, step.name, found)
+    if stack is not None and step.how in ("wait", "continue-rollback", "without-files"):
+        if step.how == "wait":
+            found = yield from _follow(stack, tools, after=None)
+        elif step.how == "continue-rollback":
+            found = yield from _continue_rollback(stack, tools)
+        else:
+            found = yield from _delete_file_system(stack, current, tools)
+        return _with_stack(current, step.name, found)
     if step.how == "with-data" and stack is not None:
-        stack = yield from _without_retention(stack, facts, tools)
+        stack = yield from _prepare_deletion_of_data(stack, current, tools)
     if stack is not None and (step.action is Action.DELETE or step.how == "recreate"):
         try:
             yield from _delete_stack(stack, tools)
@@ -411,29 +389,29 @@ def change_stack(
             left = tools.stacks.read(stack.id) if step.how == "with-data" else None
             if left is None:
                 raise
-            # AWS writes the access log late: empty the buckets again.
-            yield from _empty(stack, tools)
+            # AWS has written to the access log since: empty the buckets again.
+            yield from _empty_buckets(stack, tools)
             yield from _delete_stack(left, tools)
-        return _with_stack(facts, step.name, None)
+        return _with_stack(current, step.name, None)
     assert blueprint is not None
     if stack is None:
         found = yield from _create_stack(blueprint, tools)
     else:
-        found = yield from _update_stack(blueprint, stack, facts, tools)
+        found = yield from _update_stack(blueprint, stack, current, tools)
         if found is not None and found.changed_at == stack.changed_at:
             # AWS saw no change, so the next plan must see none.
-            facts = _with_stack(facts, step.name, found)
-            return replace(facts, proposals={**facts.proposals, step.name: NO_CHANGES})
-    return _with_stack(facts, step.name, found)
+            current = _with_stack(current, step.name, found)
+            return replace(current, change_sets={**current.change_sets, step.name: NO_CHANGES})
+    return _with_stack(current, step.name, found)
 
 
-def _with_stack(facts: CurrentState, name: str, stack: Stack | None) -> CurrentState:
+def _with_stack(current: CurrentState, name: str, stack: Stack | None) -> CurrentState:
     """The state with one stack replaced, in its place in the order."""
-    without = {key: value for key, value in facts.stacks.items() if key != name}
-    stacks = {**facts.stacks, name: stack} if stack is not None else without
-    proposals = {key: value for key, value in facts.proposals.items() if key != name}
-    causes = {key: value for key, value in facts.causes.items() if key != name}
-    return replace(facts, stacks=stacks, proposals=proposals, causes=causes)
+    without = {key: value for key, value in current.stacks.items() if key != name}
+    stacks = {**current.stacks, name: stack} if stack is not None else without
+    change_sets = {key: value for key, value in current.change_sets.items() if key != name}
+    failure_causes = {key: value for key, value in current.failure_causes.items() if key != name}
+    return replace(current, stacks=stacks, change_sets=change_sets, failure_causes=failure_causes)
 
 
 def _create_stack(blueprint: Blueprint, tools: SetupTools) -> Generator[str, None, Stack | None]:
@@ -444,54 +422,54 @@ def _create_stack(blueprint: Blueprint, tools: SetupTools) -> Generator[str, Non
 
 
 def _update_stack(
-    blueprint: Blueprint, stack: Stack, facts: CurrentState, tools: SetupTools
+    blueprint: Blueprint, stack: Stack, current: CurrentState, tools: SetupTools
 ) -> Generator[str, None, Stack | None]:
     refuse_unknown(ResourceKind.STACK, blueprint.name, blueprint.parameters)
-    proposal = facts.proposals.get(stack.name)
-    if proposal is None or proposal.token != update_token(blueprint, stack):
-        proposal = tools.propose(blueprint, stack)
-    if proposal.is_empty:
+    change_set = current.change_sets.get(stack.name)
+    if change_set is None or change_set.token != update_token(blueprint, stack):
+        change_set = tools.create_change_set(blueprint, stack)
+    if change_set.is_empty:
         tools.stacks.guard(blueprint)
         return tools.stacks.read(stack.id)
     if stack.name in tools.replacing:
         tools.stacks.unguard(stack.name)
-    newest = tools.stacks.events(stack.id)
-    tools.stacks.execute(proposal.id)
-    found = yield from _follow(stack, tools, after=newest[-1].id if newest else "")
+    newest = _newest_event(stack, tools)
+    tools.stacks.execute(change_set.id)
+    found = yield from _follow(stack, tools, after=newest)
     tools.stacks.guard(blueprint)
     return tools.stacks.read(stack.id) if blueprint.is_protected else found
 
 
-def _without_retention(
-    stack: Stack, facts: CurrentState, tools: SetupTools
+def _prepare_deletion_of_data(
+    stack: Stack, current: CurrentState, tools: SetupTools
 ) -> Generator[str, None, Stack | None]:
     """Change a stack's policies so that its deletion deletes its data, and empty its buckets."""
     found: Stack | None = stack
     if stack.status == "UPDATE_ROLLBACK_FAILED":
-        yield from _unstick(stack, tools)  # AWS refuses an update before that
+        yield from _continue_rollback(stack, tools)  # AWS refuses an update before that
     if stack.tags.get(TAG_DATA) != "delete" and not _is_left_over(stack):
         freed = replace(tools, replacing=frozenset({stack.name}))
-        found = yield from _update_stack(with_deletable_data(stack), stack, facts, freed)
-    yield from _empty(stack, tools)
+        found = yield from _update_stack(with_deletable_data(stack), stack, current, freed)
+    yield from _empty_buckets(stack, tools)
     return found
 
 
-def _without_files(
-    stack: Stack, facts: CurrentState, tools: SetupTools
+def _delete_file_system(
+    stack: Stack, current: CurrentState, tools: SetupTools
 ) -> Generator[str, None, Stack | None]:
     """Delete the file system of a stack: first change its deletion policy, then remove it."""
     found: Stack | None = stack
     if stack.status == "UPDATE_ROLLBACK_FAILED":
-        found = yield from _unstick(stack, tools)
+        found = yield from _continue_rollback(stack, tools)
     freed = replace(tools, replacing=frozenset({stack.name}))
     if stack.tags.get(TAG_DATA) != "files":
-        found = yield from _update_stack(with_deletable_files(stack), stack, facts, freed)
+        found = yield from _update_stack(with_deletable_files(stack), stack, current, freed)
     if found is None:
         return None
-    return (yield from _update_stack(without_files(found), found, facts, freed))
+    return (yield from _update_stack(without_files(found), found, current, freed))
 
 
-def _empty(stack: Stack, tools: SetupTools) -> Generator[str, None, None]:
+def _empty_buckets(stack: Stack, tools: SetupTools) -> Generator[str, None, None]:
     """Empty a stack's buckets: the data and the access log."""
     bucket = stack.outputs.get("BucketName", "")
     if bucket and tools.empty_bucket is not None:
@@ -510,16 +488,16 @@ def _is_left_over(stack: Stack) -> bool:
 
 def _delete_stack(stack: Stack, tools: SetupTools) -> Generator[str, None, None]:
     if stack.outputs.get("ImageId") and tools.launch is not None:
-        # The current image is deleted with its stack; older images stayed for their instances.
+        # The current image is deleted with its stack. Older images were kept for their instances.
         env = stack.tags.get(TAG_ENV, "")
         for image in tools.launch.delete_images(env, keep=stack.outputs["ImageId"]) if env else ():
             yield f"{image} deregistered"
-    newest = tools.stacks.events(stack.id)
+    newest = _newest_event(stack, tools)
     tools.stacks.delete(stack)
-    yield from _follow(stack, tools, after=newest[-1].id if newest else "")
+    yield from _follow(stack, tools, after=newest)
 
 
-def _unstick(stack: Stack, tools: SetupTools) -> Generator[str, None, Stack | None]:
+def _continue_rollback(stack: Stack, tools: SetupTools) -> Generator[str, None, Stack | None]:
     """Continue a failed rollback, if the user asked for it."""
     stuck = _stuck(tools.stacks.operation(stack.id), stack)
     if tools.continue_rollback is None:
@@ -532,9 +510,9 @@ def _unstick(stack: Stack, tools: SetupTools) -> Generator[str, None, Stack | No
             f"resource as it is: batchml {tools.command} --continue-rollback --skip-resource "
             f"{names.split(',')[0]}",
         )  # fmt: skip
-    newest = tools.stacks.events(stack.id)
+    newest = _newest_event(stack, tools)
     tools.stacks.continue_rollback(stack, tools.continue_rollback)
-    return (yield from _follow(stack, tools, after=newest[-1].id if newest else ""))
+    return (yield from _follow(stack, tools, after=newest))
 
 
 def _stuck(events: Sequence[StackEvent], stack: Stack) -> list[StackEvent]:
@@ -548,6 +526,11 @@ def _stuck(events: Sequence[StackEvent], stack: Stack) -> list[StackEvent]:
     return found
 
 
+def _newest_event(stack: Stack, tools: SetupTools) -> str:
+    events = tools.stacks.events(stack.id)
+    return events[-1].id if events else ""
+
+
 def _follow(
     stack: Stack, tools: SetupTools, after: str | None
 ) -> Generator[str, None, Stack | None]:
@@ -558,39 +541,36 @@ def _follow(
     SetupFailed with the first cause if it failed.
     """
     end = tools.clock.monotonic() + _STACK_LIMIT
-    seen: list[StackEvent] = tools.stacks.operation(stack.id) if after is None else []
-    last, pause, over = after or "", PACE.shortest, False
-    new = seen
+    events: list[StackEvent] = tools.stacks.operation(stack.id) if after is None else []
+    last, pause, is_over = after or "", PACE.shortest, False
+    new = events
     while True:
         for event in new:
             last = event.id
-            over = event.physical_id == stack.id and _is_final(event.status)
-            if event.physical_id != stack.id:
+            is_own = event.physical_id == stack.id
+            is_over = is_own and not event.status.endswith("IN_PROGRESS")
+            if not is_own:
                 yield f"{event.resource} {event.status}"
-        if over:
-            break
+        if is_over:
+            return _outcome(stack, tools, events)
         if tools.clock.monotonic() > end:
             raise BatchmlError(f"stack {stack.name} is not done after {_STACK_LIMIT / 3600:.0f} h.")
         tools.clock.sleep(pause)
         pause = min(_BUSY_PAUSE if new else PACE.longest, pause * 1.5)
         new = tools.stacks.events(stack.id, last)
-        seen += new
-    return _outcome(stack, tools, seen)
+        events += new
 
 
-def _is_final(status: str) -> bool:
-    return not status.endswith("IN_PROGRESS")
-
-
-def _outcome(stack: Stack, tools: SetupTools, seen: Sequence[StackEvent]) -> Stack | None:
-    status = seen[-1].status
+def _outcome(stack: Stack, tools: SetupTools, events: Sequence[StackEvent]) -> Stack | None:
+    """The stack after its operation; None if it is deleted. Raises SetupFailed."""
+    status = events[-1].status
     found = None if status == "DELETE_COMPLETE" else tools.stacks.read(stack.id)
     if status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "DELETE_COMPLETE", "IMPORT_COMPLETE"):
         return found
     was_stuck = stack.status == "UPDATE_ROLLBACK_FAILED" or tools.continue_rollback is not None
     if status == "UPDATE_ROLLBACK_COMPLETE" and was_stuck and "ROLLBACK" in stack.status:
         return found  # the rollback was asked for
-    failure = first_failure(seen) or StackFailure(stack.name, "", seen[-1].reason or status)
+    failure = first_failure(events) or StackFailure(stack.name, "", events[-1].reason or status)
     raise SetupFailed(
         ResourceKind.STACK, stack.name, f"{status}. First cause: {failure}", failure.fix
     )

@@ -192,7 +192,7 @@ class SetupTools(Struct, frozen=True):
     command: str = "setup"  # the command to repeat, for messages
     replacing: frozenset[str] = frozenset()  # stacks whose data this command may replace
 
-    def propose(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
+    def create_change_set(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
         """Ask AWS for the changes that an update would make, and wait for the answer."""
         change_set = self.stacks.create_change_set(blueprint, stack)
         end, pauses = self.clock.monotonic() + BATCH_LIMIT, backoff(PACE)

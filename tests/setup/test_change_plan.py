@@ -34,9 +34,9 @@ THERE = Stack(
 )  # fmt: skip
 
 
-def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **facts: Any) -> PlanStep:
+def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **current: Any) -> PlanStep:
     stacks = {stack.name: stack} if stack else {}
-    return decide_stack(blueprint, CurrentState(stacks=stacks, **facts))
+    return decide_stack(blueprint, CurrentState(stacks=stacks, **current))
 
 
 # --- stacks -----------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **facts: Any) -
 def test_every_status_of_a_stack_has_its_step(
     status: str, action: str, how: str, says: str
 ) -> None:
-    step = decided(replace(THERE, status=status), causes={THERE.name: "why"})
+    step = decided(replace(THERE, status=status), failure_causes={THERE.name: "why"})
     assert (step.action.value, step.how) == (action, how)
     assert says in " ".join(step.reasons)
 
@@ -83,7 +83,7 @@ def test_a_stack_that_is_not_there_is_created() -> None:
         (replace(THERE, parameters={}), "A: none -> 1"),
         (replace(THERE, tags={"t": "w"}), "tag t: w -> v"),
         (replace(THERE, tags={"t": "v", "old": "x"}), "tag old: x -> none"),
-        (replace(THERE, is_protected=False), "its protection is off"),
+        (replace(THERE, is_protected=False), "its termination protection is off"),
     ],
 )
 def test_whatever_of_a_stack_differs_is_a_reason_to_update_it(stack: Stack, says: str) -> None:
@@ -100,13 +100,13 @@ EMPTY = ChangeSet("c", "FAILED", "The submitted information didn't contain chang
 
 
 def test_what_is_no_change_to_aws_is_no_update() -> None:
-    step = decided(replace(THERE, template="# text"), proposals={THERE.name: EMPTY})
+    step = decided(replace(THERE, template="# text"), change_sets={THERE.name: EMPTY})
     assert step.action is Action.KEEP
 
 
 def test_a_protection_that_is_off_is_seen_where_aws_sees_no_change() -> None:
-    step = decided(replace(THERE, is_protected=False), proposals={THERE.name: EMPTY})
-    assert step.reasons == ("its protection is off",)
+    step = decided(replace(THERE, is_protected=False), change_sets={THERE.name: EMPTY})
+    assert step.reasons == ("its termination protection is off",)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_protection_that_is_off_is_seen_where_aws_sees_no_change() -> None:
 def test_what_aws_would_replace_or_remove_is_told_and_of_data_it_is_a_loss(
     change: StackChange, says: str, loses: str
 ) -> None:
-    proposal = ChangeSet("c", "CREATE_COMPLETE", changes=(change,))
-    step = decided(replace(THERE, parameters={"A": "0"}), proposals={THERE.name: proposal})
+    change_set = ChangeSet("c", "CREATE_COMPLETE", changes=(change,))
+    step = decided(replace(THERE, parameters={"A": "0"}), change_sets={THERE.name: change_set})
     assert step.action is Action.UPDATE
     assert says in " ".join(step.reasons)
     assert step.loses == loses
@@ -137,9 +137,9 @@ def test_what_aws_would_replace_or_remove_is_told_and_of_data_it_is_a_loss(
 
 def test_the_flow_logs_of_a_network_are_no_data() -> None:
     change = StackChange("Remove", "FlowLogs", "AWS::Logs::LogGroup")
-    proposal = ChangeSet("c", "CREATE_COMPLETE", changes=(change,))
+    change_set = ChangeSet("c", "CREATE_COMPLETE", changes=(change,))
     blueprint = replace(STORAGE, is_protected=False, parameters={"A": "0"})
-    assert decided(THERE, blueprint, proposals={THERE.name: proposal}).loses == ""
+    assert decided(THERE, blueprint, change_sets={THERE.name: change_set}).loses == ""
 
 
 def test_what_was_changed_by_hand_is_told_with_an_update_and_is_none_by_itself() -> None:
@@ -299,19 +299,19 @@ OLD = there(allocationStrategy="BEST_FIT")
 WANTED = WantedState(environments={"gpu": REQUEST}, queues={"default": QUEUE})
 
 
-def lines(wanted: WantedState, facts: CurrentState) -> list[str]:
-    return [f"{s.action} {s.kind} {s.name}" for s in make_plan(wanted, facts) if s.changes]
+def lines(wanted: WantedState, current: CurrentState) -> list[str]:
+    return [f"{s.action} {s.kind} {s.name}" for s in make_plan(wanted, current) if s.changes]
 
 
 def test_a_replaced_compute_environment_makes_room_in_this_order() -> None:
     """The new one, then the queues take it, then the old one goes."""
-    facts = CurrentState(environments={"gpu": OLD}, queues={"default": queue()})
-    assert lines(WANTED, facts) == [
+    current = CurrentState(environments={"gpu": OLD}, queues={"default": queue()})
+    assert lines(WANTED, current) == [
         "replace compute environment gpu", "update job queue default",
         "delete compute environment gpu",
     ]  # fmt: skip
-    assert make_plan(WANTED, facts)[0].reasons[-1] == "it becomes gpu-r2"
-    assert current_name(WANTED, facts, "gpu") == "gpu-r2"
+    assert make_plan(WANTED, current)[0].reasons[-1] == "it becomes gpu-r2"
+    assert current_name(WANTED, current, "gpu") == "gpu-r2"
     renewed = CurrentState(
         environments={"gpu": OLD, "gpu-r2": there()}, queues={"default": queue()}
     )
@@ -328,10 +328,10 @@ def test_a_replaced_compute_environment_makes_room_in_this_order() -> None:
 
 
 def test_the_newest_generation_is_the_one_by_number() -> None:
-    facts = CurrentState(environments={"gpu-r9": there(), "gpu-r10": there(), "gpu": there()})
-    assert current_name(WANTED, facts, "gpu") == "gpu-r10"
+    current = CurrentState(environments={"gpu-r9": there(), "gpu-r10": there(), "gpu": there()})
+    assert current_name(WANTED, current, "gpu") == "gpu-r10"
     reasons = {
-        s.name: s.reasons for s in make_plan(WantedState(environments={"gpu": REQUEST}), facts)
+        s.name: s.reasons for s in make_plan(WantedState(environments={"gpu": REQUEST}), current)
     }
     assert reasons["gpu-r9"] == reasons["gpu"] == ("it was replaced",)
 
@@ -347,10 +347,10 @@ def test_a_name_that_begins_alike_is_no_generation(name: str, is_one: bool) -> N
 
 @pytest.mark.parametrize("status", ["CREATING", "UPDATING"])
 def test_what_aws_batch_is_busy_with_is_waited_for(status: str) -> None:
-    facts = CurrentState(
+    current = CurrentState(
         environments={"gpu": there(status)}, queues={"default": queue(status=status)}
     )
-    steps = make_plan(WANTED, facts)
+    steps = make_plan(WANTED, current)
     assert [(s.action, s.how) for s in steps] == [(Action.UPDATE, "wait")] * 2
     assert all(s.reasons == (f"{status}: it is waited for",) for s in steps)
 
@@ -427,11 +427,11 @@ def test_replacing_or_deleting_a_queue_loses_the_runs_in_it() -> None:
     environments = {"gpu": there()}
     (step,) = [
         s for s in make_plan(WANTED, CurrentState(environments=environments, queues=fair,
-                                           busy={"default": 1})) if s.changes
+                                           unfinished_runs={"default": 1})) if s.changes
     ]  # fmt: skip
     assert (step.action, step.loses) == (Action.REPLACE, "1 run in it")
-    facts = CurrentState(queues={"old": queue()}, busy={"old": 2})
-    (step,) = make_plan(WantedState(), facts)
+    current = CurrentState(queues={"old": queue()}, unfinished_runs={"old": 2})
+    (step,) = make_plan(WantedState(), current)
     assert (step.action, step.loses) == (Action.DELETE, "2 runs in it")
 
 
@@ -521,12 +521,12 @@ def test_what_others_stand_on_is_made_first() -> None:
 
 def test_a_teardown_changes_the_stacks_that_stay_last() -> None:
     kept = replace(STORAGE, name="s-network", parameters={"A": "none"})
-    found = lines(WantedState(stacks=(kept,), is_backwards=True), EVERYTHING)
+    found = lines(WantedState(stacks=(kept,), stacks_last=True), EVERYTHING)
     assert found[-2:] == ["delete stack s-roles", "update stack s-network"]
 
 
 def test_a_single_command_deletes_nothing() -> None:
-    wanted = WantedState(queues={"new": {**QUEUE, "jobQueueName": "new"}}, is_all=False)
+    wanted = WantedState(queues={"new": {**QUEUE, "jobQueueName": "new"}}, deletes_unwanted=False)
     assert lines(wanted, EVERYTHING) == ["create job queue new"]
 
 

@@ -28,21 +28,23 @@ def described(**table: Any) -> Environment:
     return read_environments({"env": {"dev": {**usual, **table}}}, "here")[1]["dev"]
 
 
-def scheme(**table: Any) -> SetupSpec:
+def spec(**table: Any) -> SetupSpec:
     return SetupSpec("dev", described(**table), TEMPLATES, lambda platform: {})
 
 
 def deployed(made: SetupSpec, **outputs: dict[str, str]) -> CurrentState:
     """As though everything of the scheme were there, with these outputs of its stacks."""
-    facts = CurrentState()
+    current = CurrentState()
     for short in wanted_stacks(made):
-        blueprint = next(b for b in wanted_state(made, facts).stacks if b.name == made.stack(short))
+        blueprint = next(
+            b for b in wanted_state(made, current).stacks if b.name == made.stack(short)
+        )
         stack = Stack(
             blueprint.name, blueprint.name, "CREATE_COMPLETE", "", outputs.get(short, {}),
             blueprint.parameters, blueprint.tags, template=blueprint.template,
         )  # fmt: skip
-        facts = replace(facts, stacks={**facts.stacks, stack.name: stack})
-    return facts
+        current = replace(current, stacks={**current.stacks, stack.name: stack})
+    return current
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def deployed(made: SetupSpec, **outputs: dict[str, str]) -> CurrentState:
     ids=["usual", "built", "endpoints", "budget", "secrets"],
 )
 def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any) -> None:
-    for blueprint in wanted_state(scheme(**table), CurrentState()).stacks:
+    for blueprint in wanted_state(spec(**table), CurrentState()).stacks:
         known = parsed(blueprint.template)["Parameters"]
         assert set(blueprint.parameters) <= set(known), blueprint.name
         needed = {name for name, body in known.items() if "Default" not in body}
@@ -69,7 +71,7 @@ def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any
 
 def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
     text = TEMPLATES["ami"]
-    stacks = {b.name: b for b in wanted_state(scheme(ami="build"), CurrentState()).stacks}
+    stacks = {b.name: b for b in wanted_state(spec(ami="build"), CurrentState()).stacks}
     assert stacks["batchml-dev-ami"].parameters["ContentVersion"] == content_version(text)
     assert content_version(text) != content_version(text.replace("nvidia", "Nvidia", 1))
     assert content_version(text) == content_version(text + "\n")
@@ -89,13 +91,13 @@ def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
 def test_what_follows_from_an_update_of_a_stack_is_in_the_plan(
     before: Any, after: Any, what: str
 ) -> None:
-    facts = deployed(
-        scheme(**before),
+    current = deployed(
+        spec(**before),
         network={"SubnetIds": "subnet-1,subnet-2", "VpcId": "vpc-1", "SecurityGroupId": "sg-1"},
         storage={"FileSystemId": "fs-1", "FileSystemDns": "fs-1.efs"},
     )
-    same = getattr(wanted_state(scheme(**before), facts), what)
-    other = getattr(wanted_state(scheme(**after), facts), what)
+    same = getattr(wanted_state(spec(**before), current), what)
+    other = getattr(wanted_state(spec(**after), current), what)
     assert same != other
     if what == "environments":
         subnets = other["batchml-dev-gpu"]["computeResources"]["subnets"]
@@ -103,10 +105,10 @@ def test_what_follows_from_an_update_of_a_stack_is_in_the_plan(
 
 
 def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
-    made = scheme()
-    facts = deployed(made, network={"SubnetIds": "subnet-1", "SecurityGroupId": "sg-1"})
+    made = spec()
+    current = deployed(made, network={"SubnetIds": "subnet-1", "SecurityGroupId": "sg-1"})
     changed = replace(made, templates={**TEMPLATES, "network": TEMPLATES["network"] + "# new\n"})
-    environments = wanted_state(changed, facts).environments
+    environments = wanted_state(changed, current).environments
     assert environments["batchml-dev-gpu"]["computeResources"]["subnets"] == ["subnet-1"]
 
 

@@ -21,7 +21,7 @@ from batchml.model.environment import (
     Storage,
 )
 from batchml.model.job import read_job
-from batchml.setup.definitions import CONFIG_NAME, first_files, write_files
+from batchml.setup.init import CONFIG_NAME, first_files, write_files
 
 FILES = {"a.toml": "a", "jobs/x/b.toml": "b", "jobs/x/c.py": "c"}
 

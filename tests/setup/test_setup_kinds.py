@@ -30,12 +30,12 @@ class Api:
 
 def test_what_was_made_by_hand_is_not_setups_for_a_name_of_another_kind() -> None:
     described = Environment(compute={"gpu": Compute()}, queues={"day": Queue()})
-    scheme = SetupSpec(LOCAL, described, {}, lambda _: {})
+    spec = SetupSpec(LOCAL, described, {}, lambda _: {})
     tools = SetupTools(None, Api(), None, FakeClock())  # type: ignore[arg-type]
-    facts = read_state(scheme, tools)
-    assert not facts.queues
-    assert list(facts.environments) == ["gpu"]  # which is described: it is made as it should be
-    assert facts.users == {"gpu": ("gpu",)}
+    current = read_state(spec, tools)
+    assert not current.queues
+    assert list(current.environments) == ["gpu"]  # which is described: it is made as it should be
+    assert current.foreign_users == {"gpu": ("gpu",)}
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class World:
         self.nothing = self.account.save()
 
     @property
-    def scheme(self) -> SetupSpec:
+    def spec(self) -> SetupSpec:
         made = environment(self.table)
         return SetupSpec(
             "dev", made, self.templates, lambda _: {"lenet-0123456789abcdef": DEFINITION}
@@ -127,41 +127,41 @@ class World:
     def plan(self, planner: Callable[[CurrentState], WantedState] | None = None) -> list[PlanStep]:
         """What `--plan` shows: only what would change."""
         tools, planner = self.tools(), planner or self.wanted
-        facts = apply.read_state_for_plan(self.scheme, tools, planner)
-        apply.discard_proposals(facts, tools)
-        return [step for step in make_plan(planner(facts), facts) if step.changes]
+        current = apply.read_state_for_plan(self.spec, tools, planner)
+        apply.discard_change_sets(current, tools)
+        return [step for step in make_plan(planner(current), current) if step.changes]
 
     def run(
         self, planner: Callable[[CurrentState], WantedState], *, agrees: bool = True, **more: Any
     ) -> list[str]:
         """What the command does that `--yes` is given to; its words."""
         tools = self.tools(**more)
-        facts = apply.read_state_for_plan(self.scheme, tools, planner)
-        agreed = {step for step in make_plan(planner(facts), facts) if step.changes and agrees}
+        current = apply.read_state_for_plan(self.spec, tools, planner)
+        agreed = {step for step in make_plan(planner(current), current) if step.changes and agrees}
         said = []
-        for progress in apply.apply_plan(planner, facts, tools, agreed):
+        for progress in apply.apply_plan(planner, current, tools, agreed):
             step = progress.step
             said.append(f"{step.action} {step.kind} {step.name}: {progress.text or 'done'}")
         return said
 
-    def wanted(self, facts: CurrentState) -> WantedState:
-        return wanted_state(self.scheme, facts)
+    def wanted(self, current: CurrentState) -> WantedState:
+        return wanted_state(self.spec, current)
 
     def setup(self, **more: Any) -> list[str]:
         return self.run(self.wanted, **more)
 
     def teardown(self) -> list[str]:
-        return self.run(lambda facts: state_after_teardown(self.scheme, facts, delete_data=False))
+        return self.run(lambda current: state_after_teardown(self.spec, current, delete_data=False))
 
     def teardown_with_files(self) -> list[str]:
         return self.run(
-            lambda facts: state_after_teardown(
-                self.scheme, facts, delete_data=False, delete_files=True
+            lambda current: state_after_teardown(
+                self.spec, current, delete_data=False, delete_files=True
             )
         )
 
     def teardown_with_data(self) -> list[str]:
-        return self.run(lambda facts: state_after_teardown(self.scheme, facts, delete_data=True))
+        return self.run(lambda current: state_after_teardown(self.spec, current, delete_data=True))
 
     def status(self, short: str) -> str:
         found = self.account.stack(f"batchml-dev-{short}")
@@ -279,8 +279,8 @@ def test_a_command_that_was_killed_at_any_moment_goes_on_when_it_is_typed_again(
     end = world.account.snapshot()
     assert end["change sets"] == []
     assert len(before) > 8, "so many moments differ"
-    for moment, held in kill_points(before, name):
-        world.account.restore(held)
+    for moment, saved in kill_points(before, name):
+        world.account.restore(saved)
         command(world)
         assert world.account.snapshot() == end, moment
 
@@ -449,18 +449,18 @@ def test_a_rollback_goes_on_without_a_resource_that_is_skipped(stuck: World) -> 
 
 
 def test_continuing_a_rollback_survives_every_interruption(stuck: World) -> None:
-    held = stuck.account.save()
+    saved = stuck.account.save()
 
     def command() -> None:
         stuck.setup(continue_rollback=(stuck.stuck_at,))
 
     before = moments(stuck, command)
-    stuck.account.restore(held)
+    stuck.account.restore(saved)
     command()
     end = stuck.account.snapshot()
     # After the first 20 points, the command is an update like any other.
-    for moment, held in kill_points(before[:20], "rollback"):
-        stuck.account.restore(held)
+    for moment, saved in kill_points(before[:20], "rollback"):
+        stuck.account.restore(saved)
         command()
         assert stuck.account.snapshot() == end, moment
 
@@ -509,8 +509,8 @@ def test_what_turns_out_to_be_no_change_while_it_is_made_ends_well(ready: World)
     texts = dict(ready.templates)
     ready.templates["storage"] = texts["storage"] + "# a comment\n"
     try:
-        facts = apply.read_state(ready.scheme, ready.tools())  # without asking AWS
-        said = list(apply.apply_plan(ready.wanted, facts, ready.tools(), set()))
+        current = apply.read_state(ready.spec, ready.tools())  # without asking AWS
+        said = list(apply.apply_plan(ready.wanted, current, ready.tools(), set()))
         assert STORAGE in {progress.step.name for progress in said}
     finally:
         ready.templates = texts
@@ -586,7 +586,8 @@ def test_a_teardown_leaves_the_data_and_setup_finds_it_again(ready: World) -> No
     network = ready.account.stack(NETWORK)
     assert network is not None and network.content["parameters"]["Egress"] == "none"
     assert (
-        ready.run(lambda facts: state_after_teardown(ready.scheme, facts, delete_data=False)) == []
+        ready.run(lambda current: state_after_teardown(ready.spec, current, delete_data=False))
+        == []
     )
     ready.setup()
     assert ready.account.snapshot()["environments"] == end["environments"]
@@ -646,7 +647,7 @@ def test_the_data_of_a_stack_whose_rollback_is_stuck_goes_once_that_is_undone(re
     assert "--continue-rollback" in said
     ready.account.stuck.clear()
     ready.run(
-        lambda facts: state_after_teardown(ready.scheme, facts, delete_data=True),
+        lambda current: state_after_teardown(ready.spec, current, delete_data=True),
         continue_rollback=(),
     )
     assert names(ready) == [] and ready.account.retained == []
@@ -665,7 +666,7 @@ def test_a_stack_with_data_that_could_not_be_made_goes_without_more_ado(
 def test_data_that_came_while_it_was_deleted_is_deleted_the_next_time(ready: World) -> None:
     bucket = next(iter(ready.account.objects))
     said = fails(ready, lambda: ready.run(
-        lambda facts: state_after_teardown(ready.scheme, facts, delete_data=True),
+        lambda current: state_after_teardown(ready.spec, current, delete_data=True),
         empty_bucket=lambda bucket: None,  # a job goes on writing
     ))  # fmt: skip
     assert "BucketNotEmpty" in said and "--delete-data empties it" in said
@@ -708,10 +709,10 @@ def test_one_with_best_fit_is_replaced_before_the_old_one_goes(ready: World) -> 
     ready.setup()
     ready.table = SMALL
     ready.setup()
-    held = ready.account.snapshot()
-    generations = sorted(held["environments"])
+    saved = ready.account.snapshot()
+    generations = sorted(saved["environments"])
     assert len(generations) == 1 and generations[0].startswith(f"{GPU}-r")
-    for queue in held["queues"].values():
+    for queue in saved["queues"].values():
         (entry,) = queue["computeEnvironmentOrder"]
         assert entry["computeEnvironment"].endswith(generations[0])
     assert ready.plan() == []
@@ -728,8 +729,8 @@ def test_replacing_survives_every_interruption(ready: World) -> None:
     ready.table = SMALL
     before = moments(ready, ready.setup)
     end = ready.account.snapshot()
-    for moment, held in kill_points(before, "replace"):
-        ready.account.restore(held)
+    for moment, saved in kill_points(before, "replace"):
+        ready.account.restore(saved)
         ready.setup()
         assert ready.account.snapshot() == end, moment
 

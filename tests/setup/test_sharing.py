@@ -99,21 +99,21 @@ class Env(World):
         self.name = name
 
     @property
-    def scheme(self) -> SetupSpec:
+    def spec(self) -> SetupSpec:
         return SetupSpec(self.name, environments()[self.name], self.templates, lambda platform: {})
 
-    def facts(self) -> CurrentState:
-        return apply.read_state(self.scheme, self.tools())
+    def current(self) -> CurrentState:
+        return apply.read_state(self.spec, self.tools())
 
     def refused(self, *, teardown: bool = False, delete_data: bool = False) -> list[str]:
-        facts = self.facts()
-        made: WantedState = wanted_state(self.scheme, facts)
+        current = self.current()
+        made: WantedState = wanted_state(self.spec, current)
         if teardown:
-            made = state_after_teardown(self.scheme, facts, delete_data=delete_data)
-        return refusals(made, make_plan(made, facts), facts)
+            made = state_after_teardown(self.spec, current, delete_data=delete_data)
+        return refusals(made, make_plan(made, current), current)
 
-    def steps(self, facts: CurrentState) -> list[PlanStep]:
-        return make_plan(state_after_teardown(self.scheme, facts, delete_data=False), facts)
+    def steps(self, current: CurrentState) -> list[PlanStep]:
+        return make_plan(state_after_teardown(self.spec, current, delete_data=False), current)
 
     def parameter(self, short: str, key: str) -> str:
         stack = self.account.stack(f"batchml-{self.name}-{short}")
@@ -152,20 +152,25 @@ def test_both_mount_the_same_file_system_in_the_same_network(both: tuple[Env, En
     # All of it that a submission is told of: the folder is there.
     storage = lab.account.stack("batchml-lab-storage")
     assert storage is not None
-    assert make_platform("lab", lab.scheme.environment, storage.outputs()).workspace == "/workspace"
+    assert make_platform("lab", lab.spec.environment, storage.outputs()).workspace == "/workspace"
 
 
 @pytest.mark.parametrize("kind", ["efs", "fsx-lustre"])
 def test_instances_mount_what_the_other_has(both: tuple[Env, Env], kind: str) -> None:
     _, lab = both
-    facts = lab.facts()
+    current = lab.current()
     outputs = {
         "efs": {"FileSystemDns": "fs-1.efs", "AccessPointId": "fsap-1", "LustreMountName": ""},
         "fsx-lustre": {"FileSystemDns": "fs-1.fsx", "LustreMountName": "abc", "AccessPointId": ""},
     }[kind]
-    storage = facts.lent["storage"]
-    lent = {**facts.lent, "storage": replace(storage, outputs={**storage.outputs, **outputs})}
-    made = wanted_state(lab.scheme, replace(facts, lent=lent)).templates["batchml-lab-gpu"]
+    storage = current.owner_stacks["storage"]
+    owner_stacks = {
+        **current.owner_stacks,
+        "storage": replace(storage, outputs={**storage.outputs, **outputs}),
+    }
+    made = wanted_state(lab.spec, replace(current, owner_stacks=owner_stacks)).templates[
+        "batchml-lab-gpu"
+    ]
     text = base64.b64decode(made["LaunchTemplateData"]["UserData"]).decode()
     command = {"efs": "accesspoint=fsap-1", "fsx-lustre": "fs-1.fsx@tcp:/abc"}[kind]
     assert command in text and ("mount -t efs" in text) == (kind == "efs")
@@ -183,14 +188,14 @@ def test_data_that_another_works_in_is_not_deleted(both: tuple[Env, Env]) -> Non
     dev, lab = both
     (said,) = dev.refused(teardown=True, delete_data=True)
     assert "workspace of lab" in said and "First: batchml teardown --env lab" in said
-    facts = dev.facts()
-    assert facts.sharers == ("lab",) and lab.facts().sharers == ()
+    current = dev.current()
+    assert current.sharers == ("lab",) and lab.current().sharers == ()
     # Nor by a setup, from a file that does not know of the other.
     alone = environments(FILE.split("[env.lab]")[0] + '[env.dev.storage]\nworkspace = "none"')[
         "dev"
     ]
-    made = wanted_state(replace(dev.scheme, environment=alone), facts)
-    (said,) = refusals(made, make_plan(made, facts), facts)
+    made = wanted_state(replace(dev.spec, environment=alone), current)
+    (said,) = refusals(made, make_plan(made, current), current)
     assert "stack batchml-dev-storage: its file system is also the workspace of lab" in said
 
 
@@ -202,7 +207,7 @@ def test_aws_keeps_a_file_system_that_another_imports(both: tuple[Env, Env]) -> 
 
 def test_a_teardown_of_the_owner_leaves_the_others_at_work(both: tuple[Env, Env]) -> None:
     dev, lab = both
-    kept = {step.name: step.reasons for step in dev.steps(dev.facts()) if not step.changes}
+    kept = {step.name: step.reasons for step in dev.steps(dev.current()) if not step.changes}
     assert kept["batchml-dev-network"] == ("lab uses it",)
     dev.teardown()
     assert dev.parameter("network", "Egress") == "nat"
@@ -210,7 +215,7 @@ def test_a_teardown_of_the_owner_leaves_the_others_at_work(both: tuple[Env, Env]
     # Once nobody works in it any more, what costs goes.
     lab.teardown()
     assert lab.parameter("storage", "SharedWith") == ""
-    assert dev.facts().sharers == ()
+    assert dev.current().sharers == ()
     dev.teardown()
     assert dev.parameter("network", "Egress") == "none"
     (said,) = lab.refused()
@@ -228,4 +233,4 @@ def test_the_data_of_one_that_shares_is_its_own_alone(both: tuple[Env, Env]) -> 
     assert [stack.name for stack in dev.account.stacks if stack.status != "DELETE_COMPLETE"] == [
         f"batchml-dev-{short}" for short in ("network", "roles", "storage", "observability")
     ]
-    assert dev.facts().sharers == () and dev.plan() == []
+    assert dev.current().sharers == () and dev.plan() == []

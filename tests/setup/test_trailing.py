@@ -62,11 +62,11 @@ def take(
     """Take one step about the compute environment; what is known then, and the clock."""
     clock, none = FakeClock(), WantedState()
     tools = SetupTools(none, api, none, clock)  # type: ignore[arg-type]
-    facts = CurrentState(environments={"gpu": there} if there else {})
+    current = CurrentState(environments={"gpu": there} if there else {})
     run = perform(
         PlanStep(action, ResourceKind.ENVIRONMENT, "gpu", how=how),
         WantedState(environments={"gpu": REQUEST}),
-        facts,
+        current,
         tools,
     )
     while True:
@@ -78,14 +78,14 @@ def take(
 
 def test_what_was_before_an_update_is_not_taken_for_what_came_of_it() -> None:
     before, after = described(resources={"maxvCpus": 8}), described()
-    facts, _ = take(Action.UPDATE, Late([before, before, described("UPDATING"), after]), before)
-    assert facts.environments["gpu"] == after
+    current, _ = take(Action.UPDATE, Late([before, before, described("UPDATING"), after]), before)
+    assert current.environments["gpu"] == after
 
 
 def test_an_environment_that_was_invalid_is_given_time_to_be_seen_updating() -> None:
     before = described("INVALID", statusReason="no such profile")
-    facts, _ = take(Action.UPDATE, Late([before, described("UPDATING"), described()]), before)
-    assert facts.environments["gpu"]["status"] == "VALID"
+    current, _ = take(Action.UPDATE, Late([before, described("UPDATING"), described()]), before)
+    assert current.environments["gpu"]["status"] == "VALID"
 
 
 @pytest.mark.parametrize("seen", [[], ["UPDATING"]])
@@ -97,8 +97,8 @@ def test_one_that_stays_invalid_is_a_failure(seen: list[str]) -> None:
 
 def test_what_aws_never_describes_as_asked_is_not_waited_for_for_ever() -> None:
     other = described(resources={"maxvCpus": 8})
-    facts, clock = take(Action.UPDATE, Late([other]), other)
-    assert facts.environments["gpu"] == other
+    current, clock = take(Action.UPDATE, Late([other]), other)
+    assert current.environments["gpu"] == other
     assert 30 < sum(clock.naps) < 60
 
 
@@ -106,8 +106,8 @@ def test_an_environment_whose_creation_had_a_lost_answer_is_made() -> None:
     """The SDK sends the call again, and AWS refuses it, since the first was carried out."""
     api = Late([described("CREATING"), described()])
     api.refusals["create"] = "Object already exists"
-    facts, _ = take(Action.CREATE, api)
-    assert facts.environments["gpu"]["status"] == "VALID"
+    current, _ = take(Action.CREATE, api)
+    assert current.environments["gpu"]["status"] == "VALID"
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_a_deletion_goes_in_the_order_that_aws_asks_for(
     answers: list[dict[str, Any] | None], calls: list[str]
 ) -> None:
     api = Late(list(answers))
-    facts, _ = take(Action.DELETE, api, described())
+    current, _ = take(Action.DELETE, api, described())
     assert [operation for operation, _ in api.sent] == calls
-    assert facts.environments == {}
+    assert current.environments == {}
 
 
 def test_a_description_that_trails_makes_a_deletion_ask_again() -> None:

@@ -21,8 +21,8 @@ from batchml.local.control import describe_silence, is_answering
 from batchml.local.executors.choice import DOCKER, read_choice
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL
-from batchml.setup.definitions import FIRST_JOB, first_files, write_files
 from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
+from batchml.setup.init import FIRST_JOB, first_files, write_files
 from batchml.setup.machine import check_config, check_machine, check_plugin, examine_machine
 
 _INDENT = " " * 10

@@ -19,7 +19,7 @@ from batchml.cost.render import estimate_json, estimate_lines
 from batchml.errors import BatchmlError, UsageError
 from batchml.runs import job_images
 from batchml.setup import desired
-from batchml.setup.apply import BEGUN, apply_plan, discard_proposals, read_state_for_plan
+from batchml.setup.apply import BEGUN, apply_plan, discard_change_sets, read_state_for_plan
 from batchml.setup.commands.shared import (
     CommandProgress,
     SetupSubject,
@@ -74,10 +74,10 @@ def setup(
     tools = open_tools(
         context, "setup", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
     )
-    with explain_interrupt(f"batchml setup --env {context.env}") as course:
+    with explain_interrupt(f"batchml setup --env {context.env}") as command:
         _run(
-            context, subject, tools, course,
-            lambda facts: desired.wanted_state(subject.scheme, facts),
+            context, subject, tools, command,
+            lambda current: desired.wanted_state(subject.spec, current),
             PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ())),
         )  # fmt: skip
 
@@ -112,11 +112,11 @@ def teardown(
     tools = open_tools(
         context, "teardown", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
     )
-    with explain_interrupt(f"batchml teardown --env {context.env}") as course:
+    with explain_interrupt(f"batchml teardown --env {context.env}") as command:
         _run(
-            context, subject, tools, course,
-            lambda facts: desired.state_after_teardown(
-                subject.scheme, facts, delete_data=delete_data, delete_files=delete_file_system
+            context, subject, tools, command,
+            lambda current: desired.state_after_teardown(
+                subject.spec, current, delete_data=delete_data, delete_files=delete_file_system
             ),
             PlanOptions(
                 "teardown", plan, yes, json_, (),
@@ -144,11 +144,11 @@ class PlanOptions:
 
 
 def _run(
-    context: Context, subject: SetupSubject, tools: SetupTools, course: CommandProgress,
+    context: Context, subject: SetupSubject, tools: SetupTools, command: CommandProgress,
     planner: Callable[[CurrentState], WantedState], options: PlanOptions,
 ) -> None:  # fmt: skip
-    facts = read_state_for_plan(subject.scheme, tools, planner)
-    steps = make_plan(planner(facts), facts)
+    current = read_state_for_plan(subject.spec, tools, planner)
+    steps = make_plan(planner(current), current)
     document = _document(context, subject, steps, options)
     if not options.json:
         for line in _plan_lines(context, subject, steps, document):
@@ -156,29 +156,29 @@ def _run(
     changing = [step for step in steps if step.changes]
     agreed: set[PlanStep] = set()
     try:
-        _refuse(planner(facts), steps, facts)
+        _refuse(planner(current), steps, current)
         if changing and not options.plan:
             agreed = _confirm_steps(changing, options, context.env)
     finally:
         if not agreed:
-            discard_proposals(facts, tools)
+            discard_change_sets(current, tools)
     if not agreed:
         if options.json:
             print_json({**document, "applied": False})
         raise typer.Exit(WOULD_CHANGE if changing else 0)
     options.last_check()
     losing = frozenset(step.name for step in agreed if step.loses)
-    course.has_begun = True
-    _apply(context, subject, replace(tools, replacing=losing), planner, facts, agreed)
+    command.has_begun = True
+    _apply(context, subject, replace(tools, replacing=losing), planner, current, agreed)
     if options.json:
         print_json({**document, "applied": True})
     else:
         print_line(_next(context, options))
 
 
-def _refuse(wanted: WantedState, steps: Sequence[PlanStep], facts: CurrentState) -> None:
+def _refuse(wanted: WantedState, steps: Sequence[PlanStep], current: CurrentState) -> None:
     """Raise UsageError for a plan that could not be carried out to its end."""
-    found = refusals(wanted, steps, facts)
+    found = refusals(wanted, steps, current)
     if found:
         raise UsageError("Nothing was changed.\n" + "\n".join(f"  - {each}" for each in found))
 
@@ -210,13 +210,13 @@ def _confirm_steps(steps: Sequence[PlanStep], options: PlanOptions, env: str) ->
 
 def _apply(
     context: Context, subject: SetupSubject, tools: SetupTools,
-    planner: Callable[[CurrentState], WantedState], facts: CurrentState, agreed: set[PlanStep],
+    planner: Callable[[CurrentState], WantedState], current: CurrentState, agreed: set[PlanStep],
 ) -> None:  # fmt: skip
     drop_cache(context)  # submissions must read the new state, even after a failure
     for source in subject.image_sources:
         job_images.publish_image(context, source)
     began = context.clock.monotonic()
-    for progress in apply_plan(planner, facts, tools, agreed):
+    for progress in apply_plan(planner, current, tools, agreed):
         step = progress.step
         if progress.text == BEGUN:
             began = context.clock.monotonic()
@@ -246,10 +246,10 @@ def _document(
         "notes": list(subject.notes),
     }
     if options.command == "setup" and not context.settings.is_local:
-        found = estimate_environment(subject.scheme.environment, context.prices)
+        found = estimate_environment(subject.spec.environment, context.prices)
         document["cost"] = estimate_json(found)
         document["notes"] += [*estimate_lines(found), *_quota_notes(context, subject)]
-        if subject.scheme.environment.budget is not None:
+        if subject.spec.environment.budget is not None:
             document["notes"].append(
                 "The budget works once batchml:env is activated as a cost allocation tag (Billing "
                 "console), a day after the first cost."
@@ -259,7 +259,7 @@ def _document(
 
 def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
     """Quotas that are too small: a new account has 0 vCPUs of GPU instances."""
-    needs = needed_quotas(subject.scheme.environment)
+    needs = needed_quotas(subject.spec.environment)
     try:
         quotas = read_quotas(context.connect()) if needs else {}
     except BatchmlError as error:

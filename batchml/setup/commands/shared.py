@@ -33,7 +33,7 @@ from batchml.setup.tools import SetupTools
 class SetupSubject(Struct, frozen=True):
     """An environment to set up or tear down. `notes`: messages for the user."""
 
-    scheme: SetupSpec
+    spec: SetupSpec
     notes: tuple[str, ...] = ()
     image_sources: tuple[ImageSource, ...] = ()
 
@@ -51,8 +51,8 @@ def read_subject(context: Context, like: str | None = None) -> SetupSubject:
     templates = {
         short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
     }
-    scheme = SetupSpec(context.env, environment, templates, definitions)
-    return SetupSubject(scheme, (*notes, *more), sources)
+    spec = SetupSpec(context.env, environment, templates, definitions)
+    return SetupSubject(spec, (*notes, *more), sources)
 
 
 def choose_description(context: Context, like: str | None) -> tuple[Environment, list[str]]:
@@ -124,11 +124,11 @@ class CommandProgress:
 @contextmanager
 def explain_interrupt(command: str) -> Iterator[CommandProgress]:
     """On Ctrl-C say that AWS continues, and which command follows it."""
-    course = CommandProgress()
+    progress = CommandProgress()
     try:
-        yield course
+        yield progress
     except KeyboardInterrupt:
-        if course.has_begun:
+        if progress.has_begun:
             say(f"\nInterrupted. AWS continues the changes; to follow them: {command}")
         else:
             say("\nNothing was changed.")
@@ -214,16 +214,16 @@ def create_resources(
 ) -> None:
     """Create compute environments and queues by a plan for them alone."""
     subject = read_subject(context)
-    narrowed = replace(subject.scheme.environment, compute=computes, queues=queues)
-    scheme = replace(subject.scheme, environment=narrowed)
+    narrowed = replace(subject.spec.environment, compute=computes, queues=queues)
+    spec = replace(subject.spec, environment=narrowed)
     tools = open_tools(context)
-    facts = read_state(scheme, tools)
-    _refuse_without_stacks(context, scheme, facts, computes)
+    current = read_state(spec, tools)
+    _refuse_without_stacks(context, spec, current, computes)
     made = []
-    with explain_interrupt(f"batchml compute list --env {context.env}") as course:
-        course.has_begun = True
+    with explain_interrupt(f"batchml compute list --env {context.env}") as command:
+        command.has_begun = True
         for progress in apply_plan(
-            lambda now: desired.wanted_by_command(scheme, now), facts, tools, set()
+            lambda now: desired.wanted_by_command(spec, now), current, tools, set()
         ):
             step = progress.step
             if not progress.text:
@@ -234,15 +234,15 @@ def create_resources(
 
 
 def _refuse_without_stacks(
-    context: Context, scheme: Any, facts: Any, computes: dict[str, Compute]
+    context: Context, spec: Any, current: Any, computes: dict[str, Compute]
 ) -> None:
     """Raise UsageError if the stacks are missing that compute environments need."""
     if context.settings.is_local or not computes:
         return
     missing = [
         short
-        for short in wanted_stacks(scheme)
-        if short not in ("storage", "observability") and scheme.stack(short) not in facts.stacks
+        for short in wanted_stacks(spec)
+        if short not in ("storage", "observability") and spec.stack(short) not in current.stacks
     ]
     if missing:
         raise UsageError(
@@ -259,8 +259,8 @@ def describe_change(kind: str, request: Mapping[str, Any]) -> str:
 def report_update(context: Context, kind: str, request: Mapping[str, Any], json_: bool) -> None:
     """Wait until AWS has applied an update request, and report the result."""
     tools = open_tools(context)
-    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as course:
-        course.has_begun = True
+    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as command:
+        command.has_begun = True
         detail = settle(request, tools, lambda text: say(f"    {text}"))
     if json_:
         print_json(detail)
@@ -274,8 +274,8 @@ def delete_resource(context: Context, kind: str, name: str, yes: bool, json_: bo
         say("Nothing was changed.")
         raise typer.Exit(1)
     tools = open_tools(context)
-    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as course:
-        course.has_begun = True
+    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as command:
+        command.has_begun = True
         remove(ResourceKind(kind), name, tools, lambda text: say(f"    {text}"))
     if json_:
         print_json([{"kind": kind, "name": name}])
