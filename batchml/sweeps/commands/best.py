@@ -31,7 +31,7 @@ from batchml.sweeps.commands.render import (
     confirmed_lines,
     describe_best,
     front_lines,
-    log_of,
+    log_command,
     trial_json,
 )
 from batchml.sweeps.control.state import SweepState
@@ -46,31 +46,28 @@ def best_json(
     sweep: StartedSweep, trials: Sequence[Trial], state: SweepState
 ) -> list[dict[str, Any]]:
     confirmed = {each.trial.number: each for each in confirmed_trials(state, sweep.spec)}
-    front = pareto_front(state, sweep.spec) if len(sweep.spec.goals) > 1 else []
-    in_front = {trial.number for trial in front}
-    found = []
+    front = pareto_front(state, sweep.spec)
+    documents = []
     for trial in trials:
         details = {**(trial_json(sweep, trial) or {})}
         details["command"] = command_words(sweep.job_spec, trial.params)
         details["confirmed"] = confirmed_json(confirmed.get(trial.number))
-        found.append(details | ({"isPareto": trial.number in in_front} if front else {}))
-    return found
+        documents.append(details | ({"isPareto": trial in front} if front else {}))
+    return documents
 
 
 def best_first(sweep: StartedSweep, state: SweepState) -> list[Trial]:
     """The trials with a result, best first; with several goals the Pareto front comes first."""
-    found = rank_trials(state, sweep.spec)
-    if len(sweep.spec.goals) == 1:
-        return found
     front = pareto_front(state, sweep.spec)
     in_front = {trial.number for trial in front}
-    return [*front, *(trial for trial in found if trial.number not in in_front)]
+    ranked = rank_trials(state, sweep.spec)
+    return [*front, *(trial for trial in ranked if trial.number not in in_front)]
 
 
 def best_text(sweep: StartedSweep, trials: Sequence[Trial], state: SweepState) -> str:
     """The trials, each with its parameters and the command that runs it again."""
     blocks = [_block(sweep, trial) for trial in trials]
-    front = pareto_front(state, sweep.spec) if len(sweep.spec.goals) > 1 else []
+    front = pareto_front(state, sweep.spec)
     more = [*confirmed_lines(confirmed_trials(state, sweep.spec)), *front_lines(front)]
     if front and len(trials) > 1:
         more.append("They come first, sorted by the first goal; the others follow.")
@@ -92,8 +89,8 @@ def trial_job_file(sweep: StartedSweep, trial: Trial, code: "str | bool | None" 
     if code is not None:
         job = replace(job, code=code)
     head = f"# {sweep.name} with the parameters of {describe_best(sweep, trial)}"
-    made = f"{MARK}{sweep.key}."
-    return "\n".join([*map(printable, (head, made)), job_file(job, trial.params)])
+    origin = f"{MARK}{sweep.key}."
+    return "\n".join([*map(printable, (head, origin)), job_file(job, trial.params)])
 
 
 def no_best_trial(sweep: StartedSweep, state: SweepState) -> NotFound:
@@ -117,25 +114,21 @@ def fetch_as_job(
     json_: bool,
 ) -> None:
     """Fetch a trial as a job: its code, a job.toml with its parameters, outputs and checkpoint."""
-    found = fetch_trial(context, sweep, store, trial, dest)
+    copied = fetch_trial(context, sweep, store, trial, dest)
     code = "." if sweep.code else None
     (dest / JOB).write_text(trial_job_file(sweep, trial, code) + "\n", "utf-8")
+    counts = {"code": copied.code, "outputs": copied.outputs, "checkpoint": copied.checkpoint}
     if json_:
-        print_json(
-            best_json(sweep, [trial], state)[0]
-            | {"folder": str(dest.absolute()), "code": found.code, "outputs": found.outputs,
-               "checkpoint": found.checkpoint}
-        )  # fmt: skip
-        return
+        details = best_json(sweep, [trial], state)[0]
+        return print_json({**details, "folder": str(dest.absolute()), **counts})
     print_line(printable(str(dest)))
-    kinds = {"code": found.code, "outputs": found.outputs, "checkpoint": found.checkpoint}
-    parts = [f"{_describe_count(many)} of its {kind}" for kind, many in kinds.items() if many]
+    parts = [f"{_describe_count(count)} of its {kind}" for kind, count in counts.items() if count]
     say(f"Trial {trial.number}: {', '.join([*parts, 'job.toml with its parameters'])}.")
-    for why in found.missing:
+    for why in copied.missing:
         say(printable(why))
-    if not found.outputs + found.checkpoint and not found.missing:
+    if not copied.outputs + copied.checkpoint and not copied.missing:
         say("It has written no outputs to BATCHML_OUTPUT_DIR and no checkpoint.")
-    if not sweep.code or found.code:
+    if not sweep.code or copied.code:
         command = join_shell(["batchml", "submit", str(dest)])
         say(f"  run it:  {command}{context.env_option}")
 
@@ -168,7 +161,7 @@ def trial_details_json(sweep: StartedSweep, trial: Trial, state: SweepState) -> 
 
 
 def describe_trial(context: Context, sweep: StartedSweep, trial: Trial, now: float) -> str:
-    """One fact a line, the last lines of output of a failed trial, and the next commands."""
+    """A trial as text: a fact on each line, the last lines of a failed trial, the next commands."""
     facts = [(name, value) for name, value in _facts(sweep, trial, now) if value]
     commands = [
         (name, command) for name, command in _next_commands(context, sweep, trial) if command
@@ -198,7 +191,7 @@ def _facts(sweep: StartedSweep, trial: Trial, now: float) -> Iterator[tuple[str,
 def _next_commands(
     context: Context, sweep: StartedSweep, trial: Trial
 ) -> Iterator[tuple[str, str]]:
-    yield "log", log_of(context, trial)
+    yield "log", log_command(context, trial)
     if trial.state.is_failure and trial.job_id:
         yield "explain", f"batchml explain {trial.job_id}{context.env_option}"
     if trial.state.is_ended:
@@ -211,11 +204,11 @@ def _next_commands(
 
 OUTPUTS, CHECKPOINT = "outputs", "checkpoint"  # folders in the destination
 JOB = "job.toml"
-MARK = "# Found by the sweep "  # begins a line of the job.toml that is written there
+MARK = "# Found by the sweep "  # the beginning of a line in a job.toml that was written by --get
 
 
 class TrialArtifacts(Struct, frozen=True):
-    """Numbers of files. `missing`: why files of a kind are missing, as sentences."""
+    """The numbers of fetched files. `missing`: sentences that say why files are missing."""
 
     outputs: int
     checkpoint: int
@@ -232,15 +225,14 @@ def fetch_trial(
     and the errors of the store.
     """
     missing: list[str] = []
-    found = _find_run(context, trial, missing)
-    code = _copy_code(
-        context, _code_address(sweep, store, trial, found), sweep.folder, dest, missing
-    )
+    run = _find_run(context, trial, missing)
+    address = _code_address(sweep, store, trial, run)
+    code = _copy_code(context, address, sweep.folder, dest, missing)
     folders = {name.partition("/")[0] for name in code}
     outputs = 0
-    if found is not None:
+    if run is not None:
         try:
-            outputs = _copy_outputs(context, found, dest / _free_name(OUTPUTS, folders, trial))
+            outputs = _copy_outputs(context, run, dest / _free_name(OUTPUTS, folders, trial))
         except BatchmlError as error:
             missing.append(f"Its outputs could not be fetched: {error}")
     checkpoint = _copy_checkpoint(store, trial, dest / _free_name(CHECKPOINT, folders, trial))
@@ -261,7 +253,7 @@ def _find_run(context: Context, trial: Trial, missing: list[str]) -> FoundRun | 
 def _code_address(
     sweep: StartedSweep, store: SweepStore, trial: Trial, found: FoundRun | None
 ) -> str:
-    """The address of the code that the trial ran. Other code may have been sent since or before."""
+    """The address of the code that the trial ran; code may have been sent more than once."""
     if not sweep.code:
         return ""
     if found is not None and found.run is not None:
@@ -297,7 +289,7 @@ def _free_name(name: str, taken: set[str], trial: Trial) -> str:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """The files below a folder, without its own job.toml, which the trial's replaces."""
+    """The files below a folder, without its job.toml, which the trial's job.toml replaces."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != JOB:
@@ -309,18 +301,15 @@ def _refuse_others(folder: Path, names: list[str], dest: Path) -> None:
     others = [
         name
         for name in names
-        if os.path.lexists(dest / name) and not _is_same(folder / name, dest / name)
+        if os.path.lexists(dest / name)
+        and not ((dest / name).is_file() and filecmp.cmp(folder / name, dest / name, shallow=False))
     ]
     job = dest / JOB
     if os.path.lexists(job) and not (job.is_file() and MARK in job.read_text("utf-8", "replace")):
         others.insert(0, JOB)
     if others:
         listed = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
-        raise UsageError(f"--get {dest}: it has another {listed}. Name a new folder.")
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return other.is_file() and filecmp.cmp(one, other, shallow=False)
+        raise UsageError(f"--get {dest}: the folder has another {listed}. Name a new folder.")
 
 
 def _copy_outputs(context: Context, found: FoundRun, dest: Path) -> int:
@@ -355,15 +344,15 @@ def job_file(job: JobSpec, params: Params) -> str:
     return to_toml(_without_defaults(table, msgspec.to_builtins(JobSpec())))
 
 
-def _without_defaults(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _without_defaults(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
     for name, value in table.items():
-        if value is None or value == usual.get(name):
+        if value is None or value == defaults.get(name):
             continue
-        if isinstance(value, dict) and isinstance(usual.get(name), dict):
-            value = _without_defaults(value, usual[name])
-        found[name] = value
-    return found
+        if isinstance(value, dict) and isinstance(defaults.get(name), dict):
+            value = _without_defaults(value, defaults[name])
+        kept[name] = value
+    return kept
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
@@ -374,7 +363,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
         if isinstance(each, dict):
             parts.append(_section(f"[{_key(name)}]", each))
         elif not _is_value(each):
-            parts += [_section(f"[[{_key(name)}]]", one) for one in each]
+            parts += [_section(f"[[{_key(name)}]]", table) for table in each]
     return "\n\n".join(parts)
 
 
@@ -395,9 +384,8 @@ def _value(value: Any) -> str:
         # Basic strings of TOML have the escapes of JSON, and no bare DEL (TOML 1.0, String).
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, dict):
-        return (
-            f"{{ {', '.join(f'{_key(name)} = {_value(each)}' for name, each in value.items())} }}"
-        )
+        items = (f"{_key(name)} = {_value(each)}" for name, each in value.items())
+        return f"{{ {', '.join(items)} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value)

@@ -73,7 +73,7 @@ def stop(
     `sweeps resume` continues from there.
     """
     from batchml.sweeps.commands import running
-    from batchml.sweeps.commands.render import identity_json
+    from batchml.sweeps.commands.render import identity_json, sweep_word
     from batchml.sweeps.manage import SweepStop
 
     context, sweep, store = _find(env, word)
@@ -85,7 +85,7 @@ def stop(
     if json_:
         print_json(identity_json(sweep))
     elif not stopping.had_ended:
-        say(f"  resume:  batchml sweeps resume {_word(context, sweep)}")
+        say(f"  resume:  batchml sweeps resume {sweep_word(context, sweep)}")
 
 
 @sweeps_app.command("top-up", epilog="Example: batchml sweeps top-up @last --trials 128")
@@ -203,20 +203,21 @@ def _hand_over(
     wait: bool,
     json_: bool,
 ) -> None:
-    """Give a request to the running controller; without one, control the sweep by a run or here."""
+    """Give a request to the running controller. If none runs, control the sweep in this process, or
+    with `wait` False by a run."""
     from batchml.sweeps.commands import running
-    from batchml.sweeps.commands.render import identity_json
+    from batchml.sweeps.commands.render import identity_json, sweep_word
     from batchml.sweeps.jobs import check_code
     from batchml.sweeps.manage import hand_over
 
     check_code(context, sweep, store)
-    found = hand_over(context, store, request) if request is not None else None
-    if found is not None:
-        say(f"Requested. The controller is {found.holder.description}.")
+    lease = hand_over(context, store, request) if request is not None else None
+    if lease is not None:
+        say(f"Requested. The controller is {lease.holder.description}.")
         if json_:
             print_json(identity_json(sweep))
         else:
-            say(f"  follow:  batchml sweeps show --follow {_word(context, sweep)}")
+            say(f"  follow:  batchml sweeps show --follow {sweep_word(context, sweep)}")
     elif wait:
         running.control_here(context, sweep, store, json_=json_)
     else:
@@ -226,10 +227,6 @@ def _hand_over(
 def _find(env: str | None, word: str) -> "tuple[Context, StartedSweep, SweepStore]":
     context = open_context(env)
     return context, *find_sweep(context, word)
-
-
-def _word(context: "Context", sweep: "StartedSweep") -> str:
-    return f"{sweep.key}{context.env_option}"
 
 
 # --- The controller as a run: `sweeps attend`, which `--detach` submits ---------------------------
@@ -253,10 +250,10 @@ def attend(
 
 
 def attend_as_run(arguments: "ControllerArguments") -> int:
-    """Control the sweep until it has ended, or another controller has it. The exit code 0.
+    """Control the sweep until it has ended, or another controller has it. Returns exit code 0.
 
-    A failed sweep is no failure of its controller. Errors are raised: AWS Batch retries the run,
-    except after ConfigError and AccessError.
+    A failed sweep is no failure of its controller. After an error AWS Batch retries the run, except
+    after ConfigError and AccessError.
     """
     from batchml.errors import ControllerReplaced
 

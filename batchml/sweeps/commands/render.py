@@ -9,9 +9,10 @@ from batchml.context import Context
 from batchml.local import control
 from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.variables import format_value
+from batchml.sweeps.control.events import FAILURES, USER
 from batchml.sweeps.control.plan import SubmitMode
 from batchml.sweeps.control.state import RESUMABLE, SweepState
-from batchml.sweeps.control.totals import count_ended
+from batchml.sweeps.control.totals import count_ended, limits_now
 from batchml.sweeps.results import ConfirmedTrial, failed_trials
 from batchml.sweeps.run import gains_from_controller, needs_controller
 from batchml.sweeps.started import StartedSweep, command_line
@@ -26,12 +27,12 @@ _FAILED = 20  # failed trials that are listed
 # --- The list of sweeps ---------------------------------------------------------------------------
 
 
-def sweeps_table(found: Sequence[SweepRow], now: float) -> str:
-    rows = [["SWEEP", "NAME", "STATUS", "METHOD", "TRIALS", "BEST", "AGE"]]
-    for each in found:
-        age = duration(now - each.listed.created_at)
-        rows.append([each.listed.key[:8], each.listed.name, *_row_cells(each), age])
-    return table([[printable(cell) for cell in row] for row in rows])
+def sweeps_table(rows: Sequence[SweepRow], now: float) -> str:
+    lines = [["SWEEP", "NAME", "STATUS", "METHOD", "TRIALS", "BEST", "AGE"]]
+    for row in rows:
+        age = duration(now - row.listed.created_at)
+        lines.append([row.listed.key[:8], row.listed.name, *_row_cells(row), age])
+    return table([[printable(cell) for cell in line] for line in lines])
 
 
 def _row_cells(row: SweepRow) -> list[str]:
@@ -39,21 +40,20 @@ def _row_cells(row: SweepRow) -> list[str]:
         return [row.trouble or "Not started", "", "", ""]
     spec, best = row.sweep.spec, row.best
     stop = f"+{spec.early_stop.method}" if spec.early_stop.method != "none" else ""
-    limits = row.state.limits or spec.limits
-    total = max(len(row.state.trials), limits.trials or 0)
+    total = max(len(row.state.trials), limits_now(row.state, spec).trials or 0)
     value = f"{spec.goal.metric} {best.values[0]:.5g}" if best and best.values else ""
     return [row.status, f"{spec.method}{stop}", f"{count_ended(row.state)}/{total}", value]
 
 
 def row_json(row: SweepRow) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    listed: dict[str, Any] = {
         "sweepId": row.listed.key,
         "name": row.listed.name,
         "createdAt": round(row.listed.created_at * 1000),
     }
     if row.sweep is None or row.state is None:
-        return found | {"status": None, "trouble": row.trouble or None}
-    return found | {
+        return listed | {"status": None, "trouble": row.trouble or None}
+    return listed | {
         "status": row.status,
         "method": row.sweep.spec.method,
         "trials": len(row.state.trials),
@@ -139,10 +139,11 @@ def results_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
 
 
 def exit_code(summary: SweepSummary) -> int:
-    """0 if there is a best trial; for a sweep that failures stopped, that of the first failure."""
-    if summary.by == "user":
+    """The exit code of a sweep: 0 if it has a best trial. If failures have stopped the sweep, the
+    exit code of the first failed trial."""
+    if summary.by == USER:
         return CANCELLED
-    if summary.by != "failures" and summary.snapshot.best is not None:
+    if summary.by != FAILURES and summary.snapshot.best is not None:
         return 0
     first = summary.first_failure
     return (first.exit_code or 1) if first else 1
@@ -153,14 +154,14 @@ def end_lines(sweep: StartedSweep, summary: SweepSummary) -> list[str]:
     snapshot, first, best = summary.snapshot, summary.first_failure, summary.snapshot.best
     counts = ", ".join(f"{count} {state}" for state, count in snapshot.counts.items() if count)
     title = f"Sweep [{sweep.name} - {sweep.key}]"
-    found = [f"{title} has ended: {summary.why} ({counts or 'no trial'})"]
+    lines = [f"{title} has ended: {summary.why} ({counts or 'no trial'})"]
     if best is not None:
-        found.append(f"Best: {describe_best(sweep, best)}")
-        found += [f"  {name} = {format_value(value)}" for name, value in best.params.items()]
-        found.append(f"  {command_line(sweep.job_spec, best)}")
+        lines.append(f"Best: {describe_best(sweep, best)}")
+        lines += [f"  {name} = {format_value(value)}" for name, value in best.params.items()]
+        lines.append(f"  {command_line(sweep.job_spec, best)}")
     elif first is not None:
-        found.append(f"No trial has a result. The first failed: {first.why}")
-    return [*found, *confirmed_lines(summary.confirmed), *front_lines(summary.pareto)]
+        lines.append(f"No trial has a result. The first failed: {first.why}")
+    return [*lines, *confirmed_lines(summary.confirmed), *front_lines(summary.pareto)]
 
 
 # --- Trials ---------------------------------------------------------------------------------------
@@ -190,18 +191,18 @@ def describe_best(sweep: StartedSweep, best: Trial) -> str:
     return f"{values}, trial {best.number}{step}{state}"
 
 
-def confirmed_json(again: ConfirmedTrial | None) -> dict[str, Any] | None:
-    if again is None:
+def confirmed_json(trial: ConfirmedTrial | None) -> dict[str, Any] | None:
+    if trial is None:
         return None
-    return {"mean": again.mean, "deviation": again.deviation, "values": list(again.values)}
+    return {"mean": trial.mean, "deviation": trial.deviation, "values": list(trial.values)}
 
 
-def confirmed_lines(again: Sequence[ConfirmedTrial]) -> list[str]:
+def confirmed_lines(confirmed: Sequence[ConfirmedTrial]) -> list[str]:
     """The results of trials that were run again with other seeds."""
     return [
         f"Confirmed: trial {each.trial.number} has {each.mean:.6g} ± {each.deviation:.2g} "
         f"over {len(each.values)} runs."
-        for each in again
+        for each in confirmed
     ]
 
 
@@ -209,9 +210,9 @@ def front_lines(front: Sequence[Trial]) -> list[str]:
     """With several goals: the trials of the Pareto front."""
     if len(front) < 2:
         return []
-    shown = ", ".join(str(trial.number) for trial in front[:_FRONT])
+    numbers = ", ".join(str(trial.number) for trial in front[:_FRONT])
     more = f", and {len(front) - _FRONT} more" if len(front) > _FRONT else ""
-    return [f"Pareto front: no other trial beats these in every goal: {shown}{more}."]
+    return [f"Pareto front: no other trial beats these in every goal: {numbers}{more}."]
 
 
 # --- The commands that are useful next ------------------------------------------------------------
@@ -220,13 +221,18 @@ def front_lines(front: Sequence[Trial]) -> list[str]:
 _FAILED_NAMED = 3  # failed trials whose logs are named
 
 
-def log_of(context: Context, trial: Trial) -> str:
+def sweep_word(context: Context, sweep: StartedSweep) -> str:
+    """The argument and option that name the sweep in a command."""
+    return f"{sweep.key}{context.env_option}"
+
+
+def log_command(context: Context, trial: Trial) -> str:
     """The command that prints the log of a trial's last container; "" without a container."""
     return f"batchml logs {trial.job_id}{context.env_option}" if trial.job_id else ""
 
 
 def is_server_down(context: Context) -> bool:
-    """Whether the embedded server is not running; on `local` it runs trials and controllers."""
+    """Whether the sweep needs the embedded server, which is not running."""
     return context.settings.is_local and control.find_server(context.home) is None
 
 
@@ -237,10 +243,10 @@ def describe_next_commands(
     snapshot: SweepSnapshot,
     holder: str,
 ) -> str:
-    """The controller of a sweep, and the next commands."""
-    lines, word = [], f"{sweep.key}{context.env_option}"
+    """Lines that say which controller a sweep has, and which commands may be useful next."""
+    lines, word = [], sweep_word(context, sweep)
     failed = failed_trials(state)[:_FAILED_NAMED]
-    commands = [(f"trial {each.number} failed", log_of(context, each)) for each in failed]
+    commands = [(f"trial {each.number} failed", log_command(context, each)) for each in failed]
     if failed:
         commands.append(("run again", f"batchml sweeps rerun {word} --failed"))
     if snapshot.ended:
@@ -249,12 +255,12 @@ def describe_next_commands(
     elif holder:
         lines.append(f"Its controller: {holder}.")
     elif needs_controller(sweep) or gains_from_controller(sweep):
-        is_idle = sweep.mode is SubmitMode.BATCHES
-        lines.append(
-            "It has no controller: submitted trials continue, and no other begins."
-            if is_idle
-            else "It has no controller: its trials continue without limits and early stopping."
-        )
+        if sweep.mode is SubmitMode.BATCHES:
+            lines.append("It has no controller: submitted trials continue, and no other begins.")
+        else:
+            lines.append(
+                "It has no controller: its trials continue without limits and early stopping."
+            )
         commands.append(("resume", f"batchml sweeps resume {word}"))
     if not snapshot.ended and is_server_down(context):
         lines.append(
@@ -265,7 +271,7 @@ def describe_next_commands(
         commands.append(("follow", f"batchml sweeps show --follow {word}"))
     if snapshot.best is not None:
         commands.append(("the best", f"batchml sweeps best {word}"))
-        commands.append(("its log", log_of(context, snapshot.best)))
+        commands.append(("its log", log_command(context, snapshot.best)))
     commands.append(("report", f"batchml sweeps report {word}"))
     commands = [(f"{name}:", command) for name, command in commands if command]
     width = max(len(name) for name, _ in commands)

@@ -23,8 +23,9 @@ from batchml.sweeps.commands.render import (
     end_lines,
     exit_code,
     identity_json,
-    log_of,
+    log_command,
     summary_json,
+    sweep_word,
     trial_json,
 )
 from batchml.sweeps.control.plan import SubmitMode
@@ -38,15 +39,14 @@ from batchml.sweeps.started import SPEC, StartedSweep
 from batchml.sweeps.stores import SweepStore, open_sweep_store
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary
 
-# --- table ----------------------------------------------------------------------------------------
-# Show a running sweep: a live table on a terminal, otherwise a line now and then.
+# --- The table of a running sweep: live on a terminal, otherwise a line now and then --------------
 
 
 _PLAIN = 80  # columns without a terminal
 _BAR = 40  # columns of the longest bar
-_TITLE = 10  # columns of the name at least
+_TITLE = 10  # columns of the sweep's name, at least
 _EVERY = 30.0  # seconds between two lines if only numbers have changed
-_KINDS = {
+_KINDS = {  # the kind of text, for `paint`
     TrialState.DONE: "good", TrialState.FAILED: "bad", TrialState.LOST: "bad",
     TrialState.RUNNING: "busy", TrialState.DIVERGED: "odd", TrialState.KILLED: "odd",
     TrialState.PRUNED: "dim", TrialState.PAUSED: "dim", TrialState.WAITING: "dim",
@@ -60,6 +60,8 @@ _MARKS = {
 
 
 class SweepProgressView(Protocol):
+    """An output to which the snapshots of a running sweep are written."""
+
     def show(self, snapshot: SweepSnapshot) -> None:
         """Show a snapshot."""
 
@@ -76,7 +78,7 @@ def open_view(sweep: StartedSweep, *, to_stderr: bool) -> Iterator[SweepProgress
 
 
 def draw(snapshot: SweepSnapshot, sweep: StartedSweep, on: Screen) -> str:
-    """The table as text, no wider than the screen: trials, the best, how much of limits is used."""
+    """The table as text, no wider than the screen: trials, the best trial, the use of limits."""
     width = on.width or _PLAIN
     rows = [("best", _best(snapshot, sweep)), ("", _params(snapshot)), *_facts(snapshot, sweep)]
     names = max(len(name) for name, _ in rows)
@@ -84,8 +86,8 @@ def draw(snapshot: SweepSnapshot, sweep: StartedSweep, on: Screen) -> str:
     lines.append(_counts(snapshot, on, width))
     for name, value in rows:
         if value:
-            shown = cut(value, width - names - 4)
-            lines.append(f"  {_paint(pad(name, names), 'dim', on)}  {shown}")
+            text = cut(value, width - names - 4)
+            lines.append(f"  {_paint(pad(name, names), 'dim', on)}  {text}")
     kind = "bad" if snapshot.stopping and not snapshot.ended else "dim"
     for notice in _last_notices(snapshot):
         lines.append(_paint(cut(f"  {printable(notice)}", width), kind, on))
@@ -93,7 +95,7 @@ def draw(snapshot: SweepSnapshot, sweep: StartedSweep, on: Screen) -> str:
 
 
 def plain_lines(snapshot: SweepSnapshot, sweep: StartedSweep) -> list[str]:
-    """A snapshot as lines for a log: one for the state, one for the best trial."""
+    """A snapshot as lines for a log: a line for the state, and a line for the best trial."""
     counts = ", ".join(f"{count} {state}" for state, count in _states(snapshot)) or "no trial yet"
     facts = "; ".join(f"{name} {value}" for name, value in _facts(snapshot, sweep))
     lines = [f"{_trials(snapshot)}: {counts}{'; ' if facts else ''}{facts}"]
@@ -116,20 +118,18 @@ def _title(snapshot: SweepSnapshot, sweep: StartedSweep, on: Screen) -> str:
 
 
 def _bar(snapshot: SweepSnapshot, width: int, on: Screen) -> str:
-    """A character for each trial, or for several trials; dots are trials that have not begun."""
-    states = _states(snapshot)
+    """A character for each trial, or for several trials; dots are trials that are not planned."""
     total = max(sum(snapshot.counts.values()), snapshot.wanted or 0)
     if not total:
         return ""
     size = min(width, total)
-    drawn, upto, cell = [], 0, 0
-    for state, count in states:
-        upto += count
-        last = max(cell + (1 if count else 0), round(upto * size / total))
-        last = min(size, last)
-        drawn.append(_paint(_MARKS[state] * (last - cell), _KINDS[state], on))
-        cell = last
-    return f"  {''.join(drawn)}{_paint('.' * (size - cell), 'dim', on)}"
+    parts, trials, cell = [], 0, 0
+    for state, count in _states(snapshot):  # each state has at least one cell
+        trials += count
+        end = min(size, max(cell + 1, round(trials * size / total)))
+        parts.append(_paint(_MARKS[state] * (end - cell), _KINDS[state], on))
+        cell = end
+    return f"  {''.join(parts)}{_paint('.' * (size - cell), 'dim', on)}"
 
 
 def _counts(snapshot: SweepSnapshot, on: Screen, width: int) -> str:
@@ -138,21 +138,21 @@ def _counts(snapshot: SweepSnapshot, on: Screen, width: int) -> str:
     line = f"  {_trials(snapshot)}: {plain}"
     if cells(line) > width:
         return cut(line, width)
-    shown = [_paint(f"{count:,} {state.lower()}", _KINDS[state], on) for state, count in states]
-    return f"  {_trials(snapshot)}: {', '.join(shown) or plain}"
+    parts = [_paint(f"{count:,} {state.lower()}", _KINDS[state], on) for state, count in states]
+    return f"  {_trials(snapshot)}: {', '.join(parts) or plain}"
 
 
 def _trials(snapshot: SweepSnapshot) -> str:
-    """How many trials have ended, and of how many; confirming runs are added."""
-    what = "trials and confirming runs" if snapshot.confirming else "trials"
+    """The number of ended trials, of the number in the end; confirming runs are included."""
+    noun = "trials and confirming runs" if snapshot.confirming else "trials"
     if snapshot.wanted is None:
-        return f"{snapshot.over:,} {what}"
-    all_of_them = max(snapshot.wanted + snapshot.confirming, sum(snapshot.counts.values()))
-    return f"{snapshot.over:,} of {all_of_them:,} {what}"
+        return f"{snapshot.over:,} {noun}"
+    total = max(snapshot.wanted + snapshot.confirming, sum(snapshot.counts.values()))
+    return f"{snapshot.over:,} of {total:,} {noun}"
 
 
 def _states(snapshot: SweepSnapshot) -> list[tuple[TrialState, int]]:
-    """States with trials, ended ones first, waiting ones last."""
+    """The states that trials have, with their numbers: ended states first, WAITING last."""
     return [(state, snapshot.counts[state]) for state in _MARKS if snapshot.counts.get(state)]
 
 
@@ -169,30 +169,30 @@ def _params(snapshot: SweepSnapshot) -> str:
 
 
 def _facts(snapshot: SweepSnapshot, sweep: StartedSweep) -> list[tuple[str, str]]:
-    """How much of the limits is used, and the time left."""
-    found = []
+    """The use of limits, and the time left."""
+    facts = []
     if snapshot.spent is not None:
         spent = dollars(Decimal(snapshot.spent))
         limit = f" of {dollars(Decimal(snapshot.cost_limit))}" if snapshot.cost_limit else ""
-        coming = snapshot.committed or 0.0
-        more = f", {dollars(Decimal(coming))} committed" if coming > 0 else ""
-        found.append(("cost", f"{spent}{limit}{more}"))
+        committed = snapshot.committed or 0.0
+        more = f", {dollars(Decimal(committed))} committed" if committed > 0 else ""
+        facts.append(("cost", f"{spent}{limit}{more}"))
     if snapshot.hours_limit is not None:
         limit = duration(snapshot.hours_limit * 3600)
-        found.append(("hours", f"{duration(snapshot.hours * 3600)} of {limit}"))
+        facts.append(("hours", f"{duration(snapshot.hours * 3600)} of {limit}"))
     if snapshot.steps_saved:
         step = printable(sweep.spec.early_stop.step)
         done, saved = snapshot.steps, snapshot.steps_saved
         share = f"{saved / (saved + done):.0%}"
-        found.append(("saved", f"{saved:,} {step}s not run, {share} of these trials in full"))
+        facts.append(("saved", f"{saved:,} {step}s not run, {share} of these trials in full"))
     if not snapshot.ended and snapshot.in_flight:
         left = "unknown" if snapshot.eta is None else f"about {duration(snapshot.eta)}"
-        found.append(("left", left))
-    return found
+        facts.append(("left", left))
+    return facts
 
 
 def _last_notices(snapshot: SweepSnapshot) -> Sequence[str]:
-    """The newest notices; at the end all, because they include the output of a failed trial."""
+    """The newest notices; at the end all notices, with the output of a failed trial."""
     why = snapshot.ended or snapshot.stopping
     notices = snapshot.notices if why else snapshot.notices[-3:]
     return [*notices, f"{'Ended' if snapshot.ended else 'Stopping'}: {why}"] if why else notices
@@ -212,31 +212,31 @@ def _paint(text: str, kind: str, on: Screen) -> str:
 
 
 class _PlainView:
-    """The view without a terminal: a line when the best changes or trials end, but not often."""
+    """The view without a terminal: a line when the best trial changes or trials end, but seldom."""
 
     def __init__(self, sweep: StartedSweep, stream: TextIO) -> None:
         self._sweep = sweep
         self._stream = stream
-        self._printed_at = 0.0  # when the last line was
-        self._best: tuple[object, ...] = ()
+        self._printed_at = 0.0  # when the last line was printed
+        self._best: tuple[object, ...] = ()  # number and step of the best trial in it
         self._over = -1
         self._notices: tuple[str, ...] = ()
 
     def show(self, snapshot: SweepSnapshot) -> None:
-        for notice in snapshot.notices:  # without notices that are no longer true
+        for notice in snapshot.notices:
             if notice not in self._notices:
                 print(printable(notice), file=self._stream)
         self._notices = snapshot.notices
         best = snapshot.best
-        shown = (best.number, best.step) if best else ()
-        is_new = shown != self._best and best is not None and best.state is TrialState.DONE
+        present = (best.number, best.step) if best else ()
+        is_new = present != self._best and best is not None and best.state is TrialState.DONE
         is_due = snapshot.over != self._over and snapshot.at - self._printed_at >= _EVERY
         if not (is_new or is_due or (snapshot.ended and snapshot.over != self._over)):
             return
-        how, *rest = plain_lines(snapshot, self._sweep)
-        for line in (how, *(rest if shown != self._best else ())):
+        state_line, *best_line = plain_lines(snapshot, self._sweep)
+        for line in (state_line, *(best_line if present != self._best else ())):
             print(line, file=self._stream, flush=True)
-        self._printed_at, self._best, self._over = snapshot.at, shown, snapshot.over
+        self._printed_at, self._best, self._over = snapshot.at, present, snapshot.over
 
 
 @contextmanager
@@ -259,9 +259,6 @@ def _live_view(sweep: StartedSweep, stream: TextIO) -> Iterator[SweepProgressVie
         yield Drawn()
 
 
-# --- running --------------------------------------------------------------------------------------
-
-
 # --- Ctrl-C and SIGTERM: say once how to continue -------------------------------------------------
 
 
@@ -269,7 +266,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SweepInterrupt:
-    """What a command on a sweep prints when it is interrupted.
+    """The output of a command on a sweep that is interrupted.
 
     `is_started`: whether the sweep exists; None while its `spec.json` is being written.
     """
@@ -289,7 +286,7 @@ class SweepInterrupt:
         self._snapshot: SweepSnapshot | None = None
 
     def before_spec(self) -> None:
-        """`spec.json` is about to be written: whether the sweep exists is unknown from now on."""
+        """Note that `spec.json` is being written: it is unknown whether the sweep exists."""
         self.is_started = None
 
     @contextmanager
@@ -304,6 +301,7 @@ class SweepInterrupt:
                 raise
 
     def watch(self, snapshots: Iterator[SweepSnapshot]) -> Iterator[SweepSnapshot]:
+        """The same snapshots. The last of them is reported if the command is interrupted."""
         for snapshot in snapshots:
             self._snapshot = snapshot
             yield snapshot
@@ -313,7 +311,7 @@ class SweepInterrupt:
         if is_started is None:
             is_started = self._exists()
         if is_started is None:
-            word = f"{self._sweep.key}{self._context.env_option}"
+            word = sweep_word(self._context, self._sweep)
             say(f"\nIt is unknown whether the sweep was started: batchml sweeps show {word}")
         elif is_started:
             say(describe_what_continues(self._context, self._sweep, self._snapshot))
@@ -333,8 +331,8 @@ class SweepInterrupt:
 
     def _as_json(self, is_started: bool | None) -> dict[str, object]:
         snapshot, sweep = self._snapshot, self._sweep
-        goes_on = snapshot is not None and sweep.mode is not SubmitMode.BATCHES
-        status = "running" if goes_on else "paused"
+        continues = snapshot is not None and sweep.mode is not SubmitMode.BATCHES
+        status = "running" if continues else "paused"
         if snapshot is not None and snapshot.ended:
             status = "ended"
         counts = snapshot.counts if snapshot is not None else {}
@@ -352,7 +350,7 @@ class SweepInterrupt:
 
 @contextmanager
 def _signals_ignored() -> Iterator[None]:
-    """Ignore further Ctrl-C for a moment: few people press it once."""
+    """Ignore signals for a moment: many people press Ctrl-C more than once."""
     before = [signal.signal(each, signal.SIG_IGN) for each in _SIGNALS]
     try:
         yield
@@ -364,8 +362,11 @@ def _signals_ignored() -> Iterator[None]:
 def describe_what_continues(
     context: Context, sweep: StartedSweep, snapshot: SweepSnapshot | None
 ) -> str:
-    """What continues without this command, and how to resume. `snapshot`: the last one, if any."""
-    word = f"{sweep.key}{context.env_option}"
+    """Lines that say what continues without this command, and how to resume.
+
+    `snapshot`: the last one; None if no round was completed.
+    """
+    word = sweep_word(context, sweep)
     if snapshot is None:
         words = "\nPaused: the sweep was started, but not all of its trials were submitted."
     elif sweep.mode is SubmitMode.BATCHES:
@@ -391,10 +392,6 @@ def follow_and_stop_lines(word: str) -> str:
 # --- Running --------------------------------------------------------------------------------------
 
 
-def announcement(context: Context, sweep: StartedSweep) -> str:
-    return f"Started sweep [{sweep.name} - {sweep.key}] in [{context.env}]"
-
-
 def control_here(context: Context, sweep: StartedSweep, store: SweepStore, *, json_: bool) -> None:
     """Control the sweep until it has ended, and exit with its code."""
     controller = control_sweep(context, sweep, store, say, lost=say_lost)
@@ -406,13 +403,13 @@ def control_here(context: Context, sweep: StartedSweep, store: SweepStore, *, js
 
 
 def detach_here(context: Context, sweep: StartedSweep, store: SweepStore, *, json_: bool) -> None:
-    """Let a sweep run by itself, or with a controller that is a run."""
+    """Let a sweep run without this process, and say how to follow it."""
     with SweepInterrupt(context, sweep, json_=json_).reported():
         detach_sweep(context, sweep, store, say)
     if json_:
         print_json(identity_json(sweep))
     else:
-        say_next_commands(context, sweep)
+        say(follow_and_stop_lines(sweep_word(context, sweep)))
 
 
 def show_snapshots(
@@ -430,10 +427,6 @@ def without_final_best(snapshots: Iterator[SweepSnapshot]) -> Iterator[SweepSnap
         yield replace(snapshot, best=None) if snapshot.ended else snapshot
 
 
-def say_next_commands(context: Context, sweep: StartedSweep) -> None:
-    say(follow_and_stop_lines(f"{sweep.key}{context.env_option}"))
-
-
 # --- The end --------------------------------------------------------------------------------------
 
 
@@ -446,11 +439,10 @@ def exit_with_result(
     else:
         for line in end_lines(sweep, summary):
             print_line(printable(line))
-        failed = summary.first_failure
-        if failed is not None and (log := log_of(context, failed)):
+        failed, word = summary.first_failure, sweep_word(context, sweep)
+        if failed is not None and (log := log_command(context, failed)):
             say(f"  trial {failed.number} failed:  {log}")
-            word = f"{sweep.key}{context.env_option}"
             code = "--code " if sweep.code else ""
             say(f"  rerun after a fix:  batchml sweeps rerun --failed {code}{word}")
-        say(f"  report:  batchml sweeps report {sweep.key}{context.env_option}")
+        say(f"  report:  batchml sweeps report {word}")
     raise typer.Exit(exit_code(summary))

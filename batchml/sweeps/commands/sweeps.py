@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # --- `sweep` --------------------------------------------------------------------------------------
 
 
-CHECK = "check"  # the word before FILE for a check only
+CHECK = "check"  # the word before FILE that only prints the forecast
 
 
 @app.command(epilog="Example: batchml sweep sweep.toml --trials 20")
@@ -91,7 +91,7 @@ def sweep(
 
 
 def parse_arguments(words: list[str]) -> tuple[bool, str]:
-    """Whether to check only, and the file. Raises UsageError."""
+    """Whether to check only, and the file that the words name. Raises UsageError."""
     example = "batchml sweep sweep.toml, or batchml sweep check sweep.toml"
     match words:
         case [] | ["check"]:
@@ -107,7 +107,6 @@ def parse_arguments(words: list[str]) -> tuple[bool, str]:
 
 
 def _check(prepared: "PreparedSweep", *, json_: bool) -> None:
-    from batchml.cli.render import printable
     from batchml.sweeps.start import check_sweep
 
     checked = check_sweep(prepared.sweep)
@@ -133,7 +132,8 @@ def _start(
     with interrupt.reported():
         store = start_sweep(context, prepared, say, interrupt.before_spec)
         interrupt.is_started = True
-        (say if json_ else print_line)(running.announcement(context, sweep))
+        started = f"Started sweep [{sweep.name} - {sweep.key}] in [{context.env}]"
+        (say if json_ else print_line)(started)
         if is_detached:
             running.detach_here(context, sweep, store, json_=json_)
         else:
@@ -168,14 +168,14 @@ def list_(
     from batchml.sweeps.view import make_row
 
     context = open_context(env)
-    stores = list_sweeps(context)
-    found = [make_row(context, each) for each in stores[:limit]]
+    sweeps = list_sweeps(context)
+    rows = [make_row(context, listed) for listed in sweeps[:limit]]
     if json_:
-        return print_json([row_json(each) for each in found])
-    if not found:
+        return print_json([row_json(row) for row in rows])
+    if not rows:
         return say("No sweeps. `batchml sweep sweep.toml` starts one.")
-    print_line(sweeps_table(found, context.clock.now()))
-    if len(stores) > limit:
+    print_line(sweeps_table(rows, context.clock.now()))
+    if len(sweeps) > limit:
         say(f"Only the newest {limit} are listed; --limit lists more.")
 
 
@@ -230,7 +230,7 @@ def show(
 
 
 def _results(view: "SweepView") -> list[str]:
-    """Lines on confirming runs and the Pareto front."""
+    """Lines for confirming runs and the Pareto front."""
     from batchml.sweeps.commands.render import confirmed_lines, front_lines
 
     summary = view.summary
@@ -240,12 +240,12 @@ def _results(view: "SweepView") -> list[str]:
 def _show_trial(
     context: "Context", sweep: "StartedSweep", state: "SweepState", number: int, *, json_: bool
 ) -> None:
-    from batchml.sweeps.commands import best as sweep_trial
+    from batchml.sweeps.commands.best import describe_trial, find_trial, trial_details_json
 
-    trial = sweep_trial.find_trial(sweep, state, number)
+    trial = find_trial(sweep, state, number)
     if json_:
-        return print_json(sweep_trial.trial_details_json(sweep, trial, state))
-    print_line(sweep_trial.describe_trial(context, sweep, trial, context.clock.now()))
+        return print_json(trial_details_json(sweep, trial, state))
+    print_line(describe_trial(context, sweep, trial, context.clock.now()))
 
 
 @sweeps_app.command("best", epilog="Example: batchml sweeps best @last --command")
@@ -319,26 +319,19 @@ def report(
     path = output or Path(f"{sweep.name}-{sweep.key[:8]}.html")
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {path}: the name must end in .html.")
-    _check_folder(f"-o {path}", path)
+    if not path.parent.is_dir():
+        raise UsageError(f"-o {path}: the folder {path.parent} does not exist. Make it first.")
     state = SweepView(context, sweep, store).state
     write_report(sweep, state, path, context.clock)
     table, document = data_files(path)
     if json_:
         files = {"html": path, "csv": table, "json": document}
-        return print_json(
-            {"sweepId": sweep.key, "trials": len(state.trials)}
-            | {name: str(each.absolute()) for name, each in files.items()}
-        )
+        paths = {kind: str(file.absolute()) for kind, file in files.items()}
+        return print_json({"sweepId": sweep.key, "trials": len(state.trials), **paths})
     size = path.stat().st_size
     print_line(printable(str(path)))
     say(f"{len(state.trials):,} trials, {size // 1024:,} KiB; also {table.name} and "
         f"{document.name}.")  # fmt: skip
-
-
-def _check_folder(given: str, path: Path) -> None:
-    """Raise UsageError for a file whose folder does not exist."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{given}: the folder {path.parent} does not exist. Make it first.")
 
 
 def find_sweep(context: "Context", word: str) -> "tuple[StartedSweep, SweepStore]":
