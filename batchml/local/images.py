@@ -1,8 +1,8 @@
-"""Images for processes: folders with a `requirements.txt`, stored by content.
+"""Images of jobs, as folders with a `requirements.txt` or a Dockerfile, named by their content.
 
-A client publishes an image here as it would push a built one to a registry, and names it
-`batchml/NAME:TAG` in the job definition. The whole build context is stored: an image built from it
-is the same as the one that `batchml image build` makes.
+A client publishes an image to the state folder as it would push a built image to a registry, and
+names it `batchml/NAME:TAG` in the job definition. The folder is the whole build context: an image
+that is built from it is the same as the one that `batchml image build` makes.
 """
 
 import os
@@ -27,10 +27,12 @@ from batchml.model.image import (
 from batchml.runtime.package import sources
 
 _ENVIRONMENT = (REQUIREMENTS, ".python-version")  # files that determine an environment
-_TOOLS = ("micromamba", "mamba", "conda")  # make an environment from CONDA; the fastest first
+_TOOLS = ("micromamba", "mamba", "conda")  # conda programs, the fastest first
 
 
 class LocalImage(Struct, frozen=True):
+    """A published image and its folder."""
+
     name: str
     tag: str
     folder: Path

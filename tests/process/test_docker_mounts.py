@@ -117,5 +117,5 @@ def test_the_mounts_of_a_running_container_are_those_that_were_found(rig: Rig) -
         "inspect", "-f", "{{.State.Pid}} {{.Id}}", container_name(rig.identity.id, task)
     ).stdout.split()
     deep = (rig.home.volumes / "fs-9" / "a b" / "é").stat()
-    assert (deep.st_dev, deep.st_ino) in mounts.mounted(int(shown[0]), shown[1])
-    assert mounts.mounted(int(shown[0]), "another") == set()
+    assert (deep.st_dev, deep.st_ino) in mounts.mounted_files(int(shown[0]), shown[1])
+    assert mounts.mounted_files(int(shown[0]), "another") == set()

@@ -1,9 +1,9 @@
-"""Control groups: where they can be made, which processes are in them, and how they are emptied.
+"""Control groups: find where they can be made, limit the processes in them, and kill these.
 
-Each runner has a group of its own (`Slot`, below). Both versions of the kernel's interface are
+Each runner has a control group of its own, its `Slot`. Both versions of the kernel's interface are
 supported. Where neither can be written, resources are counted but not enforced.
 
-Standard library only: runners import it.
+Standard library only, because runners import it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 from batchml.runtime.processes import start_time
 
-_LIMITED = ("memory", "pids", "cpu")  # version 1 has a tree for each
+_LIMITED = ("memory", "pids", "cpu")  # controllers; version 1 has a tree for each
 
 Groups = dict[str, str]  # controller -> folder; version 2 has one tree, "all"
 
@@ -157,9 +157,9 @@ def members(folders: list[str]) -> list[int]:
 
 
 def kill(folders: list[str]) -> list[int]:
-    """Kill the processes in the groups of a dead runner. Returns those that were found.
+    """Kill the processes in the groups of a dead runner; their process ids.
 
-    Call it until it finds none. No process in there can fork meanwhile.
+    Call it until it finds none. The processes in the groups cannot fork meanwhile.
     """
     for folder in folders:
         if not write(os.path.join(folder, "cgroup.kill"), "1"):
@@ -179,13 +179,14 @@ def remove(folders: list[str], limit: float = 1.0) -> bool:
     """
     end = time.monotonic() + limit
     while True:
-        left = [folder for folder in folders if not _removed(folder)]
+        left = [folder for folder in folders if not _try_remove(folder)]
         if not left or time.monotonic() > end:
             return not left
-        time.sleep(0.005)  # processes that were just killed are still in there
+        time.sleep(0.005)  # processes that were just killed are still in the groups
 
 
-def _removed(folder: str) -> bool:
+def _try_remove(folder: str) -> bool:
+    """Remove a group and the groups below it. False when one is in use."""
     for group, _, _ in os.walk(folder, topdown=False):
         try:
             os.rmdir(group)
@@ -209,7 +210,7 @@ def forget(groups: Groups) -> None:
             try:
                 os.rmdir(folder)
             except OSError:
-                pass  # another runner's slot is in there
+                pass  # it contains the slot of another runner
 
 
 def sweep(groups: Groups) -> list[int]:
@@ -252,7 +253,7 @@ def _read(path: str) -> str:
 
 
 def write(path: str, text: str) -> bool:
-    """False when there is no such file, or the kernel refuses."""
+    """Write to a file of a group. False when the file is missing, or the kernel refuses."""
     try:
         must_write(path, text)
     except OSError:
@@ -268,14 +269,9 @@ def must_write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-# --- cgroup slot ----------------------------------------------------------------------------------
-# The control group of one runner: its limits cannot be escaped.
-#
-# Every program that the runner starts is born in it. The program's processes cannot leave it by
-# calling setsid, by clearing their environment or by outliving their parent.
-#
-# Standard library only: runners import it.
-
+# --- The control group of one runner --------------------------------------------------------------
+# Every program that a runner starts is born in the runner's slot. Its processes cannot escape the
+# slot's limits by calling setsid, by clearing their environment or by outliving their parent.
 
 _MIB = 1 << 20
 _UNLIMITED = 1 << 60
@@ -294,14 +290,14 @@ class Slot:
 
     The thread that starts programs calls `enter` before each start, and only this thread moves,
     which takes 5 us. It is not the first thread of its process, so the kernel neither counts the
-    runner's memory here nor chooses the runner when it kills for memory.
+    runner's memory in the slot nor chooses the runner when it kills for memory.
     """
 
     _MEMBERS = "tasks"
     _OOM = ("memory", "memory.oom_control")
 
     def __init__(self, groups: Groups, name: str, home: Groups | None = None) -> None:
-        """`home` is the runner's own group, which is found unless given. Raises OSError."""
+        """`home` has the runner's own groups; None: find them. Raises OSError."""
         self.folders = {c: os.path.join(folder, name) for c, folder in groups.items()}
         self._oom_kills = 0
         self._limits: Limits | None = None
@@ -366,7 +362,7 @@ class Slot:
         return 0
 
     def kill(self) -> None:
-        """Kill the processes in the slot. The runner is not in there, and collects them."""
+        """Kill the processes in the slot. The runner is outside of it, and collects them."""
         self._limits = None  # a group that is being killed may contain no process for a while
         kill(list(self.folders.values()))
 

@@ -1,12 +1,12 @@
 """Folders of this machine that a container mounts: find them through descriptors, make missing
-ones, and give the container's user access.
+folders, and give the container's user access.
 
-A program in a container can rename entries of a folder that it may write, and create links there,
+A program in a container can rename entries of a folder that it may write, and create links in it,
 at any moment. So a path below such a folder is only a proposal: it is walked from the folder down,
-name by name, without following links. The result is held by a descriptor, and made, opened and
-mounted through it. The engine accepts only names. It gets the name of a folder that no container
-can rename: the allowed folder itself, or a bind mount of the descriptor in `PINS` during the start
-of the container (docs/decisions/011).
+name by name, without following links. The result is a descriptor, through which the folder is made,
+opened and mounted. The Docker engine accepts only names. It gets the name of a folder that no
+container can rename: the allowed folder itself, or a bind mount of the descriptor in `PINS` during
+the start of the container (docs/decisions/011).
 """
 
 import contextlib
@@ -30,20 +30,18 @@ class AttemptNotStarted(Exception):
 
 
 class ProposedPath(NamedTuple):
-    """The apparent target of a path: names below a folder whose own name no container can
-    change.
-    """
+    """The apparent target of a path: names below a folder that no container can rename."""
 
     root: str
     names: tuple[str, ...]
 
 
 def propose(path: str, roots: Iterable[str], fixed: bool = False) -> ProposedPath:
-    """Split a path at the uppermost of the roots that contain it: containers may write to each
-    root.
+    """Split a path at the uppermost of the `roots` that contain it, because containers may write to
+    each root.
 
-    `fixed`: containers may write to none of them, and the names below are the server's own. Raises
-    AttemptNotStarted.
+    `fixed`: containers may write to none of the roots, so the path is not split. Raises
+    AttemptNotStarted if no root contains it.
     """
     real = os.path.realpath(path)
     found = [root for root in map(os.path.realpath, roots) if is_below(real, root)]
@@ -108,7 +106,7 @@ def _path_of(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def let_read(folder: str) -> None:
+def make_readable(folder: str) -> None:
     """Let any user read all files of a folder that no container may write to."""
     for path, _, names in os.walk(folder):
         os.chmod(path, 0o755)
@@ -133,34 +131,34 @@ class ContainerMounts:
     def __init__(self, sources: Iterable[Mapping[str, Any]], label: str, task_id: str) -> None:
         self._sources = list(sources)
         self._pins = pins_of(label, task_id)
-        self._given: list[MountSource] = []
+        self._found: list[MountSource] = []
 
     def open(self) -> list[dict[str, Any]]:
         """The mounts in the engine's JSON. Raises AttemptNotStarted.
 
         The names are always the same: a runner that takes over opens them again.
         """
-        if not self._given:
+        if not self._found:
             unpin(self._pins)
             for number, source in enumerate(self._sources):
-                self._given.append(_find_source(source, f"{self._pins}/{number}"))
+                self._found.append(_find_source(source, f"{self._pins}/{number}"))
         return [
-            {"Type": "bind", "Source": given.name, "Target": source["target"],
+            {"Type": "bind", "Source": found.name, "Target": source["target"],
              "ReadOnly": source["read_only"]}
-            for given, source in zip(self._given, self._sources, strict=True)
+            for found, source in zip(self._found, self._sources, strict=True)
         ]  # fmt: skip
 
     def close(self) -> None:
-        self._given = []
+        self._found = []
         unpin(self._pins)
 
     def check(self, pid: int, container: str) -> None:
         """Raise AttemptNotStarted if a started container has other files mounted."""
-        seen = mounted(pid, container)
-        for given in self._given:
-            if seen and given.file not in seen:
+        files = mounted_files(pid, container)
+        for source in self._found:
+            if files and source.file not in files:
                 raise AttemptNotStarted(
-                    f"CannotStartContainerError: the Docker engine did not mount {given.path}. "
+                    f"CannotStartContainerError: the Docker engine did not mount {source.path}. "
                     f"The engine must run on this machine, in the server's mount namespace"
                 )
 
@@ -176,7 +174,7 @@ def _find_source(source: Mapping[str, Any], pin: str) -> MountSource:
 
 def _open_source(source: Mapping[str, Any], pin: str) -> MountSource:
     if source["before"]:
-        _move(source["before"], source["roots"][0])
+        _move_volume(source["before"], source["roots"][0])
     proposal = propose(source["path"], source["roots"], source["fixed"])
     if source["make"] and not os.path.exists(proposal.root):
         os.makedirs(proposal.root, exist_ok=True)
@@ -196,7 +194,7 @@ def _open_source(source: Mapping[str, Any], pin: str) -> MountSource:
     return MountSource(name, (about.st_dev, about.st_ino), source["path"])
 
 
-def _move(before: Sequence[str], root: str) -> None:
+def _move_volume(before: Sequence[str], root: str) -> None:
     """Move a volume of an older version out of the workspace, to where no container can rename it.
 
     Raises OSError.
@@ -221,13 +219,13 @@ def _move(before: Sequence[str], root: str) -> None:
         os.close(at)
 
 
-def mounted(pid: int, container: str) -> set[tuple[int, int]]:
-    """The mounts of a container: device and inode of each. Empty where they cannot be read, as with
-    an engine on another machine, or once its program has ended.
+def mounted_files(pid: int, container: str) -> set[tuple[int, int]]:
+    """The files that are mounted in a container: device and inode of each. Empty where they cannot
+    be read, as with an engine on another machine, or once the container's process `pid` has ended.
     """
-    found = set()
+    found: set[tuple[int, int]] = set()
     if not _is_of(pid, container):
-        return set()
+        return found
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:
             points = [_unescape(line.split()[4]) for line in file]

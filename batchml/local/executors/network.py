@@ -70,16 +70,17 @@ class NodeAddress(Struct, frozen=True):
 
 
 class NetworkLedger(Struct):
-    """The number of each task's address. `subnet` is the switch's, while there is one."""
+    """The addresses that are in use, as stored in a file."""
 
-    indexes: dict[str, int] = field(name="places", default_factory=dict)  # by task id
-    subnet: str = ""
+    indexes: dict[str, int] = field(name="places", default_factory=dict)  # task id -> address
+    subnet: str = ""  # of the switch; empty without namespaces
 
 
 # --- Names and addresses: pure --------------------------------------------------------------------
 
 
 def lowest_free(taken: Collection[int]) -> int:
+    """The lowest index of a free address. Raises NodeNetworkError."""
     free = next((index for index in range(_FIRST, MAX_NODES) if index not in taken), None)
     if free is None:
         raise NodeNetworkError(f"more than {MAX_NODES - _FIRST} nodes at once")
@@ -98,7 +99,8 @@ def free_network(routes: Iterable[str]) -> str:
 
 
 def free_link(tag: str, routes: Iterable[str]) -> str:
-    """A network of four addresses between the switch and the machine, different for each server.
+    """A free network of four addresses between the switch and the machine, different for each
+    server.
 
     It is in 169.254.64.0/19, far from the metadata services of clouds (169.254.169.254 and .170.2).
     """
@@ -142,28 +144,28 @@ class NodeNetwork:
         self._switch = f"batchml-{self._tag}"
         self._uplink = f"bml{self._tag}"
         self._ledger = read_record(ledger, NetworkLedger) or NetworkLedger()
-        # Whether namespaces are used; None: not known yet.
+        # Whether namespaces are used; None: not decided yet.
         self._namespaces = {AUTO: None, NAMESPACES: True, LOOPBACK: False}[kind]
         self._thread = ThreadPoolExecutor(1, "network")
         self._relays: dict[str, asyncio.AbstractServer] = {}
-        self._given = set(self._ledger.indexes)  # as known to the event loop
+        self._assigned = set(self._ledger.indexes)  # task ids; used by the event loop only
 
     # --- Called from the event loop ---------------------------------------------------------------
 
     async def assign(self, task_id: str) -> NodeAddress:
-        """The address for an attempt, made if necessary. Raises NodeNetworkError."""
+        """Return an attempt's address, after making its namespace. Raises NodeNetworkError."""
         loop = asyncio.get_running_loop()
-        self._given.add(task_id)
+        self._assigned.add(task_id)
         node = await loop.run_in_executor(self._thread, self._make, task_id)
-        if task_id in self._given:  # else the attempt was stopped meanwhile
+        if task_id in self._assigned:  # else the attempt was stopped meanwhile
             await self._open(task_id, node)
         return node
 
     def release(self, task_id: str) -> None:
         """An attempt has ended: its address, if it had one, is free again."""
-        if task_id not in self._given:
+        if task_id not in self._assigned:
             return
-        self._given.discard(task_id)
+        self._assigned.discard(task_id)
         relay = self._relays.pop(task_id, None)
         if relay is not None:
             relay.close()
@@ -176,8 +178,8 @@ class NodeNetwork:
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._sweep, set(live))
-        self._given = set(self._ledger.indexes)
-        for task_id in self._given:
+        self._assigned = set(self._ledger.indexes)
+        for task_id in self._assigned:
             node = self._address_of(task_id)
             if node.namespace and os.path.exists(f"{_RUN}/{node.namespace}"):
                 await self._open(task_id, node)
@@ -194,18 +196,20 @@ class NodeNetwork:
         self._thread.shutdown()
 
     def _submit(self, work: Callable[..., object], *arguments: Any) -> None:
-        def quietly() -> None:
+        """Have the thread call a function. Its errors are logged."""
+
+        def run() -> None:
             try:
                 work(*arguments)
             except Exception as error:
                 log.warning("network: %s", error)
 
-        self._thread.submit(quietly)
+        self._thread.submit(run)
 
     # --- The server's port in a namespace -----------------------------------------------------
 
     async def _open(self, task_id: str, node: NodeAddress) -> None:
-        """Relay the server's own address in the node's namespace to the server."""
+        """Let the node reach the server at the server's own address, through a relay."""
         port = self._port
         if not node.namespace or not port or task_id in self._relays:
             return
@@ -220,11 +224,11 @@ class NodeNetwork:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._port)
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        await asyncio.gather(_copy(reader, to_server), _copy(from_server, writer))
 
     # --- In the thread ------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class NodeNetwork:
             f"addr add {ours}/30 dev {self._uplink}", f"link set {self._uplink} up")  # fmt: skip
         _ip(self._switch, f"addr add {theirs}/30 dev up0", "link set up0 up",
             f"route add default via {ours}")  # fmt: skip
-        run_in_namespace(self._switch, _forward)
+        run_in_namespace(self._switch, _enable_forwarding)
         _run(*_masquerade("up0", self._switch))
         if Path("/proc/sys/net/ipv4/ip_forward").read_text("ascii").strip() != "1":
             raise NodeNetworkError("net.ipv4.ip_forward is 0 on this machine")
@@ -422,7 +426,7 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
-def _forward() -> None:
+def _enable_forwarding() -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1", "ascii")
 
 
@@ -453,23 +457,27 @@ def _routes() -> list[str]:
 
 
 def _ip(namespace: str, *lines: str) -> None:
+    """Run commands of ip(8) in a namespace; "": in the machine's own."""
     inside = ["-n", namespace] if namespace else []
-    _run("ip", *inside, "-batch", "-", given="".join(f"{line}\n" for line in lines))
+    _run("ip", *inside, "-batch", "-", stdin="".join(f"{line}\n" for line in lines))
 
 
 def _tool(name: str) -> str:
+    """The path of a program. Raises NodeNetworkError."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
-        raise NodeNetworkError(f"there is no `{name}` here")
+        raise NodeNetworkError(f"the program `{name}` is not installed")
     return found
 
 
-def _run(*command: str, given: str = "", ignore: bool = False) -> str:
-    """Run a program to its end; its output. Raises NodeNetworkError."""
+def _run(*command: str, stdin: str = "", ignore: bool = False) -> str:
+    """Run a program to its end; its output. `ignore`: a failure does not matter. Raises
+    NodeNetworkError.
+    """
     words = [_tool(command[0]), *command[1:]]
     try:
         done = subprocess.run(
-            words, input=given, capture_output=True, text=True, timeout=_CALL_LIMIT,
+            words, input=stdin, capture_output=True, text=True, timeout=_CALL_LIMIT,
             env={"PATH": os.defpath, "LC_ALL": "C"},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

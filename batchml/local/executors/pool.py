@@ -1,4 +1,6 @@
-"""Runners as the server sees them: started when needed, used again, ended when idle, or adopted."""
+"""The server's side of runners: start them when needed, use them again, end idle ones, and adopt
+those of earlier servers.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +71,16 @@ class RunnerHandle:
         self.started = start_time(pid)
         self.pidfd = os.pidfd_open(pid)
         self.socket: socket.socket | None = server
-        self.task_id = ""  # of its attempt
-        self.has_unread = False  # it died with unread messages in its socket
+        self.task_id = ""  # of the attempt that it runs
+        self.has_unread = False  # the runner died with unread messages in its socket
         self._last_sent: dict[str, Any] = {}
-        self.version = ""  # of its code, once it is ready to serve
+        self.version = ""  # the version of the runner's code, once it is ready to serve
         self.idle_since = 0.0
 
     def send(self, message: dict[str, Any], record: int | None = None) -> bool:
-        """Send a message, with the locked record. False when the runner does not receive it."""
+        """Send a message, and the descriptor of a locked record. False when the runner does not
+        receive it.
+        """
         if self.socket is None:
             return False
         data = msgspec.json.encode(message)
@@ -96,7 +100,7 @@ class RunnerHandle:
         return True
 
     def has_missed(self, message: dict[str, Any]) -> bool:
-        """Whether it certainly died before it read a message: the message was the last one, and not
+        """Whether a dead runner certainly did not read `message`: it was the last message, and not
         all messages were read.
         """
         return self.has_unread and self._last_sent == message
@@ -270,10 +274,10 @@ class RunnerPool:
         try:
             message = runner.receive()
         except BlockingIOError:
-            if runner.pid not in self._all:  # it is dead, and all messages were read
+            if runner.pid not in self._all:  # the runner is dead, and all messages were read
                 self._dismiss(runner)
             return
-        if message is None:  # it closes the socket as it dies, which its pidfd reports
+        if message is None:  # the runner is dying, which its pidfd will report
             self._dismiss(runner)
         else:
             self._on_message(runner, message)
@@ -296,8 +300,8 @@ class RunnerPool:
         self._remove_slot(cgroup.slot_name(runner.pid, runner.started))
 
     def _remove_slot(self, name: str, tries: int = 100) -> None:
-        """Remove the slot of a dead runner. It removes the slot itself as it ends, unless it was
-        killed.
+        """Remove the slot of a dead runner that was killed. Other runners remove their slots
+        themselves.
         """
         folders = [os.path.join(folder, name) for folder in self.groups.values()]
         if any(map(os.path.isdir, folders)):
@@ -378,11 +382,10 @@ class AdoptedRunners:
 # Creating a file waits for the file system's journal, which is busy during each commit of the
 # server's own journal: a folder with a file takes 0.4 ms then, and 0.1 ms otherwise. Moving a
 # folder does not wait. So a thread makes folders in advance, and the start of an attempt only moves
-# one.
+# one of them.
 
-
-_LEAST = 32  # folders in stock; with fewer, more are made
-_MOST = 96
+_LEAST = 32  # with fewer folders in stock, more are made
+_MOST = 96  # folders in stock
 _FILES = ("runner.json",)
 
 
@@ -393,7 +396,7 @@ class FolderStock:
         """`stock` is a folder of the same file system, which only this class uses."""
         self._path = stock
         os.makedirs(stock, 0o700, exist_ok=True)
-        self._ready = deque(_left_by_an_earlier_server(stock))
+        self._ready = deque(_find_complete(stock))
         self._next = max((int(name) for name in self._ready), default=0) + 1
         self._maker = ThreadPoolExecutor(1, "folders")
         self._making: Future[None] | None = None
@@ -441,9 +444,9 @@ def _make(path: str) -> None:
         os.close(os.open(f"{path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-def _left_by_an_earlier_server(stock: str) -> Iterable[str]:
-    """Complete folders of an earlier server. An incomplete one was being made when the server was
-    killed.
+def _find_complete(stock: str) -> Iterable[str]:
+    """The names of complete folders of an earlier server. A folder that was being made when the
+    server was killed is not complete.
     """
     for name in os.listdir(stock):
         if name.isdecimal() and sorted(os.listdir(f"{stock}/{name}")) == sorted(_FILES):

@@ -22,12 +22,14 @@ from batchml.local.executors.runner.files import FAILURE
 from batchml.local.home import read_record
 from batchml.runtime.processes import boot_id, descendants, send, start_time
 
-_REASON = 180  # characters; AWS keeps 255 of a status reason
+_MAX_FAILURE = 180  # characters; AWS keeps 255 of a status reason
 PROCESS, CONTAINER = "process", "container"  # the kinds of attempts
 
 
 class RunnerRecord(Struct, frozen=True):
-    """A runner, as it identifies itself: a bare pid may belong to another process by now."""
+    """A runner and its attempt, as the runner has recorded them. The pid alone does not identify
+    the runner: it may belong to another process by now.
+    """
 
     pid: int
     start_time: int | None = None
@@ -71,7 +73,7 @@ def lock_record(path: str, flags: int = 0) -> int | None:
 
 
 def is_held(folder: Path) -> bool:
-    """True while a runner holds the attempt's record; a dead one cannot."""
+    """True while a runner holds the lock of the attempt's record; a dead runner cannot."""
     try:
         record = lock_record(str(folder / "runner.json"))
     except FileNotFoundError:
@@ -89,7 +91,7 @@ def read_progress(folder: Path) -> str:
 
 def describe_failure(folder: Path) -> str:
     """The error that ended an attempt's runner, as a sentence to append; empty if it wrote none."""
-    text = _last_line(folder / FAILURE)[:_REASON]
+    text = _last_line(folder / FAILURE)[:_MAX_FAILURE]
     return f" It failed: {text}" if text else ""
 
 
@@ -132,8 +134,8 @@ class AttemptEvidence(Struct, frozen=True):
 
 
 def read_evidence(folder: Path) -> AttemptEvidence:
-    """Read the facts in an order that misses nothing: a runner that ends writes its record, renames
-    it, and dies.
+    """Read the facts, in an order that misses nothing: a runner that ends writes its record,
+    renames it, and dies.
     """
     try:
         held = is_held(folder)
@@ -158,12 +160,12 @@ def mark_of(identity: str, task_id: str) -> str:
 
 
 def kill_processes(mark: str, groups: list[str]) -> Iterator[list[int]]:
-    """Kill an attempt's processes, in steps with a `PAUSE` after each: yields the found processes.
-    `groups` are control groups of its own.
+    """Kill an attempt's processes. Each step yields the processes that it found, and the caller
+    waits for `PAUSE` seconds before the next. `groups` are the attempt's control groups.
 
-    Done after two searches in a row that find nothing. One search alone misses a process that is
+    Ends after two searches in a row that find nothing. One search alone misses a process that is
     being replaced by another (exec), or that forks and dies while the list is read. Gives up after
-    a while.
+    `_LIMIT` seconds.
     """
     end = time.monotonic() + _LIMIT
     before: list[int] | None = None

@@ -89,10 +89,11 @@ def _command(identity: str, *words: str) -> list[str]:
 
 
 def main(label: str, verb: str, *tasks: str) -> int:
+    """Print the resources as JSON, then remove those of `tasks` (REMOVE) or all (CLEAR)."""
     from batchml.local.executors import docker, mounts
 
     try:
-        tasks_there, networks = docker.list_resources(label)
+        with_containers, networks = docker.list_resources(label)
         pinned = mounts.pinned_tasks(label)
         if verb != LOOK:
             for task in pinned if verb == CLEAR else tasks:
@@ -101,7 +102,7 @@ def main(label: str, verb: str, *tasks: str) -> int:
     except docker.EngineUnreachable as error:
         print(f"the Docker engine does not answer: {error}", file=sys.stderr)
         return 1
-    print(msgspec.json.encode(EngineLeftovers([*{*tasks_there, *pinned}], networks)).decode())
+    print(msgspec.json.encode(EngineLeftovers([*{*with_containers, *pinned}], networks)).decode())
     return 0
 
 

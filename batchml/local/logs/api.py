@@ -52,14 +52,14 @@ from batchml.runtime.storage.files import open_regular
 # --- Merged streams -------------------------------------------------------------------------------
 # FilterLogEvents merges thousands of log streams by time.
 #
-# The order is (time, stream name, offset in the stream). A `LogPosition` in it is all that the next
-# page needs: each stream continues at its first event behind that position, which is found by its
-# time. So each event of a finished stream comes exactly once. In a stream that still grows, or that
-# appears between two pages, events before the position are left out. They come in the next listing:
-# clients follow by `startTime`, and drop event ids that they know.
+# The order is (time, stream name, offset in the stream). A `LogPosition` in this order is all that
+# the next page needs: each stream continues at its first event behind that position, which is found
+# by its time. So each event of a finished stream is returned exactly once. In a stream that still
+# grows, or that appears between two pages, events before the position are left out. The next
+# listing returns them: clients follow by `startTime`, and drop event ids that they have received.
 
 _BLOCKS = 4 * 1_048_576  # bytes of blocks in memory, of all streams together
-_MOST_KNOWN = 65_536  # files whose times are cached
+_MAX_CACHED = 65_536  # files whose times are cached
 
 
 class LogPosition(NamedTuple):
@@ -73,6 +73,8 @@ class LogPosition(NamedTuple):
 
 
 class _Times(NamedTuple):
+    """The times in a file that had this size."""
+
     size: int
     span: tuple[int, int] | None  # the times of the first and the last event
 
@@ -89,7 +91,7 @@ class LogFiles:
         path = self._paths.get(task_id)
         if path is None:
             path = str(self.path_of(task_id))
-            if len(self._paths) >= _MOST_KNOWN:
+            if len(self._paths) >= _MAX_CACHED:
                 self._paths.clear()
                 self._times.clear()
             self._paths[task_id] = path
@@ -102,10 +104,10 @@ class LogFiles:
             size = os.stat(path).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-        known = self._times.get(task_id)
-        if known is None or known.size != size:
-            known = self._times[task_id] = _Times(size, first_and_last(Path(path)))
-        return known.span
+        times = self._times.get(task_id)
+        if times is None or times.size != size:
+            times = self._times[task_id] = _Times(size, first_and_last(Path(path)))
+        return times.span
 
 
 def merge(
@@ -156,17 +158,19 @@ def _offset(stream: LogStream, files: LogFiles, after: LogPosition) -> int:
 # --- Calls ----------------------------------------------------------------------------------------
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]
-_PLACE = tuple[_Count, str, _Count]
+_POSITION = tuple[_Count, str, _Count]  # the fields of a LogPosition
 LogPath = Callable[[str], Path]
 
 
 class LogAnswer(NamedTuple):
+    """The body and the additional headers of an answer."""
+
     body: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = ()
 
 
 class LogReads:
-    """`path_of` returns the file of an attempt's output for a task id."""
+    """Answers the calls. `path_of` returns the file of an attempt's output for a task id."""
 
     def __init__(self, journal: Journal, path_of: LogPath) -> None:
         self._streams = StreamIndex(journal.path)
@@ -210,7 +214,7 @@ class LogReads:
         # Read before the page: if the attempt ends in between, the page may lack the last lines.
         end = self._streams.log_end(stream.task_id)
         path = self._files.path(stream.task_id)
-        direction, offset = _position(params)
+        direction, offset = _direction_and_offset(params)
         page = _read_page(Path(path), direction, offset, params)
         body = {
             "events": [as_output(event) for event in page.events],
@@ -225,7 +229,7 @@ class LogReads:
 
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
         streams = self._select_streams(params)
-        wanted = _pattern(params.get("filterPattern", ""))
+        matches = _parse_pattern(params.get("filterPattern", ""))
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")
         reached = max(LogPosition(since, "", 0), _read_position(params.get("nextToken")))
@@ -235,14 +239,18 @@ class LogReads:
             if until is not None and position.time >= until:
                 break
             length = line.end - line.start
-            is_wanted = line.timestamp != NO_TIME and wanted(line.message)
+            is_match = line.timestamp != NO_TIME and matches(line.message)
             if (
                 len(found) >= limit
                 or scanned > MAX_SCAN
-                or (is_wanted and found and size + length > MAX_BYTES)
+                or (is_match and found and size + length > MAX_BYTES)
             ):
-                return {"events": found, "searchedLogStreams": [], "nextToken": _token(reached)}
-            if is_wanted:
+                return {
+                    "events": found,
+                    "searchedLogStreams": [],
+                    "nextToken": reads.encode_token(reached),
+                }
+            if is_match:
                 found.append(_to_filtered_event(line, stream))
                 size += length
             scanned += length
@@ -411,7 +419,8 @@ def _group_arn(name: str) -> str:
     return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{name}"
 
 
-def _position(params: dict[str, Any]) -> tuple[str, int | None]:
+def _direction_and_offset(params: dict[str, Any]) -> tuple[str, int | None]:
+    """The direction of GetLogEvents, f or b, and the offset to read from; None: the end."""
     token = params.get("nextToken")
     if not token:
         return ("f", 0) if params.get("startFromHead") else ("b", None)
@@ -421,9 +430,9 @@ def _position(params: dict[str, Any]) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
-def _pattern(text: str) -> Callable[[bytes], bool]:
-    """CloudWatch's plain patterns: every term, `?term` for any of them, `-term` for none of
-    them.
+def _parse_pattern(text: str) -> Callable[[bytes], bool]:
+    """A test for messages that match a plain pattern of CloudWatch Logs: they contain all terms, at
+    least one of the terms `?term`, and none of the terms `-term`.
     """
     if text.lstrip().startswith(("{", "[", "%")):
         raise _invalid("Only plain terms are served in filterPattern, not JSON, fields or regex.")
@@ -436,22 +445,18 @@ def _pattern(text: str) -> Callable[[bytes], bool]:
     some = [word[1:] for word in words if word[:1] == b"?"]
     none = [word[1:] for word in words if word[:1] == b"-"]
 
-    def wanted(message: bytes) -> bool:
+    def matches(message: bytes) -> bool:
         return (
             all(word in message for word in every)
             and (not some or any(word in message for word in some))
             and not any(word in message for word in none)
         )
 
-    return wanted
-
-
-def _token(position: LogPosition) -> str:
-    return reads.encode_token(position)
+    return matches
 
 
 def _read_position(token: str | None) -> LogPosition:
-    found = _read_token(token, _PLACE)
+    found = _read_token(token, _POSITION)
     return LogPosition(0, "", 0) if found is None else LogPosition(*found)
 
 

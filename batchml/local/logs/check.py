@@ -18,8 +18,8 @@ from batchml.runtime.storage.files import open_regular
 _BLOCK = 1_048_576
 _SMALL = _BLOCK  # bytes: checking such a file takes a millisecond
 _AT_A_TIME = 256 * _BLOCK  # bytes that one request checks: in about 0.2 seconds
-_MOST_KNOWN = 4096
-_MOST_BEGUN = 64
+_MAX_CACHED = 4096  # large files whose results are cached
+_MAX_BEGUN = 64  # large files whose checks are not finished
 
 Steps = Generator[int, None, LogCheck]  # yields how many bytes a step has read
 
@@ -105,6 +105,8 @@ class _Key(NamedTuple):
 
 
 class _Begun(NamedTuple):
+    """The check of a large file that is not finished."""
+
     key: _Key
     file: BinaryIO
     steps: Steps
@@ -127,11 +129,13 @@ def check_small(path: str, end: LogEnd) -> LogCheck | None:
 
 
 class LargeChecks:
-    """Checks of large files: one part per call, each part once. For one thread."""
+    """Checks of large files. Each call checks one part of a file, and no part twice. For one
+    thread.
+    """
 
     def __init__(self, at_a_time: int = _AT_A_TIME) -> None:
         self._at_a_time = at_a_time
-        self._known: dict[str, tuple[_Key, LogCheck]] = {}  # by task id
+        self._results: dict[str, tuple[_Key, LogCheck]] = {}  # by task id
         self._begun: dict[str, _Begun] = {}
 
     def close(self) -> None:
@@ -141,16 +145,16 @@ class LargeChecks:
     def check(self, task_id: str, path: str, end: LogEnd) -> LogCheck:
         """The result, or UNCHECKED while the check is not finished: call it again."""
         key = _key(path)
-        known = self._known.get(task_id)
-        if known is not None and known[0] == key:
-            return known[1]
+        cached = self._results.get(task_id)
+        if cached is not None and cached[0] == key:
+            return cached[1]
         found = None if key is None else self._go_on(task_id, key, path, end)
         if found is None:  # the file was deleted or replaced just now
             return LogCheck(LogState.UNCHECKED)
         if found.is_final and key is not None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[task_id] = (key, found)
+            if len(self._results) >= _MAX_CACHED:
+                self._results.clear()
+            self._results[task_id] = (key, found)
         return found
 
     def _go_on(self, task_id: str, key: _Key, path: str, end: LogEnd) -> LogCheck | None:
@@ -176,7 +180,7 @@ class LargeChecks:
             file = open_regular(path)  # _drop closes it
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if len(self._begun) >= _MOST_BEGUN:
+        if len(self._begun) >= _MAX_BEGUN:
             self._drop(next(iter(self._begun)))
         begun = self._begun[task_id] = _Begun(key, file, examine(end.proof, file))
         return begun

@@ -1,9 +1,9 @@
 """Job output as CloudWatch log streams: the files, and the journal's index of them.
 
 A stream is a file to which the attempt's runner appends one event per line: the time in ms, a
-space, the message. It can be read while the job runs and while no server does, also by `grep`; a
-position is a byte offset; and no second copy can miss a line. A last line without its newline is
-still being written and is not an event yet.
+space, the message. A position is a byte offset. The file can be read while the job runs, without a
+server, and by programs such as `grep`. A last line without its newline is still being written and
+is not an event yet.
 
 The runner never writes decreasing times, so a time is found by bisection. In a file that a job has
 changed, events may come in any order, but reading stays bounded.
@@ -250,23 +250,23 @@ def _line_start(file: BinaryIO, offset: int) -> int:
 def _lines_before(file: BinaryIO, end: int, floor: int) -> Iterator[StreamLine]:
     """The lines between the line ends `floor` and `end`, newest first."""
     low = end
-    known = b""  # the bytes from `low` to `end`
+    data = b""  # the bytes from `low` to `end`
     size = _BLOCK
     while low > floor:
         step = min(size, low - floor)
         low -= step
-        known = _read_at(file, low, step) + known
-        cut = 0 if low == floor else known.find(b"\n") + 1
-        if low > floor and cut in (0, len(known)):  # no whole line yet
+        data = _read_at(file, low, step) + data
+        cut = 0 if low == floor else data.find(b"\n") + 1
+        if low > floor and cut in (0, len(data)):  # no whole line yet
             if size > MAX_SCAN:
                 return
             size *= 2
             continue
-        for text in reversed(known[cut:-1].split(b"\n")):
+        for text in reversed(data[cut:-1].split(b"\n")):
             start = end - len(text) - 1
             yield _parse(text, start, end)
             end = start
-        known = known[:cut]
+        data = data[:cut]
 
 
 def _parse(text: bytes, start: int, end: int) -> StreamLine:

@@ -23,13 +23,13 @@ _DELETED = ("keys.json", "groups.json", "network.json", "identity.json")
 
 
 class FolderCopy(Struct, frozen=True):
-    """A state folder whose journal belongs to another folder, or is older than the folder's
-    files.
+    """A state folder whose journal belongs to another folder, or is older than the folder's files,
+    and the effects of adopting it.
     """
 
     why: str  # as from `identity.difference`
     running: int  # attempts that had begun, and end here as lost hosts
-    waiting: int  # jobs that start here as well
+    waiting: int  # jobs that wait, and start here as well
     unknown: int  # attempts that the journal does not contain
 
 

@@ -53,7 +53,7 @@ class JournalPosition(Struct, frozen=True):
 
 
 class JournalFacts(Struct, frozen=True):
-    """What a journal contains, read before anything is changed."""
+    """Facts of a journal's content, read before anything is changed."""
 
     identity: FolderIdentity | None  # of the folder that the journal belongs to
     sequence: int  # of its last job

@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS log_ends (task_id TEXT PRIMARY KEY, body BLOB) WITHOU
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), body BLOB);
 """
 
-_KINDS = {made.kind: made for made in RECORDS}
+_KINDS = {record.kind: record for record in RECORDS}
 _DECODERS = {kind: msgspec.json.Decoder(struct) for kind, struct in _KINDS.items()}
 _JOB = msgspec.json.Decoder(Job)
 _SPEC = msgspec.json.Decoder(SubmittedSpec)
@@ -206,7 +206,7 @@ class Journal:
         return read_identity(self._reader)
 
     def facts(self) -> JournalFacts:
-        return _journal(self._reader)
+        return _read_facts(self._reader)
 
     def set_owner(self, identity: FolderIdentity) -> None:
         """Record the state folder of the journal. Raises what `commit` raises."""
@@ -258,8 +258,7 @@ class Journal:
         if position != self._position and self._position_file >= 0:
             self._position = position
             try:
-                # All texts have the same length, so that a shorter one leaves no rest of a longer
-                # one.
+                # Each text has the same length, so that it overwrites the whole text before.
                 os.pwrite(self._position_file, _encode(position).ljust(_POSITION_SIZE), 0)
             except OSError:
                 pass  # full disk
@@ -296,7 +295,7 @@ class Journal:
             revisions[record.name] = max(record.revision, revisions.get(record.name, 0))
         return msgspec.structs.replace(
             empty_state(machine),
-            **{made.field: Map(found[made.kind]) for made in RECORDS},
+            **{record.field: Map(found[record.kind]) for record in RECORDS},
             revisions=Map(revisions),
             jobs=Map(jobs),
             sequence=last,
@@ -377,7 +376,7 @@ def write_identity(db: sqlite3.Connection, identity: FolderIdentity) -> None:
     db.execute("INSERT OR REPLACE INTO identity VALUES (1, ?)", (_encode(identity),))
 
 
-def _journal(db: sqlite3.Connection) -> JournalFacts:
+def _read_facts(db: sqlite3.Connection) -> JournalFacts:
     (last,) = db.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
     tasks = db.execute("SELECT task_id FROM streams")
     return JournalFacts(read_identity(db), last, frozenset(task_id for (task_id,) in tasks))
@@ -387,7 +386,9 @@ _INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
 
 
 def job_row(job: Job, live: bool) -> tuple[Any, ...]:
-    """A job as a row. Of its spec only the id: the spec never changes and has its own table."""
+    """A job as a row. It has only the id of the job's spec, which never changes and has a table of
+    its own.
+    """
     spec = job.spec
     return (
         job.id, job.sequence, job.parent or job.queue, spec.name, spec.definition, spec.share,
@@ -417,6 +418,7 @@ def _write(db: sqlite3.Connection, effect: Effect) -> None:
 
 
 def _translate(error: sqlite3.Error, path: Path) -> LocalServerError:
+    """The error of batchml for an error of SQLite."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
         return DiskFull(
@@ -471,7 +473,7 @@ def _damage(
     """
     if not path.exists() or not path.stat().st_size:
         return "it is gone or empty, and its write-ahead log is not" if log else "", ""
-    made = path.with_name(path.name + "-shm")
+    new_index = path.with_name(path.name + "-shm")
     # A server that was killed while it created the journal leaves changes that must be rolled back.
     mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
     with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as db:
@@ -480,10 +482,10 @@ def _damage(
         (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             return str(verdict), ""
-        now = write_log.read_index(made.read_bytes() if made.exists() else b"")
+        now = write_log.read_index(new_index.read_bytes() if new_index.exists() else b"")
         recovered = now.frames if now else 0
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        read_only = why_read_only(_journal(db)) if version else ""
+        read_only = why_read_only(_read_facts(db)) if version else ""
     if not version and not may_be_new:
         return "it holds nothing, though a server has served from it", ""
     return write_log.missing(log, write_log.read_index(index), recovered), read_only

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from batchml.local.executors import docker
 from batchml.local.executors.docker import DockerEngine, EngineRefused, EngineUnreachable
-from batchml.local.executors.mounts import AttemptNotStarted, ContainerMounts, let_read
+from batchml.local.executors.mounts import AttemptNotStarted, ContainerMounts, make_readable
 from batchml.local.executors.runner.link import (
     HOST_LOST,
     AttemptIo,
@@ -63,7 +63,7 @@ class ContainerSetup:
         """
         config = through_runtime(self._spec, self._image())
         if self._spec["wrap"]:
-            let_read(self._spec["runtime"])
+            make_readable(self._spec["runtime"])
         mounts = [*config["HostConfig"].get("Mounts", ()), *self.mounts.open()]
         host_config = {**config["HostConfig"], "Mounts": mounts}
         config = {**config, "HostConfig": host_config}

@@ -125,10 +125,10 @@ class AttemptLog:
         self._folder = folder
         self._file = -1
         self._while_waiting = while_waiting
-        self._last = 0
+        self._last_ms = 0  # the time of the last line
         self.full = ""
         self._digest = LogDigest()
-        self.must_persist = False  # it contains output of the program
+        self.must_persist = False  # True once it contains output of the program
         self._is_lost = False  # the folder was deleted: lines go to /dev/null
         if os.path.exists(self._path):  # another runner was killed during this attempt
             self._resume()
@@ -154,8 +154,8 @@ class AttemptLog:
             return
         if self._file < 0:
             self._file = until_it_works(self._open, self._while_waiting)
-        self._last = max(self._last, now_ms())
-        stamp = b"%d " % self._last
+        self._last_ms = max(self._last_ms, now_ms())
+        stamp = b"%d " % self._last_ms
         whole = b"".join([b"%s%s\n" % (stamp, line) for line in lines])
         data = memoryview(whole)
         while data and not self.full:
@@ -284,8 +284,8 @@ def until_it_works(
 
 
 def raise_unless_it_may_pass(error: OSError) -> None:
-    """Raise errors that do not pass. A full disk gets space again, and a file system that was
-    remounted read-only after a fault can become writable; a deleted folder does not come back.
+    """Raise an error unless it may pass. A full disk may get space again, and a file system that
+    was remounted read-only may become writable; a deleted folder does not come back.
     """
     if error.errno not in _MAY_PASS:
         raise error
@@ -307,8 +307,8 @@ def folder_of(record: int) -> str:
     return os.path.dirname(os.readlink(f"/proc/self/fd/{record}"))
 
 
-def leave_reason(folder: str, error: BaseException) -> None:
-    """Write the error that ends this runner, for the server."""
+def write_failure(folder: str, error: BaseException) -> None:
+    """Write the error that ends this runner to a file, for the server."""
     try:
         with open(os.path.join(folder, FAILURE), "w", encoding="utf-8", errors="replace") as file:
             file.write(f"{type(error).__name__}: {error}")

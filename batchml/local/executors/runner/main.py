@@ -28,7 +28,7 @@ import sys
 from typing import Any
 
 from batchml.local.executors.cgroup import Groups, Slot, make_slot, slot_name
-from batchml.local.executors.runner.files import RecordFile, folder_of, leave_reason, now_ms
+from batchml.local.executors.runner.files import RecordFile, folder_of, now_ms, write_failure
 from batchml.local.executors.runner.link import (
     SIGNALS,
     VERSION,
@@ -66,7 +66,7 @@ class Runner:
                 try:
                     self._attempt(message, descriptors)
                 except BaseException as error:
-                    leave_reason(message["folder"], error)
+                    write_failure(message["folder"], error)
                     raise
             if link.server is None or link.terminated:
                 return
