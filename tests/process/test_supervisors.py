@@ -506,7 +506,7 @@ if generation < 3:
 
 def test_a_node_to_which_nothing_can_be_brought_lets_the_run_be_tried_again(nodes: Nodes) -> None:
     """What the main node cannot send, the next attempt does not know of, on any node."""
-    limits = QUICK.replace("}", ', "bring": 0.5}')
+    limits = QUICK.replace("}", ', "fetch_within": 0.5}')
     nodes.start(TWO._replace(processes=1), """
 from batchml.runtime import checkpoint
 if generation == 1:

@@ -26,6 +26,7 @@ from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.options import SubmitOptions
+from batchml.runtime.nodes.link.address import free_port
 from batchml.runtime.sessions import notebook
 from batchml.runtime.sessions.notebook import JupyterState, NotebookActivity, shows_use
 from batchml.sessions.exec.target import ExecResult, ExecTarget
@@ -210,11 +211,11 @@ def test_a_server_that_does_not_answer_is_not_used_but_a_shell_is(tmp_path: Path
 
 def test_without_a_workspace_its_files_are_the_runs_outputs(tmp_path: Path) -> None:
     environ = {"BATCHML_WORKSPACE": str(tmp_path / "none"), "BATCHML_OUTPUT_DIR": str(tmp_path)}
-    assert notebook.shown_folder(environ) == str(tmp_path)
+    assert notebook.choose_root(environ) == str(tmp_path)
 
 
 def test_the_settings_ask_nobody_outside_and_note_what_is_saved(tmp_path: Path) -> None:
-    text = notebook.settings_file(
+    text = notebook.render_settings(
         notebook.jupyter_settings("/w s", 8123, "sec'ret"), str(tmp_path / "s")
     )
     sections: dict[str, object] = {}
@@ -243,8 +244,8 @@ def test_the_page_is_told_not_to_ask_about_news(tmp_path: Path) -> None:
 def test_the_port_that_people_expect_is_taken_where_it_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hold_presence = listener.getsockname()[1]
-        assert notebook.free_port(hold_presence) != hold_presence
-    assert notebook.free_port(hold_presence) == hold_presence
+        assert free_port("127.0.0.1", hold_presence) != hold_presence
+    assert free_port("127.0.0.1", hold_presence) == hold_presence
 
 
 # --- the client -----------------------------------------------------------------------------------
@@ -386,9 +387,7 @@ def test_a_forward_that_was_cut_is_reopened_on_its_port(fake: FakeExec, tmp_path
     why = keep_forwarding(place, ExecTarget(RUN), NotebookAddress(8000, "t"), first, told.append)
     assert why == "mine has ended"
     assert fake.forwards == [(8000, 8001)] * 2
-    assert told == [
-        "The connection was cut, and is opened again. (the session was ended)"
-    ]
+    assert told == ["The connection was cut, and is opened again. (the session was ended)"]
     assert isinstance(place.clock, FakeClock) and place.clock.naps == [1.0]
 
 

@@ -309,7 +309,7 @@ class _Trial:
 
     def stopped(self) -> str | None:
         word = read_stop_request(self.world.store, self.entry.trial)
-        return word.at(self.world.clock.now()) or None
+        return word.reason_at(self.world.clock.now()) or None
 
     def end(self, state: str, code: int, why: str = "", tail: Sequence[str] = ()) -> int:
         self.tell(messages.END, (state, code, why, tail))

@@ -1,1 +1,1 @@
-"""Run commands and shells inside a run: the part of `batchml shell` that runs in the container."""
+"""Run a command or a shell inside a run: the part of `batchml shell` that runs in the container."""

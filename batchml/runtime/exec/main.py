@@ -1,20 +1,19 @@
 """Run a command or a shell inside a run: `python -m batchml.runtime.exec.main [-- COMMAND]`.
 
-The client starts this beside the run's program: by `docker exec`, by ECS Exec, or as a process of
-this machine. It finds the program, takes over its variables, folder, user and limits, and runs the
-command. Meanwhile it holds a presence file (`presence.py`). The command ends with the connection,
-and with the run.
+The client starts this program in the container of the run: by `docker exec`, by ECS Exec, or as a
+process of this machine. It finds the run's program, takes over its variables, folder, user and
+limits, and runs the command. Meanwhile it holds a presence file (`presence.py`). The command ends
+when the connection or the run ends.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
-from typing import Dict, NoReturn, Optional
+from typing import Dict, NoReturn
 
 from batchml.runtime.exec.command import (
     NO_PROGRAM,
@@ -23,6 +22,7 @@ from batchml.runtime.exec.command import (
     ExecFailed,
     ExecRequest,
     exit_code,
+    handle_signals,
     kill_children,
     open_signal_pipe,
     resolve_command,
@@ -37,39 +37,39 @@ from batchml.runtime.exec.run_process import (
     enter_network,
     find_run_process,
 )
-from batchml.runtime.processes import become_reaper, send
+from batchml.runtime.processes import become_reaper
 
-_PATIENCE = 5.0  # seconds to wait for a program that is starting
+_START_LIMIT = 5.0  # seconds to wait for a program that is starting
 _CHECK_EVERY = 0.5  # seconds between two checks whether the run has ended
 
 
 def wait_for_program(request: ExecRequest) -> RunProcess:
-    """Find the run's program; wait a few seconds for one that is starting. Raises ExecFailed."""
-    end = time.monotonic() + _PATIENCE
+    """Find the run's program; wait a few seconds if it is starting. Raises ExecFailed."""
+    end = time.monotonic() + _START_LIMIT
     while True:
-        found = find_run_process(request.root, request.task)
-        if found is not None:
-            return found
+        program = find_run_process(request.root, request.task)
+        if program is not None:
+            return program
         if time.monotonic() > end:
             break
         select.select([], [], [], PAUSE)
     if request.task or not os.environ.get("AWS_BATCH_JOB_ID"):
         raise ExecFailed(NO_PROGRAM, "the run's program has not started yet, or has ended.")
-    # Its variables cannot be read: use those of the container.
+    # /proc hides the program's variables: use those of the container.
     return RunProcess(0, dict(os.environ), os.getcwd(), os.geteuid(), os.getegid(), os.getgroups())
 
 
 def command_variables(request: ExecRequest, process: RunProcess) -> Dict[str, str]:
-    """Return the program's variables, with TERM of the client, and for a shell its prompt.
+    """Return the program's variables, with TERM of the client, and with a prompt for a shell.
 
-    Raises ExecFailed if there is no shell.
+    Raises ExecFailed if the image has no shell.
     """
     if not request.term:
         return process.environ
-    found = {**process.environ, "TERM": request.term}
+    environ = {**process.environ, "TERM": request.term}
     if not request.command:
-        found.update(prompt_variables(found, resolve_command(request, found)[0]))
-    return found
+        environ.update(prompt_variables(environ, resolve_command(request, environ)[0]))
+    return environ
 
 
 class ExecChild:
@@ -90,17 +90,11 @@ class ExecChild:
         pause = _CHECK_EVERY * 1000 if self._request.record else None
         while self._process.poll() is None:
             for file, _ in poll.poll(pause):
-                if file != self._wake or self._handle_signals(os.read(file, 64)):
+                if file != self._wake or handle_signals(file, self._process):
                     return self._kill()
             if self._request.record and not os.path.exists(self._request.record):
                 return self._kill()
         return exit_code(self._process)
-
-    def _handle_signals(self, numbers: bytes) -> bool:
-        """Pass TERM on; a terminal sends its signals to the command itself. True after HUP."""
-        if signal.SIGTERM in numbers:
-            send([self._process.pid], signal.SIGTERM)
-        return signal.SIGHUP in numbers
 
     def _kill(self) -> int:
         self.was_killed = True
@@ -122,21 +116,17 @@ def run(request: ExecRequest) -> int:
     wake = open_signal_pipe()
     with hold_presence(environ):
         command = resolve_command(request, environ)
-        process = start(command, env=environ, cwd=_folder(program.folder))
+        process = start(command, environ, program.folder)
         child = ExecChild(request, process, wake)
         code = child.wait()
-        # Without a control group that ends with the run, no process may stay behind.
+        # Without a control group, which ends with the run, processes would outlive the run.
         if not in_groups and request.record and not child.was_killed:
             kill_children()
         return code
 
 
-def _folder(path: str) -> Optional[str]:
-    return path if os.path.isdir(path) else None
-
-
 def main() -> NoReturn:
-    code, request = 70, ExecRequest()
+    code, request = 70, ExecRequest()  # 70: after a mistake of our own, with a traceback
     try:
         request = ExecRequest.parse(sys.argv[1:])
         code = run(request)
@@ -158,7 +148,8 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    # `-m` puts the working folder first on the path, where the job may have a `queue.py`.
+    # `-m` puts the working folder first on the path, where the job may have a `queue.py`. This module
+    # is sent into containers without `package.py`, so the function for that is not used.
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
     # imported, not taken from __main__: otherwise each class would exist twice

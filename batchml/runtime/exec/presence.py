@@ -1,4 +1,4 @@
-"""Shells and commands inside a run: their prompt, and lock files by which they can be counted."""
+"""Shells and commands inside a run: their prompt, and the lock files by which they are counted."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Dict, Optional
+from typing import Dict
 
 from batchml.runtime.storage.files import is_locked
 
-HELD_FOR = "BATCHML_SEAT"  # why the run is held: "alloc", "notebook"
+HELD_FOR = "BATCHML_SEAT"  # the command that keeps the run open for a person: "alloc", "notebook"
 
-_ID = 8  # characters of a run's id in the prompt, as in `batchml ls`
-_PLAIN = ("sh", "dash", "ash")  # take PS1 from the environment
+_ID_LENGTH = 8  # characters of a run's id in the prompt, as in `batchml ls`
+_PLAIN = ("sh", "dash", "ash")  # shells that take PS1 from the environment
 
 
 def prompt_variables(environ: Mapping[str, str], shell: str) -> Dict[str, str]:
-    """Return variables that put the run before a shell's prompt: `(alloc 47cc2814) `.
+    """Return variables that put the name of the run before a shell's prompt: `(alloc 47cc2814) `.
 
-    Bash runs PROMPT_COMMAND before each prompt, after its startup files. A startup file that sets
-    PROMPT_COMMAND wins. Shells other than bash and sh keep their prompt.
+    Bash runs PROMPT_COMMAND before each prompt, after its startup files; a startup file that sets
+    PROMPT_COMMAND wins. Shells other than bash and the plain ones keep their prompt.
     """
     run, name = environ.get("AWS_BATCH_JOB_ID", ""), os.path.basename(shell)
     if not run:
         return {}
     kind = "alloc" if environ.get(HELD_FOR) == "alloc" else "run"
     parts = run.replace("#", ":").split(":")
-    mark = f"({kind} {':'.join([parts[0][:_ID], *parts[1:]])}) "
+    mark = f"({kind} {':'.join([parts[0][:_ID_LENGTH], *parts[1:]])}) "
     if name in _PLAIN:
         return {"PS1": f"{mark}$ "}
     if name != "bash":
@@ -49,17 +49,17 @@ _LOCKED = ".seat"
 
 @contextmanager
 def hold_presence(environ: Mapping[str, str]) -> Iterator[None]:
-    """Hold a presence file in the run with these variables, during the block.
+    """Hold a presence file during the block, in the run that has these variables.
 
     If no file can be written, as in a read-only image, the block runs without one.
     """
-    path, file = "", None
+    path, file = "", -1
     with suppress(OSError):
         path, file = _make_locked(folder_of(environ))
     try:
         yield
     finally:
-        if file is not None:
+        if file >= 0:
             with suppress(OSError):
                 os.unlink(path)
             os.close(file)
@@ -86,8 +86,11 @@ def folder_of(environ: Mapping[str, str]) -> str:
     return os.path.join(tempfile.gettempdir(), f"{_FOLDER[1:]}-{run}")
 
 
-def _make_locked(folder: str) -> tuple[str, Optional[int]]:
-    """Make a presence file. It gets its suffix once it is locked: `count` removes unlocked ones."""
+def _make_locked(folder: str) -> tuple[str, int]:
+    """Make a presence file; return its path and descriptor.
+
+    It gets its suffix once it is locked, because `count` removes unlocked files with that suffix.
+    """
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, os.urandom(8).hex())
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -101,6 +104,7 @@ def _make_locked(folder: str) -> tuple[str, Optional[int]]:
 
 
 def _is_held(path: str) -> bool:
+    """Say whether a presence file is locked; remove it if not."""
     try:
         if is_locked(path):
             return True

@@ -1,7 +1,7 @@
 """Frames between a client and the command that it started in a container, over one connection.
 
-A Docker engine passes bytes on, but no terminal size, no exit code, and no notice that the client
-has gone. So the terminal is made here, and the end of the client's stream ends the command.
+A Docker engine relays bytes, but no terminal size, no exit code, and no notice that the client has
+gone. So this program makes the terminal, and ends the command at the end of the client's stream.
 
 A frame is a letter, the length of its content in four bytes, and the content. ECS Exec puts a
 terminal into the connection, so there frames are sent as lines of text.
@@ -14,7 +14,6 @@ import fcntl
 import os
 import pty
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -28,6 +27,7 @@ from batchml.runtime.exec.command import (
     RUN_ENDED,
     ExecRequest,
     exit_code,
+    handle_signals,
     kill_children,
     open_signal_pipe,
     resolve_command,
@@ -35,16 +35,19 @@ from batchml.runtime.exec.command import (
 )
 from batchml.runtime.exec.presence import hold_presence
 
-INPUT, OVER, SIZE, ALIVE = b"i", b"e", b"w", b"k"  # from the client: SIZE is lines and columns
+# Frames from the client. OVER: its input has ended; SIZE: lines and columns of its terminal
+INPUT, OVER, SIZE, ALIVE = b"i", b"e", b"w", b"k"
 BEAT = 30.0  # seconds between two ALIVE frames of a remote client
-OUTPUT, ERRORS, EXIT, READY = b"o", b"r", b"x", b"s"  # to the client
+# Frames to the client. EXIT: the exit code; READY: the command was started
+OUTPUT, ERRORS, EXIT, READY = b"o", b"r", b"x", b"s"
 REFUSED = 111  # exit code if no program listens on the port: ECONNREFUSED
 
 _HEAD = struct.Struct("!cI")
 _BLOCK = 65_536
-_LINE_SIZE = 1500  # bytes of content
-_LINE_MARK = b"~batchml~"  # at the start of each line
-_SILENCE = 4 * BEAT  # then the client is gone: its machine sleeps, or the network is down
+_LINE_SIZE = 1500  # bytes of content in a line
+_LINE_MARK = b"~batchml~"  # before the frame in each line
+# seconds without input after which the client is gone: its machine sleeps, or the network is down
+_SILENCE_LIMIT = 4 * BEAT
 _MAX_WAITING = 1 << 20  # bytes of input that the command has not read yet
 
 Frame = Tuple[bytes, bytes]
@@ -72,14 +75,8 @@ class FrameParser:
             yield kind, content
 
 
-class FrameCodec:
-    """Frames as bytes."""
-
-    def __init__(self) -> None:
-        self._frames = FrameParser()
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        return self._frames.feed(data)
+class FrameCodec(FrameParser):
+    """Reads and writes frames as bytes."""
 
     def pack(self, kind: bytes, content: bytes = b"") -> bytes:
         return frame(kind, content)
@@ -92,11 +89,7 @@ class FrameCodec:
 
 
 class LineCodec(FrameCodec):
-    """Frames as lines of text. Other text in between is ignored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rest = b""
+    """Reads and writes frames as lines of text. Other text between them is ignored."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -120,7 +113,7 @@ def codec_for(request: ExecRequest) -> FrameCodec:
     if not request.text:
         return FrameCodec()
     try:
-        tty.setraw(0)  # else the terminal limits and echoes lines
+        tty.setraw(0)  # otherwise the terminal limits the length of lines, and echoes them
     except Exception:
         pass  # it is not a terminal
     return LineCodec()
@@ -146,7 +139,7 @@ def serve(request: ExecRequest, environ: Dict[str, str], folder: str) -> int:
 
 
 class _RelayedCommand:
-    """A command with a terminal made here, or with pipes."""
+    """A command that is started with a terminal of its own, or with pipes."""
 
     def __init__(
         self, request: ExecRequest, environ: Dict[str, str], folder: str, codec: FrameCodec
@@ -157,19 +150,20 @@ class _RelayedCommand:
         self._outputs: Dict[int, bytes] = {}
         self._input = -1
         self._terminal = -1
-        more: Dict[str, object] = {"env": environ, "cwd": folder if os.path.isdir(folder) else None}
         if request.size:
-            self._process = self._on_terminal(words, list(request.size), more)
+            self._process = self._on_terminal(words, environ, folder, list(request.size))
         else:
-            self._process = self._on_pipes(words, more)
-        self._waiting = bytearray()
+            self._process = self._on_pipes(words, environ, folder)
+        self._waiting = bytearray()  # input that the command has not read yet
         self._input_ended = False
-        self._silence = _SILENCE if request.text else None
+        self._silence = _SILENCE_LIMIT if request.text else None
         self._last_input = time.monotonic()
 
-    def _on_pipes(self, words: List[str], more: Dict[str, object]) -> subprocess.Popen[bytes]:
+    def _on_pipes(
+        self, words: List[str], environ: Dict[str, str], folder: str
+    ) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
-        process = start(words, stdin=pipe, stdout=pipe, stderr=pipe, **more)
+        process = start(words, environ, folder, stdin=pipe, stdout=pipe, stderr=pipe)
         assert process.stdin and process.stdout and process.stderr
         self._input = os.dup(process.stdin.fileno())
         process.stdin.close()
@@ -178,7 +172,7 @@ class _RelayedCommand:
         return process
 
     def _on_terminal(
-        self, words: List[str], size: List[int], more: Dict[str, object]
+        self, words: List[str], environ: Dict[str, str], folder: str, size: List[int]
     ) -> subprocess.Popen[bytes]:
         ours, theirs = pty.openpty()
         _resize(ours, *size)
@@ -190,11 +184,12 @@ class _RelayedCommand:
         try:
             process = start(
                 words,
+                environ,
+                folder,
                 stdin=theirs,
                 stdout=theirs,
                 stderr=theirs,
                 preexec_fn=make_controlling_terminal,
-                **more,
             )
         finally:
             os.close(theirs)
@@ -208,18 +203,15 @@ class _RelayedCommand:
         self._codec.write(READY)
         while self._process.poll() is None or self._has_output():
             if self._is_client_gone():
-                kill_children()
-                return RUN_ENDED
-            for file, _ in self._ready():
+                return self._kill()
+            for file, _ in self._wait_for_files():
                 if file == self._wake:
-                    if self._handle_signals(os.read(file, 64)):
-                        kill_children()
-                        return RUN_ENDED
+                    if handle_signals(file, self._process):
+                        return self._kill()
                 elif file == 0:
                     data = _read_input() if self._has_room() else b""
                     if not data:
-                        kill_children()
-                        return RUN_ENDED
+                        return self._kill()
                     self._last_input = time.monotonic()
                     for kind, content in self._codec.feed(data):
                         self._handle_frame(kind, content)
@@ -231,7 +223,13 @@ class _RelayedCommand:
         self._codec.write(EXIT, str(code).encode())
         return code
 
-    def _ready(self) -> List[Tuple[int, int]]:
+    def _kill(self) -> int:
+        """End the command, because the client has gone."""
+        kill_children()
+        return RUN_ENDED
+
+    def _wait_for_files(self) -> List[Tuple[int, int]]:
+        """Wait until a file can be read or written; return all such files."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         # Without room for input nothing is read, but poll still reports the end of the stream.
@@ -250,17 +248,13 @@ class _RelayedCommand:
         return len(self._waiting) < _MAX_WAITING
 
     def _has_output(self) -> bool:
-        """Say whether output can be read now: other processes may keep the stream open."""
+        """Say whether output can be read now. Its end may never come: other processes may keep the
+        stream open.
+        """
         poll = select.poll()
         for file in self._outputs:
             poll.register(file, select.POLLIN)
         return any(event & select.POLLIN for _, event in poll.poll(0))
-
-    def _handle_signals(self, numbers: bytes) -> bool:
-        """Pass TERM on. True after HUP: the client's terminal has gone."""
-        if signal.SIGTERM in numbers:
-            self._process.terminate()
-        return signal.SIGHUP in numbers
 
     def _handle_frame(self, kind: bytes, content: bytes) -> None:
         if kind == INPUT and self._input >= 0:
@@ -291,7 +285,7 @@ class _RelayedCommand:
             self._input = -1
 
     def _send_output(self, file: int) -> bool:
-        """Return False at the end of an output, where a terminal reports an error."""
+        """Send output to the client; return False at its end, which for a terminal is an error."""
         try:
             data = os.read(file, _BLOCK)
         except OSError:
@@ -334,7 +328,7 @@ def _serve_port(port: int, codec: FrameCodec) -> int:
                 elif kind == OVER:
                     there.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # the other thread reads that as the end
+                pass  # the other thread notices the end of the connection
             if kind == OVER:
                 back.join()
                 return 0

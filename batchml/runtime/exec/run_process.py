@@ -1,9 +1,9 @@
-"""Find the process of a run's program in /proc, and take over its user and namespaces."""
+"""Find the process of a run's program in /proc; take over its user, control groups and network."""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 from batchml.runtime.processes import descendants
 
@@ -26,23 +26,24 @@ class RunProcess(NamedTuple):
 
 
 def find_run_process(root: int, task: str = "") -> Optional[RunProcess]:
-    """Return the first process with a run's variables at or below the process `root`.
+    """Return the first process with the variables of a run among `root` and its descendants.
 
-    batchml's runtime and init processes, which only start the program, count if there is no other.
-    With `task` the process must be of that attempt. None if there is none, or /proc hides it.
+    batchml's runtime and init processes only start the program: they count if there is no other.
+    `task`: the attempt to which the process must belong. None without such a process, or if /proc
+    hides it.
     """
     starter = None
     for pid in (root, *descendants(root)):
-        words = _words(pid)
+        words = _read(f"/proc/{pid}/cmdline").split(b"\0")
         environ = _environ(pid)
         if _BATCH not in environ or (task and environ.get(_TASK.encode()) != task.encode()):
             continue
         if _only_starts(words):
             starter = starter or _read_process(pid, environ)
             continue
-        found = _read_process(pid, environ)
-        if found is not None:
-            return found
+        process = _read_process(pid, environ)
+        if process is not None:
+            return process
     return starter
 
 
@@ -71,7 +72,7 @@ def join_network(file: int) -> bool:
 def enter_groups(folders: List[str]) -> bool:
     """Enter control groups, which count memory and processes and end with the run.
 
-    Return False if there are none, or they cannot be entered.
+    `folders`: their folders. Return False if there is none, or if one cannot be entered.
     """
     entered = bool(folders)
     for folder in folders:
@@ -99,23 +100,22 @@ def _only_starts(words: List[bytes]) -> bool:
 def _read_process(pid: int, environ: Dict[bytes, bytes]) -> Optional[RunProcess]:
     try:
         folder = os.readlink(f"/proc/{pid}/cwd")
-        ids = {name: words for name, words in _status(pid) if name in ("Uid", "Gid", "Groups")}
+        ids = _read_ids(pid)
     except OSError:
         return None
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
     return RunProcess(pid, text, folder, ids["Uid"][1], ids["Gid"][1], ids.get("Groups", []))
 
 
-def _status(pid: int) -> Iterator[tuple[str, List[int]]]:
+def _read_ids(pid: int) -> Dict[str, List[int]]:
+    """The user and group ids of a process, by their names in /proc/PID/status. Raises OSError."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name in ("Uid", "Gid", "Groups"):
-                yield name, [int(word) for word in rest.split()]
-
-
-def _words(pid: int) -> List[bytes]:
-    return _read(f"/proc/{pid}/cmdline").split(b"\0")
+        fields = (line.partition(":") for line in file)
+        return {
+            name: [int(word) for word in words.split()]
+            for name, _, words in fields
+            if name in ("Uid", "Gid", "Groups")
+        }
 
 
 def _environ(pid: int) -> Dict[bytes, bytes]:

@@ -1,12 +1,12 @@
 """The program of `batchml alloc`: it holds the run's resources until they are no longer needed.
 
-    python -m batchml.runtime.sessions.alloc
+    python -m batchml.runtime.sessions.alloc [--left]
 
-It ends with 0 when its stop file exists, or when nobody has been inside the run
+It ends with code 0 when the stop file exists, or when no shell was open in the run
 (`exec/presence.py`) for BATCHML_IDLE seconds. In a run of several nodes it runs on the first node,
-where the shells are; the other nodes execute the steps of `srun` (`nodes/slurm/steps.py`).
+where shells open; the other nodes execute the steps of `srun` (`nodes/slurm/steps.py`).
 
-`--left` prints the new and changed files of its working folder, which are about to be lost.
+With `--left` it only prints the new and changed files of its working folder, which will be lost.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from batchml.runtime.nodes.slurm.steps import FOLDER
 from batchml.runtime.processes import process_age
 from batchml.runtime.protocol.variables import SLURM, RuntimeEnv
 
-# --- idle -----------------------------------------------------------------------------------------
-# When a run that is held for a person has been idle for too long, and the messages about that.
-#
-# What counts as use is for the callers to say: someone inside the run (`exec/presence.py`), a busy
-# kernel, a request. Times are seconds of a monotonic clock.
+# --- The end of idle runs -------------------------------------------------------------------------
+# An allocation or a notebook ends when it was not used for too long. The caller decides what counts
+# as use, such as an open shell or a busy kernel. Times are seconds of a monotonic clock.
 
 
-LIMIT = "BATCHML_IDLE"  # seconds without use after which the run ends itself; unset: never
-RATE = "BATCHML_RATE"  # USD an hour of the whole run, if the client knew it
+LIMIT = "BATCHML_IDLE"  # seconds without use after which the run ends; unset: never
+RATE = "BATCHML_RATE"  # price of the whole run in USD an hour; unset: the client did not know it
 
 
 class IdleTimer:
@@ -55,13 +53,14 @@ class IdleTimer:
 
 
 class Lifetime:
-    """How long this process has lived, which is about how long its run has."""
+    """Measures for how long this process has run, which is about as long as its run."""
 
     def __init__(
         self,
         monotonic: Callable[[], float] = time.monotonic,
         age: Optional[float] = None,
     ) -> None:
+        """`age`: the seconds that the process has run already; None: read them from /proc."""
         self._monotonic = monotonic
         self._start = monotonic() - (process_age() if age is None else age)
 
@@ -70,7 +69,7 @@ class Lifetime:
 
 
 def read_limit(environ: Mapping[str, str]) -> float:
-    """Return the run's limit in seconds; `math.inf` if it has none."""
+    """Return the idle limit of the run in seconds; `math.inf` if it has none."""
     return _positive_number(environ.get(LIMIT)) or math.inf
 
 
@@ -83,7 +82,7 @@ def describe_idle_end(name: str, limit: float, ran: float, environ: Mapping[str,
 
 
 def describe_cost(ran: float, environ: Mapping[str, str]) -> str:
-    """`It ran 63 h 12 min, about 63.50 USD at 1.005 USD an hour.` Without a rate, no cost."""
+    """`It ran 63 h 12 min, about 63.50 USD at 1.005 USD an hour.` Without a price, no cost."""
     rate = _positive_number(environ.get(RATE))
     usd = rate * ran / 3600
     money = f", about {usd:.{2 if usd >= 1 else 4}f} USD at {rate:.4g} USD an hour" if rate else ""
@@ -102,18 +101,18 @@ def format_seconds(seconds: float) -> str:
 def _positive_number(text: Optional[str]) -> float:
     """Parse a number above 0; 0 for anything else, since users may set any value."""
     try:
-        found = float(text or 0)
+        number = float(text or 0)
     except ValueError:
         return 0.0
-    return found if 0 < found < math.inf else 0.0
+    return number if 0 < number < math.inf else 0.0
 
 
-# --- alloc ----------------------------------------------------------------------------------------
+# --- The allocation -------------------------------------------------------------------------------
 
 
 LEFT = "--left"
 
-_CHECK_EVERY = 0.5  # seconds
+_CHECK_EVERY = 0.5  # seconds between two checks whether it is used, or over
 _FILES_AT_START = "working-folder.json"
 
 
@@ -126,9 +125,9 @@ def hold(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Hold until `is_over`, or until the idle limit; return 0.
+    """Keep the run open until `is_over` or the idle limit; return the exit code 0.
 
-    `count_users` counts who is inside the run, `log` writes a line to the log.
+    `count_users` counts the shells and commands inside the run, `log` writes a line to the log.
     """
     timer, lifetime = IdleTimer(read_limit(environ)), Lifetime(monotonic)
     run = environ.get("BATCHML_RUN", "RUN")
@@ -150,10 +149,10 @@ def remember_folder(environ: Mapping[str, str], folder: str) -> None:
     If that fails, new files are not reported later.
     """
     with suppress(OSError, UnicodeError):
-        found = WorkingFolder(os.getcwd(), _kept_folders(environ)).before
-        if found is not None:
+        files = WorkingFolder(os.getcwd(), _kept_folders(environ)).before
+        if files is not None:
             with open(os.path.join(folder, _FILES_AT_START), "w", encoding="utf-8") as file:
-                json.dump(found, file)
+                json.dump(files, file)
 
 
 def describe_new_files(environ: Mapping[str, str], folder: str) -> str:
@@ -169,6 +168,7 @@ def describe_new_files(environ: Mapping[str, str], folder: str) -> str:
 
 
 def _kept_folders(environ: Mapping[str, str]) -> List[str]:
+    """The folders whose files outlive the run."""
     env = RuntimeEnv.read(environ)
     return [env.output_dir, env.checkpoint_dir, env.workspace, environ.get("BATCHML_DATA_DIR", "")]
 
@@ -184,7 +184,8 @@ def main(arguments: Sequence[str] = ()) -> int:
             print(text)
         return 0
     if os.environ.get(SLURM) and FOLDER not in os.environ:
-        # Shells inside the run get the variables with which this process was executed.
+        # Restart this program with the variables of Slurm: shells inside the run take over the
+        # variables with which this process was executed.
         command = [sys.executable, "-m", "batchml.runtime.sessions.alloc"]
         os.execve(sys.executable, command, slurm_environment(os.environ, gathered=False))
     remember_folder(os.environ, attempt_folder())

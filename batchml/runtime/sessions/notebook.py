@@ -3,9 +3,10 @@
     python -m batchml.runtime.sessions.notebook
     python -m batchml.runtime.sessions.notebook where [SECONDS]
 
-`where`, called inside the run, prints `{"port": N, "token": "..."}` for the client. The token is
-made here and lies in a folder that only the run's user can read. It is in no argument and no
-variable, so neither a process list nor a cell that prints the environment shows it.
+`where`, called inside the run, prints `{"port": N, "token": "..."}` for the client, and waits up to
+SECONDS for JupyterLab. This program makes the token, and writes it into a folder that only the
+run's user can read. No argument or variable contains it, so neither a list of processes nor a cell
+that prints the environment shows it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import math
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,9 +23,11 @@ import time
 from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
-from typing import IO, Any, Dict, List, NamedTuple, Optional
+from typing import IO, Any, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.exec import presence
+from batchml.runtime.nodes.link.address import LOOPBACK, free_port
+from batchml.runtime.processes import shell_code
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED
 from batchml.runtime.sessions.alloc import (
     IdleTimer,
@@ -38,10 +40,10 @@ from batchml.runtime.sessions.alloc import (
 from batchml.runtime.storage.files import read_json, write_atomically
 
 # --- Activity -------------------------------------------------------------------------------------
-# A computing kernel counts as use, and so do output of a terminal, an executed cell, a saved file
-# and a `batchml shell`. An open browser tab does not, nor do its own requests. Source:
-# jupyter_server's `/api/kernels` (`execution_state`; `last_activity` changes when a user sends
-# something to a kernel) and `/api/terminals` (`last_activity` changes with output).
+# A computing kernel counts as use, and so do an executed cell, output of a terminal, a saved file
+# and a `batchml shell`. An open browser tab and its requests do not count. Source: jupyter_server's
+# `/api/kernels` (`execution_state`; `last_activity` changes when a user sends something to a
+# kernel) and `/api/terminals` (`last_activity` changes with output).
 
 
 _TIMEOUT = 10.0  # seconds for a response
@@ -49,11 +51,12 @@ _NOT_BUSY = ("idle", "dead", "unknown", "starting")  # states of a kernel that c
 
 
 class JupyterState(NamedTuple):
-    """What JupyterLab reports at one moment. Times are kept as it writes them, to compare them."""
+    """The state that JupyterLab reports at one moment."""
 
     busy: int  # kernels that compute
-    activity: "tuple[str, ...]"  # time of the last activity of each kernel and terminal
-    saved: float  # when a file was saved last
+    # time of the last activity of each kernel and terminal, in JupyterLab's notation
+    activity: Tuple[str, ...]
+    saved: float  # when a file was saved last, in seconds since the epoch
 
 
 class Jupyter:
@@ -64,19 +67,19 @@ class Jupyter:
         self._headers = {"Authorization": f"token {token}"}
 
     def read_state(self, saved: float) -> Optional[JupyterState]:
-        """Return the state; None without an answer, or if the answer is not Jupyter's."""
+        """Return the state; None if no Jupyter server answers. `saved`: see `JupyterState`."""
         try:
             kernels, terminals = self._get("kernels"), self._get("terminals")
             return JupyterState(
-                sum(each.get("execution_state") not in _NOT_BUSY for each in kernels),
-                tuple(str(each.get("last_activity")) for each in [*kernels, *terminals]),
+                sum(kernel.get("execution_state") not in _NOT_BUSY for kernel in kernels),
+                tuple(str(part.get("last_activity")) for part in [*kernels, *terminals]),
                 saved,
             )
         except (OSError, HTTPException, ValueError, AttributeError):
             return None
 
     def _get(self, kind: str) -> List[Any]:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT)
+        connection = HTTPConnection(LOOPBACK, self._port, timeout=_TIMEOUT)
         try:
             connection.request("GET", f"/api/{kind}", headers=self._headers)
             response = connection.getresponse()
@@ -85,28 +88,32 @@ class Jupyter:
             connection.close()
         if response.status == 404 and kind == "terminals":
             return []  # this image's JupyterLab has no terminals
-        found = json.loads(content)
-        if response.status != 200 or not isinstance(found, list):
+        parts = json.loads(content)
+        if response.status != 200 or not isinstance(parts, list):
             raise ValueError(f"{response.status} for {kind}")
-        return found
+        return parts
 
 
 class NotebookActivity:
-    """Detects use by comparing states."""
+    """Notices use of the notebook by comparing states."""
 
     def __init__(self) -> None:
         self._before: Optional[JupyterState] = None
 
     def is_used(self, state: Optional[JupyterState], environ: Mapping[str, str]) -> bool:
-        """Say whether there was use since the last call. Without a state there was none."""
-        if state is None:
-            return presence.count(environ) > 0
-        before, self._before = self._before, state
-        return shows_use(state, before) or presence.count(environ) > 0
+        """Say whether the notebook was used since the last call, or a shell is open now."""
+        was_used = False
+        if state is not None:
+            was_used = shows_use(state, self._before)
+            self._before = state
+        return was_used or presence.count(environ) > 0
 
 
 def shows_use(state: JupyterState, before: Optional[JupyterState]) -> bool:
-    """Compare two states. A kernel that has gone is use, too: the user has ended it. Pure."""
+    """Say whether a state shows use since the state before it; None: the first state. Pure.
+
+    A kernel that is gone shows use, too: a user has ended it.
+    """
     return before is None or state.busy > 0 or state[1:] != before[1:]
 
 
@@ -115,10 +122,10 @@ def shows_use(state: JupyterState, before: Optional[JupyterState]) -> bool:
 
 STARTUP_LIMIT = 300.0  # seconds for JupyterLab to answer
 CHECK_EVERY = 10.0  # seconds between two checks of its activity
-_TICK = 0.5
-_SHUTDOWN_LIMIT = 10.0  # seconds for it to shut its kernels down
+_TICK = 0.5  # seconds between two checks whether it has to end
+_SHUTDOWN_LIMIT = 10.0  # seconds for JupyterLab to shut its kernels down
 _FOLDER = ".batchml-notebook"
-_ADDRESS = "door.json"
+_ADDRESS = "door.json"  # the file with port and token
 _SAVED = "saved"  # its modification time is the time of the last save
 NOT_READY = 75  # exit code of `where`
 
@@ -171,7 +178,7 @@ def print_address(environ: Mapping[str, str], limit: float) -> int:
 # --- JupyterLab's settings ------------------------------------------------------------------------
 
 
-def shown_folder(environ: Mapping[str, str]) -> str:
+def choose_root(environ: Mapping[str, str]) -> str:
     """Return the folder that JupyterLab shows: the workspace if it is writable, or the outputs."""
     for name in ("BATCHML_WORKSPACE", "BATCHML_OUTPUT_DIR"):
         folder = environ.get(name, "")
@@ -184,7 +191,7 @@ def jupyter_settings(root: str, port: int, token: str) -> Dict[str, Dict[str, An
     """Return JupyterLab's settings. It fetches no news and checks for no newer version."""
     return {
         "ServerApp": {
-            "ip": "127.0.0.1",
+            "ip": LOOPBACK,
             "port": port,
             "root_dir": root,
             "open_browser": False,
@@ -199,8 +206,11 @@ def jupyter_settings(root: str, port: int, token: str) -> Dict[str, Dict[str, An
     }
 
 
-def settings_file(settings: Mapping[str, Mapping[str, Any]], saved: str) -> str:
-    """Write a settings file of Jupyter, which is Python. Its hook records when a file was saved."""
+def render_settings(settings: Mapping[str, Mapping[str, Any]], saved: str) -> str:
+    """Return the text of a settings file of Jupyter, which is a Python program.
+
+    Its hook rewrites the file `saved` whenever the user saves a file.
+    """
     lines = [
         "import warnings",
         "warnings.filterwarnings('ignore', 'Overriding existing')",  # about the hook
@@ -216,22 +226,10 @@ def settings_file(settings: Mapping[str, Mapping[str, Any]], saved: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def free_port(*wanted: int) -> int:
-    """Return the first of these ports that is free, else any free port."""
-    for port in (*wanted, 0):
-        with socket.socket() as found:
-            try:
-                found.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(found.getsockname()[1])
-    raise OSError("no port of this machine is free")
-
-
 def write_defaults(folder: str) -> str:
-    """Write the defaults of JupyterLab's page; return the folder for JUPYTER_CONFIG_PATH.
+    """Write the default settings of JupyterLab's page; return the folder for JUPYTER_CONFIG_PATH.
 
-    Without them the page asks the user whether to fetch news.
+    Without these settings the page asks the user whether to fetch news.
     """
     inner = os.path.join(folder, "config", "labconfig")
     os.makedirs(inner, mode=0o700, exist_ok=True)
@@ -241,14 +239,14 @@ def write_defaults(folder: str) -> str:
 
 
 class NotebookServer:
-    """JupyterLab as a child process, until it ends, is idle, or is to stop."""
+    """Runs JupyterLab as a child process, until it ends, is idle, or has to stop."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._folder = folder_of(environ)
         self._stop_file = environ.get("BATCHML_STOP_FILE", "")
         self._token = secrets.token_urlsafe(32)
-        self._root = shown_folder(environ)
+        self._root = choose_root(environ)
         self._limit = read_limit(environ)
         self._idle = IdleTimer(self._limit)
         self._activity = NotebookActivity()
@@ -259,23 +257,23 @@ class NotebookServer:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         signal.signal(signal.SIGTERM, self._on_term)
         with self._start() as process:
-            copier = threading.Thread(target=self._copy, args=(process.stdout,), daemon=True)
+            copier = threading.Thread(target=self._copy_output, args=(process.stdout,), daemon=True)
             copier.start()
             try:
-                code, words = self._watch(process)
+                code, reason = self._watch(process)
             finally:
                 _end(process)
                 copier.join(1.0)
-        log(words)  # after JupyterLab's own output
+        log(reason)  # after JupyterLab's own output
         return code
 
     def _on_term(self, _number: int, _frame: object) -> None:
         self._is_terminated = True
 
-    def _start(self) -> "subprocess.Popen[str]":
-        settings = jupyter_settings(self._root, free_port(PORT), self._token)
+    def _start(self) -> subprocess.Popen[str]:
+        settings = jupyter_settings(self._root, free_port(LOOPBACK, PORT), self._token)
         path = os.path.join(self._folder, "settings.py")
-        text = settings_file(settings, os.path.join(self._folder, _SAVED))
+        text = render_settings(settings, os.path.join(self._folder, _SAVED))
         write_atomically(path, text.encode())
         folders = [write_defaults(self._folder), self._environ.get("JUPYTER_CONFIG_PATH", "")]
         environ = {
@@ -290,13 +288,14 @@ class NotebookServer:
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
 
-    def _copy(self, lines: "IO[str]") -> None:
+    def _copy_output(self, lines: IO[str]) -> None:
+        """Copy JupyterLab's output to the log, without the token."""
         for line in lines:
             sys.stdout.write(line.replace(self._token, "[token]"))
             sys.stdout.flush()
 
-    def _watch(self, process: "subprocess.Popen[str]") -> "tuple[int, str]":
-        """Wait until it has to end; return the exit code and the reason."""
+    def _watch(self, process: subprocess.Popen[str]) -> Tuple[int, str]:
+        """Wait until JupyterLab has ended or has to end; return the exit code and the reason."""
         jupyter: Optional[Jupyter] = None
         give_up, next_check = time.monotonic() + STARTUP_LIMIT, 0.0
         every = min(CHECK_EVERY, max(_TICK, self._limit / 10))
@@ -307,7 +306,7 @@ class NotebookServer:
             if self._is_terminated:
                 return STOPPED, f"it was stopped. {self._cost()}"
             if self._stop_file and os.path.exists(self._stop_file):
-                return 0, f"its user ended it. {self._cost()}"
+                return 0, f"it was ended by its user. {self._cost()}"
             now = time.monotonic()
             if jupyter is None:
                 jupyter = self._connect(process.pid)
@@ -325,7 +324,7 @@ class NotebookServer:
         return describe_cost(self._lifetime.seconds(), self._environ)
 
     def _connect(self, pid: int) -> Optional[Jupyter]:
-        """Return JupyterLab when it answers; then log that, and write port and token."""
+        """Once JupyterLab answers, log that, write port and token, and return a client."""
         server = read_json(os.path.join(self._folder, f"jpserver-{pid}.json"))
         if not isinstance(server, dict):
             return None
@@ -344,32 +343,34 @@ class NotebookServer:
         return jupyter
 
     def _saved(self) -> float:
+        """When a file was saved last, in seconds since the epoch; 0: none was."""
         try:
             return os.stat(os.path.join(self._folder, _SAVED)).st_mtime
         except OSError:
             return 0.0
 
 
-def _wait(process: "subprocess.Popen[str]", seconds: float) -> Optional[int]:
+def _wait(process: subprocess.Popen[str], seconds: float) -> Optional[int]:
+    """Wait for so long; return the exit code, or None if the process still runs."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
-def _describe_end(code: int) -> "tuple[int, str]":
+def _describe_end(code: int) -> Tuple[int, str]:
     """Return the run's exit code and the reason after JupyterLab has ended by itself."""
     if code == 0:
         return 0, "JupyterLab was shut down from its own menu."
     by = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-    words = f"JupyterLab ended {by}; its last output is above."
-    return (128 - code if code < 0 else code), words
+    return shell_code(code), f"JupyterLab ended {by}; its last output is above."
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _end(process: subprocess.Popen[str]) -> None:
+    """End JupyterLab if it still runs."""
     if process.poll() is not None:
         return
-    process.terminate()  # then it ends its kernels first
+    process.terminate()  # JupyterLab then ends its kernels first
     if _wait(process, _SHUTDOWN_LIMIT) is None:
         process.kill()
         process.wait()

@@ -1,1 +1,1 @@
-"""A trial of a sweep in its container: its parameters, its reports, its early end."""
+"""Run a trial of a sweep in its container: its parameters, its messages, its early end."""

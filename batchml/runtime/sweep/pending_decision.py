@@ -1,7 +1,7 @@
-"""`report` in a program waits for the decision whether its trial continues.
+"""Let `report` in a program wait for the decision whether its trial continues.
 
-So a program that checks the result of `report` ends at the very step of the decision. The entry
-program of the container decides, and notes in a file how much of the metrics file it has read.
+So a program that checks the result of `report` ends at the very step of the decision. The entry of
+the container decides, and writes into a file how much of the metrics file it has decided on.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ import signal
 import time
 from typing import Callable
 
-PATIENCE = 10.0  # seconds to wait for a decision; after a timeout no later report waits
+PATIENCE = 10.0  # seconds to wait for a decision; after one timeout no later report waits
 _PAUSES = (0.0005, 0.005)  # seconds between two polls, at first and at most
 _WIDTH = 20  # digits
 
-_may_wait = True
-_ignores = False  # whether SIGTERM is ignored, because `wait` has returned False
+_may_wait = True  # no wait has timed out
+_ignores_sigterm = False  # because `wait` has returned False
 
 
 class PendingDecision:
-    """The decision on one report. Made before the report is written: the decision may come at once.
+    """The decision on one report.
 
-    From then on SIGTERM, which follows a decision to stop, does not end the program, so that it can
-    save. A program that continues nevertheless, and reports again, is ended by SIGTERM here.
+    Make this object before the report is written, because the decision may come at once. From then
+    on SIGTERM, which follows a decision to stop, does not end the program, so that it can save. If
+    the program continues nevertheless and reports again, the constructor ends it with SIGTERM.
     """
 
     def __init__(self, path: str, stop_file: str) -> None:
         self._path, self._stop_file = path, stop_file
-        if _ignores and os.path.exists(stop_file):
+        if _ignores_sigterm and os.path.exists(stop_file):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        self._is_ours = _change_handler(signal.SIG_DFL, signal.SIG_IGN)
+        self._replaced_handler = _change_handler(signal.SIG_DFL, signal.SIG_IGN)
 
     def wait(self, end: int) -> bool:
-        """Wait until the metrics file was read up to byte `end`. Whether the trial continues."""
-        global _ignores
+        """Wait for the decision on the metrics file up to byte `end`. Return whether to continue."""
+        global _ignores_sigterm
         _wait(self._path, end)
         if os.path.exists(self._stop_file):
-            _ignores = self._is_ours
+            _ignores_sigterm = self._replaced_handler
             return False
-        if self._is_ours:
+        if self._replaced_handler:
             _change_handler(signal.SIG_IGN, signal.SIG_DFL)
         return True
 
@@ -72,7 +73,7 @@ def _wait(
 
 
 def bytes_decided(path: str) -> int:
-    """How many bytes of the metrics file at `path` were read and decided on."""
+    """Up to which byte the metrics file at `path` was decided on."""
     try:
         with open(_file_of(path), "rb") as file:
             return int(file.read(_WIDTH) or b"0")
@@ -81,11 +82,11 @@ def bytes_decided(path: str) -> int:
 
 
 def note_decided(path: str, end: int) -> None:
-    """Note that the metrics file was read and decided on up to byte `end`."""
+    """Record that the metrics file was decided on up to byte `end`."""
     try:
         descriptor = os.open(_file_of(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError:
-        return  # the program waits for `PATIENCE`, and continues
+        return  # then the program waits for `PATIENCE`, and continues
     try:
         os.pwrite(descriptor, f"{end:0{_WIDTH}d}".encode(), 0)
     except OSError:

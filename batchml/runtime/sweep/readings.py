@@ -1,9 +1,9 @@
 """Read the values of a trial's goals, step by step, from lines of output and the metrics file.
 
-In a line, the first of these counts: a JSON object with the metric's key; `name=value` or
-`name: value`. For a metric with a pattern in the job, only the pattern counts. Of several matches
-in a line the last one counts, as in a progress bar. The step is the number beside it (`epoch=3`,
-`Epoch 3/27`, `Epoch[3]`); otherwise the n-th value of the metric is of step n.
+A line is a JSON object whose keys are metrics, or contains `name=value` or `name: value`. If the
+job has a pattern for a metric, only the pattern counts. Of several values in a line the last one
+counts, as in a progress bar. The step is a number in the same line (`epoch=3`, `Epoch 3/27`,
+`Epoch[3]`); without one, the n-th value of a metric belongs to step n.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL
 from batchml.runtime.protocol.variables import parameter_variable
 
-LONGEST = 16_384  # bytes of a line; of a longer one the last bytes are read
-MAX_SEEN = 100  # other metrics whose last values are kept
+LONGEST = 16_384  # bytes of a line; of a longer line the last bytes are read
+MAX_SEEN = 100  # metrics that are no goals and whose last values are kept
 MAX_STEP = 1 << 53
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 # The lookbehind lets a name begin only at the start of a word, so that a long word is tried once.
-# Quotes are those of a printed dict.
+# The quotes are those of a printed dict.
 _PAIR = re.compile(
     rf"(?<![\w./|-])([A-Za-z_][\w./|-]*)['\"]? {{0,9}}[=:]\s{{0,9}}['\"]?({_NUMBER})(?!\w|\.\d)",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ _OWN_FIELDS = (TIME, TOTAL)  # fields of the metrics file that are not metrics
 
 
 class Point(NamedTuple):
-    """All goals' values at one step."""
+    """The values of all goals at one step."""
 
     step: int
     values: Tuple[float, ...]
@@ -41,9 +41,10 @@ class Point(NamedTuple):
 class Readings:
     """The values that one attempt has printed and reported so far.
 
-    `after`: the step from whose checkpoint the trial continues, 0 if it begins anew; values without
-    a printed step are counted from there. `params`: the trial's parameters, which many programs
-    print first, and which are no metrics.
+    `patterns`: regular expressions by metric. `step`: the name of the step, such as `epoch`.
+    `after`: the step from whose checkpoint the trial continues, 0 if it starts from scratch; values
+    without a printed step are counted from there. `shift`: see `TrialProgress`. `params`: the
+    trial's parameters, which many programs print first, and which are no metrics.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Readings:
         shift: Optional[int] = None,
         params: Optional[Mapping[str, object]] = None,
     ) -> None:
-        self.seen: Dict[str, float] = {}  # the last value of each other metric
+        self.seen: Dict[str, float] = {}  # the last value of each metric that is no goal
         self._goals = tuple(goals)
         self._params = {parameter_variable(name): value for name, value in (params or {}).items()}
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
@@ -66,27 +67,27 @@ class Readings:
             rf"(?<!\w){re.escape(step)} {{0,9}}[\[(]? {{0,9}}(\d{{1,15}})(?!\w)", re.IGNORECASE
         )
         self._after = after
-        self._counts = dict.fromkeys(self._goals, after)
+        self._counts = dict.fromkeys(self._goals, after)  # values of each goal so far
         self.shift = shift  # 1 for a program that counts from 0; None: unknown
         self._pattern_step: Optional[float] = None  # the last step that a pattern of the job found
-        self._parts: Dict[int, Dict[str, float]] = {}  # steps without all goals yet
+        self._parts: Dict[int, Dict[str, float]] = {}  # step -> its goals, while some are missing
         # Once goals are in the metrics file, printed values without a step are ignored.
         self._is_reported = False
-        self._last = 0
-        self._never = set(self._goals)
+        self._last = 0  # the last step with all goals
+        self._never = set(self._goals)  # goals that were never printed or reported
 
     @property
     def missing(self) -> List[str]:
-        """The goals that were never printed."""
+        """The goals that were never printed or reported."""
         return [name for name in self._goals if name in self._never]
 
     @property
     def printed(self) -> List[str]:
-        """All metrics that were printed, goals included."""
+        """All metrics that were printed or reported, goals included."""
         return [*(name for name in self._goals if name not in self._never), *self.seen]
 
     def read_line(self, line: bytes) -> List[Point]:
-        """Read a line of output. Return the points that it completes, often none."""
+        """Read a line of output. Return the points that this line completes, often none."""
         if not self._patterns and not (b"=" in line or b":" in line):
             return []
         text = line[-LONGEST:].decode("utf-8", "replace")
@@ -96,7 +97,7 @@ class Readings:
         return self._take(found, lambda: self._find_step(text, found)) if found else []
 
     def read_report(self, point: Mapping[str, float]) -> List[Point]:
-        """Read a point of the metrics file. The points that it completes."""
+        """Read a report from the metrics file. Return the points that this report completes."""
         found = {name: value for name, value in point.items() if name not in _OWN_FIELDS}
         names = [name for name in self._goals if name in found]
         self._is_reported = self._is_reported or bool(names)
@@ -129,7 +130,7 @@ class Readings:
     ) -> List[Point]:
         names = [name for name in self._goals if name in found]
         self._note_metrics(found)
-        printed_step = _step(find_step()) if names else None
+        printed_step = _valid_step(find_step()) if names else None
         if printed_step is None and self._is_reported and not is_report:
             return []
         points = []
@@ -149,19 +150,20 @@ class Readings:
                 self.seen[name] = value
 
     def _is_no_metric(self, name: str, value: float) -> bool:
-        """Whether it is the step, a parameter with its value, or not finite."""
-        is_own = self._params.get(parameter_variable(name)) == value
-        return is_own or name.lower() == self._step_name or not math.isfinite(value)
+        """Whether this is the step, a parameter with its value, or a value that is not finite."""
+        is_parameter = self._params.get(parameter_variable(name)) == value
+        return is_parameter or name.lower() == self._step_name or not math.isfinite(value)
 
     def _to_done_steps(self, printed_step: float) -> int:
-        """The completed steps. A program counts from 0 if its first step is 0, or if it continues
-        with the number of its last step."""
+        """The number of completed steps. A program counts from 0 if its first step is 0, or if it
+        continues with the number of its last step.
+        """
         if self.shift is None:
             self.shift = 1 if printed_step == self._after else 0
         return int(printed_step) + self.shift
 
     def _complete(self, step: int, name: str, value: float) -> List[Point]:
-        if step <= self._last or step > MAX_STEP:  # the first value of a step counts
+        if step <= self._last or step > MAX_STEP:  # only the first value of a step counts
             return []
         part = self._parts.setdefault(step, {})
         part.setdefault(name, value)
@@ -173,11 +175,11 @@ class Readings:
 
 
 def list_likely_names(missing: Sequence[str], seen: Iterable[str]) -> str:
-    """The printed metrics for a message, those most similar to the missing ones first."""
+    """List printed metrics for a message, the names most similar to the missing goals first."""
     from difflib import SequenceMatcher
 
     def likeness(name: str) -> float:
-        return max(SequenceMatcher(None, name.lower(), each.lower()).ratio() for each in missing)
+        return max(SequenceMatcher(None, name.lower(), goal.lower()).ratio() for goal in missing)
 
     names = sorted(seen, key=likeness, reverse=True) if missing else list(seen)
     return ", ".join(names[:10])
@@ -196,7 +198,7 @@ def _json_object(text: str) -> Dict[str, float]:
 
 
 def _number(value: object) -> Optional[float]:
-    """The number in a JSON value or in a match of a pattern."""
+    """The number in a JSON value or in a match of a pattern; None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -205,5 +207,5 @@ def _number(value: object) -> Optional[float]:
         return None
 
 
-def _step(value: Optional[float]) -> Optional[float]:
+def _valid_step(value: Optional[float]) -> Optional[float]:
     return value if value is not None and 0 <= value <= MAX_STEP else None

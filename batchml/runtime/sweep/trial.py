@@ -1,7 +1,7 @@
 """One attempt at a trial in its container: before, while, and after its command runs.
 
-All batches of a trial share its checkpoints. Its progress is stored beside them, because a program
-that continues may print no step numbers.
+A trial may run in several batches, which share its checkpoints. Its progress is stored beside them,
+because a program that continues may print no step numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class TrialAttempt:
-    """One attempt at a trial, which is found and claimed here. Raises NothingToRun."""
+    """One attempt at a trial, as an attempt plug-in.
+
+    The constructor finds and claims the trial. It raises NothingToRun and StoreError.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class TrialAttempt:
         self._folder = shared_checkpoint_folder(env, self._assignment)
         self.env = env._replace(checkpoint_dir=self._folder, grace=self._assignment.contract.grace)
         self._progress = TrialProgress(0, None)
-        # It sends checkpoints to the store, where no folder is shared.
+        # sends checkpoints to the store, if the nodes share no folder
         self._sender: Optional[CheckpointSender] = None
         self._watch: Optional[TrialWatch] = None
         self.changes = -1  # a descriptor that is readable when the program has reported
@@ -52,11 +55,11 @@ class TrialAttempt:
         return self._assignment.command()
 
     def variables(self) -> Dict[str, str]:
-        """The variables of the program beside those of any run."""
+        """The variables of the program that only a trial has."""
         return self._assignment.variables()
 
     def fetch_checkpoints(self, folder: str) -> None:
-        """Fetch checkpoints if no folder is shared. Raises StoreError, OSError."""
+        """Fetch checkpoints into `folder` if no folder is shared. Raises StoreError and OSError."""
         if not self._folder and self._assignment.is_main:
             store = open_store(self._url, self._environ)
             self._sender = open_checkpoint_sender(
@@ -70,13 +73,13 @@ class TrialAttempt:
         assignment, progress = self._assignment, load_progress(self._folder)
         if not has_checkpoints(self._folder):
             if assignment.after:
-                self._say("batchml notice: this trial has no checkpoint, so it begins anew")
+                self._say("batchml notice: this trial has no checkpoint, so it starts from scratch")
             self._assignment = assignment._replace(after=0)
         elif progress is not None and (not assignment.limit or progress.step < assignment.limit):
             self._assignment = assignment._replace(after=progress.step, shift=progress.shift)
 
     def start(self, running: RunningAttempt) -> None:
-        """To be called when the command is about to start."""
+        """Begin to watch; call this when the command is about to start."""
         if self._sender is not None:
             self._sender.start()
         if self._assignment.is_main:
@@ -87,9 +90,9 @@ class TrialAttempt:
             self._watch_metrics_file(running.env.metrics)
 
     def _watch_metrics_file(self, metrics: str) -> None:
-        """Watch for reports if the program waits for decisions; otherwise `tick` reads them.
+        """Notice reports at once if the program waits for decisions; otherwise `tick` reads them.
 
-        Not always, because to close such a descriptor takes the kernel 15 ms at the end.
+        This is not done always, because the kernel takes 15 ms to close such a descriptor.
         """
         if self._assignment.may_be_pruned or self._assignment.may_continue:
             try:
@@ -98,12 +101,12 @@ class TrialAttempt:
                 pass
 
     def read_output(self, lines: Sequence[bytes]) -> None:
-        """Lines that the program has printed."""
+        """Take lines that the program has printed."""
         if self._watch is not None:
             self._watch.read_output(lines)
 
     def read_reports(self) -> None:
-        """The metrics file has changed."""
+        """Read the metrics file, after `changes` became readable."""
         try:
             os.read(self.changes, 65_536)
         except BlockingIOError:
@@ -125,9 +128,10 @@ class TrialAttempt:
         """Required by the plug-in interface. Does nothing: `end` reports the end of the trial."""
 
     def end(self, code: int, was_signalled: bool, why: str = "") -> int:
-        """Report the end of the trial; the exit code of the container.
+        """Report the end of the trial; return the exit code of the container.
 
-        `why`: the reason why the command did not start.
+        `was_signalled`: a signal from outside requested a stop. `why`: the reason why the command
+        did not start.
         """
         if not self._assignment.is_main:
             return code
@@ -155,25 +159,19 @@ class _NotStarted:
 
 
 _PROGRESS_FILE = ".batchml-step"
-_OTHER_PREFIXES = (".batchml-", ".saving-", ".removing-")  # of names that are not checkpoints
+_OTHER_PREFIXES = (".batchml-", ".saving-", ".removing-")  # names that are not checkpoints
 
 
 def shared_checkpoint_folder(env: RuntimeEnv, assignment: TrialAssignment) -> str:
-    """The folder of the trial's checkpoints; "" where no folder is shared.
+    """Make and return the folder of the trial's checkpoints; "" if its batches share no folder.
 
-    It is emptied for a trial that begins anew.
+    For a trial that starts from scratch the folder is emptied.
     """
     if "://" not in env.sweep:
         path = os.path.join(env.sweep, *checkpoint_prefix(assignment.entry.trial).split("/")[:-1])
     elif env.workspace:
-        parts = (
-            ".batchml",
-            "sweeps",
-            assignment.contract.key,
-            str(assignment.entry.trial),
-            "checkpoint",
-        )
-        path = os.path.join(env.workspace, *parts)
+        key, trial = assignment.contract.key, str(assignment.entry.trial)
+        path = os.path.join(env.workspace, ".batchml", "sweeps", key, trial, "checkpoint")
     else:
         return ""
     if assignment.is_main and not assignment.entry.resumes and env.attempt == 1:
@@ -188,7 +186,7 @@ def shared_checkpoint_folder(env: RuntimeEnv, assignment: TrialAssignment) -> st
 def open_checkpoint_sender(
     store: Store, assignment: TrialAssignment, attempt: int, folder: str, say: Callable[[str], None]
 ) -> CheckpointSender:
-    """Fetch the checkpoints of earlier batches and attempts; the object that stores new ones.
+    """Fetch the checkpoints of earlier batches and attempts; return the sender of new checkpoints.
 
     Raises StoreError and OSError.
     """
@@ -196,14 +194,17 @@ def open_checkpoint_sender(
 
     prefix = checkpoint_prefix(assignment.entry.trial)
     if not assignment.entry.resumes and attempt == 1:
-        store.delete(*store.keys(prefix))  # it begins anew
+        store.delete(*store.keys(prefix))  # the trial starts from scratch
     else:
         fetch_newest(store, prefix, folder, say)
     return CheckpointSender(folder, store, prefix)
 
 
 def has_checkpoints(folder: str) -> bool:
-    return bool(_names(folder))
+    try:
+        return any(not name.startswith(_OTHER_PREFIXES) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def save_progress(folder: str, progress: TrialProgress) -> None:
@@ -217,16 +218,9 @@ def save_progress(folder: str, progress: TrialProgress) -> None:
 
 
 def load_progress(folder: str) -> Optional[TrialProgress]:
-    """The progress of an earlier attempt or batch; None: unknown."""
+    """The progress of an earlier attempt or batch; None if it is unknown."""
     try:
         step, shift = read_json(os.path.join(folder, _PROGRESS_FILE))
         return TrialProgress(int(step), None if shift is None else int(shift))
     except (OSError, TypeError, ValueError):
         return None
-
-
-def _names(folder: str) -> List[str]:
-    try:
-        return [name for name in os.listdir(folder) if not name.startswith(_OTHER_PREFIXES)]
-    except OSError:
-        return []

@@ -1,7 +1,8 @@
 """Watch a trial while its command runs: read its values, decide whether it continues, and report.
 
-All of it happens in the loop that copies the output, so calls to the sweep store have a short time
-limit. After an error the store is left alone for a while: the program continues, and messages wait.
+All this happens in the loop that copies the output, so calls to the sweep store have short time
+limits. After an error the store is not called for a while: the program continues, and messages
+wait.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
-from batchml.runtime.protocol import sweep as messages
-from batchml.runtime.protocol import sweep as rungs
+from batchml.runtime.protocol import sweep as protocol
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.sweep import (
     CUTOFFS,
@@ -47,34 +47,35 @@ from batchml.runtime.telemetry.metrics import MetricsFile
 # --- Messages to the controller -------------------------------------------------------------------
 
 
-# The first steps are all sent, later ones ever more thinned out: a million steps are 2,400 points.
+# So many first steps are all sent; later ones are thinned out more and more. Of a million steps
+# 2,400 points are sent.
 DENSE = 256
 
-_TimedPoint = Tuple[int, Tuple[float, ...], float]  # step, values, at
+_TimedPoint = Tuple[int, Tuple[float, ...], float]  # step, values, seconds since the epoch
 
 
 class MessageOutbox:
-    """The messages of one attempt at a trial. Steps are collected until a message is made of them.
+    """The messages of one attempt at a trial. It collects steps and makes messages of them.
 
-    A message that was sent does not change, because it may have arrived even after an error: later
-    steps go into the next message.
+    A message that was sent once does not change, because it may have arrived even after an error:
+    later steps are part of the next message.
     """
 
-    def __init__(self, sender: messages.MessageSender, clock: Callable[[], float]) -> None:
-        self.seq = 0  # of the next message
+    def __init__(self, sender: protocol.MessageSender, clock: Callable[[], float]) -> None:
+        self.seq = 0  # the number of the next message
         self._sender, self._clock = sender, clock
         self._points: List[_TimedPoint] = []
         self._decisions: List[PrunerDecision] = []
         self._waiting: List[Tuple[str, bytes]] = []
-        self._last_kept = 0  # the last step that is sent
-        self._skipped: Optional[_TimedPoint] = None  # the last step, if it is not sent
+        self._last_kept = 0  # the last step that was not thinned out
+        self._skipped: Optional[_TimedPoint] = None  # the last step, if it was thinned out
 
     @property
     def has_news(self) -> bool:
         return bool(self._points or self._decisions or self._waiting)
 
     def add(self, point: Point, decision: Optional[PrunerDecision], must_send: bool) -> None:
-        """Add a step. With `must_send` it is not thinned out."""
+        """Add a step and the decision on it. `must_send`: the step is not thinned out."""
         timed = (point.step, point.values, round(self._clock(), 3))
         if (
             must_send
@@ -89,10 +90,10 @@ class MessageOutbox:
             self._decisions.append(decision)
 
     def close(self, metrics: Dict[str, float]) -> None:
-        """Make a message of the collected steps, unless one waits."""
+        """Make a message of the collected steps, unless a message waits to be sent."""
         if not self._waiting:
-            kind = messages.REPORT if self.has_news else messages.START
-            self._seal(messages.make_message(*self._next(kind), metrics))
+            kind = protocol.REPORT if self.has_news else protocol.START
+            self._seal(protocol.make_message(*self._next(kind), metrics))
 
     def end(
         self,
@@ -106,25 +107,25 @@ class MessageOutbox:
         """Make the last message, with the last step."""
         if self._skipped is not None:
             self._points.append(self._skipped)
-        message = messages.make_message(*self._next(messages.END), metrics)
-        self._seal(messages.add_end(message, state, code, why, tail, may_be_retried))
+        message = protocol.make_message(*self._next(protocol.END), metrics)
+        self._seal(protocol.add_end(message, state, code, why, tail, may_be_retried))
 
     def deliver(self, store: Store) -> None:
-        """Send the waiting messages in order. Raises StoreError; then the rest keeps waiting."""
+        """Send the waiting messages in order. After a StoreError the rest keeps waiting."""
         while self._waiting:
             store.put(*self._waiting[0])
             del self._waiting[0]
 
     def _next(
         self, kind: str
-    ) -> Tuple[messages.MessageSender, int, str, float, List[_TimedPoint], List[PrunerDecision]]:
+    ) -> Tuple[protocol.MessageSender, int, str, float, List[_TimedPoint], List[PrunerDecision]]:
         return self._sender, self.seq, kind, self._clock(), self._points, self._decisions
 
     def _seal(self, message: Dict[str, object]) -> None:
-        key = messages.message_key(
+        key = protocol.message_key(
             self._sender.wave, self._sender.trial, self._sender.attempt, self.seq
         )
-        self._waiting.append((key, messages.encode_message(message)))
+        self._waiting.append((key, protocol.encode_message(message)))
         self._points, self._decisions = [], []
         self.seq += 1
 
@@ -134,23 +135,25 @@ class MessageOutbox:
 
 _PAUSES = (5.0, 60.0)  # seconds without calls after an error of the store: at first and at most
 _END_PAUSES = (1.0, 2.0)  # seconds between attempts to send the end
-_LINE = 1000  # bytes of each of the last lines
-_BLOCKS = 64  # of the metrics file, a megabyte each, that are read at once
-_BEYOND = "it trained beyond its rung before; the step to end at is in BATCHML_STEPS"
-_LINES_SHOWN = 3  # last lines in the message about a missing metric
-_BAD_REPORTS = 3  # reports in a row that are not finite: a training does not recover from that
+_MAX_LINE = 1000  # bytes of each of the last lines
+_MAX_BLOCKS = 64  # blocks of the metrics file that are read at once, of a megabyte each
+_BEYOND = "it trained beyond its rung before; BATCHML_STEPS is the step at which it must end"
+_MAX_LINES = 3  # last lines in the message about a missing metric
+_MAX_BAD_REPORTS = 3  # in a row with values that are not finite, from which no training recovers
 
 
 class TrialEnding(NamedTuple):
+    """How a trial ended, as the controller is told."""
+
     state: str
     code: int
     why: str = ""
-    has_tail: bool = False
-    was_signalled: bool = False  # a signal from outside asked it to stop
+    has_tail: bool = False  # the message contains the last lines of output
+    was_signalled: bool = False  # a signal from outside requested a stop
 
 
 class WatchedProgram(Protocol):
-    """The program that is watched: `RunningAttempt`."""
+    """The program of the trial, which `RunningAttempt` implements."""
 
     def stop(self, reason: str, code: int) -> None:
         """Print the reason, and end the program: stop file, SIGTERM, SIGKILL after the grace."""
@@ -160,7 +163,10 @@ class WatchedProgram(Protocol):
 
 
 class TrialWatch:
-    """Watches an attempt. `store` has short time limits; `metrics_file` need not exist."""
+    """Watches one attempt at a trial.
+
+    `store` is the sweep store with short time limits. `metrics_file` need not exist.
+    """
 
     def __init__(
         self,
@@ -185,11 +191,11 @@ class TrialWatch:
             {**contract.params, **assignment.entry.params},
         )
         self._metrics_file, self._file = metrics_file, MetricsFile(metrics_file)
-        self._tail: Deque[bytes] = deque(maxlen=messages.TAIL)
+        self._tail: Deque[bytes] = deque(maxlen=protocol.TAIL)
         self._step = assignment.after
         self._value: Optional[float] = None  # of the first goal, at `_step`
         self._best: Optional[float] = None
-        self._bad: list[Point] = []  # the last reports, if they are not finite
+        self._bad: List[Point] = []  # the last points, if they have values that are not finite
         self._cutoffs = Cutoffs(0, {}, {})
         self._ending_decided: Optional[TrialEnding] = None
         self._stop = StopRequest("", assignment.deadline)
@@ -199,24 +205,23 @@ class TrialWatch:
         self._next_poll, self._next_message = now + contract.look, now + 1.0
         self._next_cutoffs = 0.0
         self._paused_until, self._pause = 0.0, _PAUSES[0]
-        self._trouble = ""
+        self._trouble = ""  # why the output could not be read
 
     @property
     def progress(self) -> TrialProgress:
-        """The progress of the trial."""
         return TrialProgress(self._step, self._readings.shift)
 
     # --- While it runs ------------------------------------------------------------------------
 
     def read_output(self, lines: Sequence[bytes]) -> None:
-        """Lines that the program has printed."""
-        self._tail.extend(line[:_LINE] for line in lines[-messages.TAIL :])
+        """Take lines that the program has printed."""
+        self._tail.extend(line[:_MAX_LINE] for line in lines[-protocol.TAIL :])
         self._try_reading(lambda: self._read_lines(lines))
 
     def tick(self, now: float) -> None:
         self.read_reports()
         if self._ending_decided is None and now >= self._end_by:
-            self._end_part("it came to its last step and did not end by itself")
+            self._finish_batch("it reached its last step and did not end by itself")
         if self._ending_decided is None:
             self._poll_stop_request(now)
         if now >= self._next_message and (self._outbox.has_news or not self._outbox.seq):
@@ -241,7 +246,7 @@ class TrialWatch:
                 self._reach(point)
 
     def _read_metrics_file(self) -> None:
-        for _ in range(_BLOCKS):
+        for _ in range(_MAX_BLOCKS):
             read = self._file.read
             for each in self._file.new():
                 for point in self._readings.read_report(each):
@@ -251,53 +256,53 @@ class TrialWatch:
             note_decided(self._metrics_file, self._file.read)
 
     def _reach(self, point: Point) -> None:
-        """The trial has come to a step."""
+        """Record that the trial has reached a step, and decide whether it continues."""
         if self._ending_decided is not None:
-            return  # steps of a stopping program do not count
+            return  # steps of a program that is being stopped do not count
         is_last = 0 < self._assignment.limit <= point.step
         if not all(map(math.isfinite, point.values)):
-            # If this is a rung, the next report decides there.
+            # If this step is a rung, the next report decides instead.
             self._bad.append(point)
-            if is_last or len(self._bad) >= _BAD_REPORTS:
+            if is_last or len(self._bad) >= _MAX_BAD_REPORTS:
                 self._finish_with(self._diverged(), "the trial is stopped")
             return
         self._bad.clear()
         before, self._step, self._value = self._step, point.step, point.values[0]
-        self._best = rungs.best_of(self._contract, self._best, self._value)
+        self._best = protocol.best_of(self._contract, self._best, self._value)
         rung = rung_passed(self._contract.rungs, before, point.step)
         decision = self._decide(point.step, rung)
         self._outbox.add(point, decision, must_send=rung is not None or is_last)
         if decision is not None and not decision.goes_on:
             self._prune(decision)
         elif is_last:
-            self._reach_the_end(point.step)
+            self._reach_last_step(point.step)
         if rung is not None:
             self._send(self._monotonic())
 
     def _decide(self, step: int, rung: Optional[int]) -> Optional[PrunerDecision]:
         if self._best is None or self._value is None or not self._assignment.may_be_pruned:
             return None
-        if rungs.needs_cutoffs(self._contract, step, rung):
+        if protocol.needs_cutoffs(self._contract, step, rung):
             self._refresh_cutoffs(at_once=rung is not None)
-        return rungs.decide(self._contract, self._cutoffs, step, self._value, self._best, rung)
+        return protocol.decide(self._contract, self._cutoffs, step, self._value, self._best, rung)
 
-    def _reach_the_end(self, step: int) -> None:
+    def _reach_last_step(self, step: int) -> None:
         assignment = self._assignment
         if step > assignment.limit and (
             assignment.may_continue or assignment.contract.method != NONE
         ):
-            self._end_part(
+            self._finish_batch(
                 f"it continued after {assignment.contract.step} {assignment.limit}, its last one"
             )
         elif assignment.may_continue and self._end_by == math.inf:
-            # Not by a signal, which could come before the program has saved.
+            # Without a signal, which could come before the program has saved.
             self._program.request_stop()
             self._end_by = self._monotonic() + assignment.contract.grace
 
     # --- Its end ------------------------------------------------------------------------------
 
     def _diverged(self) -> TrialEnding:
-        """The ending for reports that are not finite."""
+        """The ending of a trial whose values are not finite."""
         point = self._bad[-1]
         bad = ", ".join(
             f"{self._contract.goals[index][0]} is {value}"
@@ -313,12 +318,15 @@ class TrialWatch:
             f"{name} {decision.value:.6g} at {self._contract.step} {decision.step} is {side} "
             f"{decision.cutoff:.6g} (cut-offs, version {decision.version})"
         )
-        self._finish_with(TrialEnding(PRUNED, 0, why), "others do better, the trial is stopped")
+        ending = TrialEnding(PRUNED, 0, why)
+        self._finish_with(ending, "others do better, the trial is stopped")
 
-    def _end_part(self, why: str) -> None:
-        self._finish_with(
-            TrialEnding(PAUSED if self._assignment.may_continue else DONE, 0, why), "it is stopped"
-        )
+    def _finish_batch(self, why: str) -> None:
+        self._finish_with(self._complete(why), "it is stopped")
+
+    def _complete(self, why: str = "") -> TrialEnding:
+        """The ending of a trial that has reached the last step of this batch."""
+        return TrialEnding(PAUSED if self._assignment.may_continue else DONE, 0, why)
 
     def _poll_stop_request(self, now: float) -> None:
         if now >= max(self._next_poll, self._paused_until):
@@ -327,7 +335,7 @@ class TrialWatch:
                 lambda: read_stop_request(self._store, self._assignment.entry.trial)
             )
             self._stop = found or self._stop
-        why = self._stop.at(self._clock())
+        why = self._stop.reason_at(self._clock())
         if why:
             self._finish_with(
                 TrialEnding(KILLED, exit_code_when_stopped(self._contract), why),
@@ -335,18 +343,22 @@ class TrialWatch:
             )
 
     def _finish_with(self, ending: TrialEnding, what: str) -> None:
+        """End the program, because the trial ends this way. `what`: for the log."""
         self._ending_decided = ending
         self._program.stop(f"{ending.why}: {what}.", ending.code)
 
     def ending(self, code: int, was_signalled: bool, why: str = "") -> TrialEnding:
-        """How the trial ended. `code`: of the program; `was_signalled`: a signal from outside came;
-        `why`: the reason why it did not start."""
+        """Return how the trial ended.
+
+        `code`: the exit code of the program. `was_signalled`: a signal from outside requested a
+        stop. `why`: the reason why the program did not start.
+        """
         if self._ending_decided is None:
             self.read_reports()
         return self._find_ending(code, was_signalled, why)
 
     def send_end(self, ending: TrialEnding, patient: Store, sleep: Callable[[float], None]) -> int:
-        """Send the end, and return the exit code. `patient`: the store with long time limits."""
+        """Report the end, and return the exit code. `patient`: the store with long time limits."""
         tail = [line.decode("utf-8", "replace") for line in self._tail] if ending.has_tail else []
         again = may_be_retried(
             self._contract, self._assignment.sender.attempt, ending.code, ending.was_signalled
@@ -382,23 +394,25 @@ class TrialWatch:
             return TrialEnding(DONE, 0, f"it had no {self._contract.step} left: {_BEYOND}")
         if self._readings.missing:
             return self._failure(1, self._never_printed())
-        return TrialEnding(PAUSED if self._assignment.may_continue else DONE, 0)
+        return self._complete()
 
     def _was_already_complete(self) -> bool:
-        """Whether it continued from a rung and ended well without a report: then the checkpoint was
-        of its last step already, and its earlier reports are the result."""
+        """Whether the trial continued from a rung and ended well without a report.
+
+        Then the checkpoint was of its last step already, and its earlier reports are the result.
+        """
         promotes = self._contract.resume or self._contract.shape == RUNGS
         return promotes and self._assignment.after > 0 and not self._readings.printed
 
     def _failure(self, code: int, why: str) -> TrialEnding:
-        # A failed job would end the jobs of later rungs, which depend on it.
+        # With code 0 for jobs of rungs: a failed job would fail the jobs that depend on it.
         shown = 0 if self._contract.shape == RUNGS else code
         return TrialEnding(FAILED, shown, why, has_tail=True)
 
     def _never_printed(self) -> str:
         missing = self._readings.missing
         lines = [line.decode("utf-8", "replace").strip()[:80] for line in self._tail]
-        last = " | ".join(line for line in lines[-_LINES_SHOWN:] if line)
+        last = " | ".join(line for line in lines[-_MAX_LINES:] if line)
         seen = list_likely_names(missing, self._readings.printed)
         return (
             f"{', '.join(missing)} never printed; "
@@ -409,8 +423,8 @@ class TrialWatch:
     def _mark_rung(self, ending: TrialEnding, store: Store) -> None:
         """Write the mark by which the next rung finds this trial.
 
-        Only trials of the first run of the rungs are marked: all children of a rung, which start
-        one by one, must find the same marks.
+        Only trials of the first batch of each rung are marked, because all children of a rung must
+        find the same marks, although they start one by one.
         """
         contract, entry, wave = self._contract, self._assignment.entry, self._assignment.sender.wave
         if contract.shape != RUNGS or ending.state != PAUSED or self._value is None:
@@ -436,11 +450,11 @@ class TrialWatch:
             self._try_store(lambda: self._outbox.deliver(self._store))
 
     def _try_store(self, call: Callable[[], Any]) -> Any:
-        """The result of a call to the store; None after an error, and during the pause after it."""
+        """Return the result of a call to the store; after an error None, and pause all calls."""
         try:
-            found = call()
+            result = call()
             self._pause = _PAUSES[0]
-            return found
+            return result
         except StoreError as error:
             if self._pause == _PAUSES[0]:
                 self._say(
