@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -23,19 +24,20 @@ def become_reaper() -> bool:
     """Let orphaned descendants become children of this process. False if that is impossible."""
     if not _IS_LINUX:
         return False
+    return bool(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _libc() -> Any:
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
     """A function that a new process calls, so that it is killed when its parent `parent` dies."""
     if not _IS_LINUX:
         return lambda: None
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
 
     def request_kill() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -52,12 +54,11 @@ def signal_file(*numbers: int) -> int:
     """
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (1024 // bits))()
     for number in numbers:
         mask[(number - 1) // bits] |= 1 << (number - 1) % bits
-    file = libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+    file = _libc().signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
     if file < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -86,7 +87,7 @@ def changes_of(path: str) -> int:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
     import ctypes
 
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if _IS_LINUX else -1
     if watch >= 0 and libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) >= 0:
         return int(watch)

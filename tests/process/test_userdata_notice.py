@@ -12,7 +12,7 @@ from shutil import which
 import pytest
 
 from batchml.aws.ec2 import METADATA, make_user_data
-from batchml.runtime.telemetry.spot import FILE, SpotNotice, SpotWatcher, find_source
+from batchml.runtime.telemetry.spot import FILE, NoticeSource, SpotNotice, SpotWatcher
 from tests.aws.test_userdata import BOOTHOOK, Instance, instance, scripts
 from tests.process.test_notice import ACTION, AT, Metadata, Run, listening, metadata
 from tests.support.local_server import wait_for
@@ -143,8 +143,7 @@ def test_where_nobody_answers_the_file_is_read_for_as_long_as_the_run_lasts(tmp_
     path = tmp_path / "notice"
     service = "http://169.254.169.254"
     environ = {FILE: str(path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": service}
-    source = find_source(environ, refuses)
-    assert source is not None
+    source = NoticeSource(environ, refuses)
     for _ in range(9):
         assert source.notice() is None
         assert not source.recommends_rebalance()

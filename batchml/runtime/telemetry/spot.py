@@ -13,12 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Callable, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional
 
 from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.host_metadata import (
     ECS_TASK,
+    FetchUrl,
     InstanceMetadata,
+    fetch_url,
     instance_address,
     parse_time,
 )
@@ -47,6 +49,7 @@ def read_notice(body: bytes) -> Optional[SpotNotice]:
 
 
 def describe(notice: SpotNotice, now: float) -> str:
+    """The reason why a run is stopped. `now` is in seconds since the epoch."""
     if not notice.at:
         return f"spot notice: EC2 will {notice.action} this host. The run saves and stops."
     at = time.strftime("%H:%M:%SZ", time.gmtime(notice.at))
@@ -71,70 +74,54 @@ def service_of(environ: Mapping[str, str]) -> str:
     return instance_address(environ) if is_on_ec2 or is_named else ""
 
 
-class NoticeService:
-    """The instance metadata service, asked for notices."""
+class NoticeSource:
+    """Where notices come from on this host: the host's file, EC2's service, both or neither.
 
-    def __init__(self, address: str) -> None:
-        self._service = InstanceMetadata(address, timeout=_TIMEOUT)
+    The host writes notices into the file. When EC2 recommends a rebalance, it makes a file with the
+    same name and `.rebalance`. The service counts as closed to containers if the first calls fail.
+    """
+
+    def __init__(self, environ: Mapping[str, str], fetch: FetchUrl = fetch_url) -> None:
+        self._file, address = environ.get(FILE, ""), service_of(environ)
+        self._service = InstanceMetadata(address, fetch, _TIMEOUT) if address else None
+        self._failures = 0  # calls in a row without an answer
+        self._has_answered = False
+
+    def __bool__(self) -> bool:
+        return bool(self._file or self._service)
 
     def notice(self) -> Optional[SpotNotice]:
-        """Raises OSError."""
-        return read_notice(self._get("spot/instance-action"))
+        try:
+            with open(self._file, "rb") as file:
+                found = read_notice(file.read(65_536))
+        except OSError:
+            found = None
+        return found or read_notice(self._ask("spot/instance-action"))
 
     def recommends_rebalance(self) -> bool:
-        """Raises OSError."""
-        return bool(self._get("events/recommendations/rebalance"))
+        if self._file and os.path.exists(f"{self._file}.rebalance"):
+            return True
+        return not self._failures and bool(self._ask("events/recommendations/rebalance"))
 
-    def _get(self, path: str) -> bytes:
-        """The content of a path; empty if the service does not have it, which is the usual case."""
+    def _ask(self, path: str) -> bytes:
+        """Ask the service. Usually it does not have the path: then the answer is empty."""
+        if self._service is None:
+            return b""
         from urllib.error import HTTPError
 
-        self._service.fetch_token()
+        body = b""
         try:
-            return self._service.get(path)
-        except HTTPError as error:
-            error.close()
-            return b""
-
-
-class NoticeFile:
-    """The file into which the host writes notices. For a rebalance it makes `FILE.rebalance`."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def notice(self) -> Optional[SpotNotice]:
-        try:
-            with open(self._path, "rb") as file:
-                return read_notice(file.read(65_536))
-        except OSError:
-            return None
-
-    def recommends_rebalance(self) -> bool:
-        return os.path.exists(f"{self._path}.rebalance")
-
-
-class FileOrService:
-    """The notice file, and without a notice there the service, unless it counts as closed."""
-
-    def __init__(self, file: NoticeFile, service: NoticeService) -> None:
-        self._file, self._service = file, service
-        self._tries = 0
-
-    def notice(self) -> Optional[SpotNotice]:
-        found = self._file.notice()
-        if found is None and self._tries < _TRIES:
+            self._service.fetch_token()
             try:
-                found = self._service.notice()
-                self._tries = 0
-            except Exception:
-                self._tries += 1
-        return found
-
-    def recommends_rebalance(self) -> bool:
-        if self._file.recommends_rebalance():
-            return True
-        return not self._tries and self._service.recommends_rebalance()
+                body = self._service.get(path)
+            except HTTPError as error:
+                error.close()
+            self._has_answered, self._failures = True, 0
+        except Exception:
+            self._failures += 1
+            if self._failures == _TRIES and not self._has_answered:
+                self._service = None
+        return body
 
 
 class SpotWatcher:
@@ -147,11 +134,11 @@ class SpotWatcher:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._attempt, self._interval, self._now = attempt, interval, now
-        self._source = find_source(attempt.environ)
+        self._source = NoticeSource(attempt.environ)
         self._notice: Optional[SpotNotice] = None
         self._is_at_risk = self._has_warned = False
         self._over = threading.Event()
-        if self._source is not None:
+        if self._source:
             threading.Thread(target=self._run, daemon=True).start()
 
     def tick(self, now: float) -> None:
@@ -170,34 +157,17 @@ class SpotWatcher:
         self._over.set()
 
     def poll(self) -> None:
-        """Ask the source once. Raises OSError without an answer."""
-        if self._source is not None and self._notice is None:
+        """Look for a notice once."""
+        if self._notice is None:
             self._notice = self._source.notice()
             if self._notice is None and not self._is_at_risk:
                 self._is_at_risk = self._source.recommends_rebalance()
 
     def _run(self) -> None:
-        has_answered, tries = False, 0
-        while has_answered or tries < _TRIES:
-            try:
-                self.poll()
-                has_answered = True
-            except Exception:
-                tries += 1
+        while self._source:
+            self.poll()
             if self._notice is not None or self._over.wait(self._interval):
                 return
-
-
-def find_source(
-    environ: Mapping[str, str],
-) -> Optional[Union[NoticeService, NoticeFile, FileOrService]]:
-    """Where to look for notices on this host; None if it has neither a file nor a service."""
-    address = service_of(environ)
-    service = NoticeService(address) if address else None
-    if not environ.get(FILE):
-        return service
-    file = NoticeFile(environ[FILE])
-    return file if service is None else FileOrService(file, service)
 
 
 def _seconds(text: object) -> float:
