@@ -1,4 +1,4 @@
-// What every plot is made of. Text goes in as text, never as markup.
+// The parts of all plots: elements, scales, axes, legends. Text is inserted as text, never as markup.
 const D = JSON.parse(document.getElementById("data").textContent);
 const GOAL = D.goals[0];
 const SIGN = GOAL.direction === "max" ? 1 : -1;
@@ -73,7 +73,7 @@ function ticks(s, about) {
   return found;
 }
 
-// A card of the page; `plot` is where its drawing goes.
+// A card of the page; `plot` is the element for its drawing.
 function card(id, title, words, cls) {
   const figure = el("figure", "card " + (cls || ""), document.querySelector(".grid"));
   figure.id = id;
@@ -84,7 +84,7 @@ function card(id, title, words, cls) {
   return {figure, top, plot};
 }
 
-// A row of buttons of which one is pressed.
+// A row of buttons, of which one is pressed.
 function choice(parent, entries, first, tell) {
   const box = el("div", "switch", parent);
   for (const [key, words] of entries) {
@@ -131,7 +131,7 @@ function xAxis(svg, x, bottom, words, right, about, divide) {
   if (words) shape("text", {x: right, y: bottom + 32, "text-anchor": "end"}, svg, words);
 }
 
-// Thousands of dots as one path: each a line of no length with round ends.
+// Thousands of dots as one path: each dot is a line of length 0 with round ends.
 function dots(parent, points, stroke, opacity, width) {
   if (!points.length) return null;
   const d = points.map(p => `M${r1(p.x)} ${r1(p.y)}h0`).join("");
@@ -155,7 +155,7 @@ function say(event, words) {
   tip.style.top = (event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18) + "px";
 }
 
-// Says what lies under the pointer. `find` gives {x, y, words} for a place in the drawing.
+// Shows what is under the pointer. `find` returns {x, y, words} for a point of the drawing.
 function hover(svg, find) {
   const ring = shape("circle", {class: "ring", r: 6, visibility: "hidden"}, svg);
   svg.addEventListener("pointermove", event => {

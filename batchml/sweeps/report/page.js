@@ -1,4 +1,4 @@
-// The page: who it is, how it stands, the best, the plots, a table.
+// The page: its head, the best trial, the states of trials, the plots, a table.
 function head() {
   const h = D.head, top = document.querySelector("header");
   const title = el("h1", "", top, h.name);
@@ -27,7 +27,7 @@ function best() {
   if (b.command) el("pre", "command", c.plot, b.command);
   for (const again of b.confirmed) {
     const sure = again.runs > 1 ? ` \u00b1 ${number(again.deviation)}` : "";
-    el("p", "note", c.plot, `Run again: trial ${again.n} came to ${number(again.mean)}${sure} over ${plural(again.runs, "run")}.`).style.margin = "8px 0 0";
+    el("p", "note", c.plot, `Confirmed: trial ${again.n} has ${number(again.mean)}${sure} over ${plural(again.runs, "run")}.`).style.margin = "8px 0 0";
   }
 }
 

@@ -1,6 +1,6 @@
-// The plots. Each draws its card, or says why there is nothing to draw.
+// The plots. Each function draws a card of the page, or says why there is nothing to draw.
 function history() {
-  const c = card("history", "History", D.max ? "Each trial with its last value when it ended, and the best trained one until then." : "Each trial when it ended, and the best one until then.");
+  const c = card("history", "History", D.max ? "The last value of each trial, at the time of its end, and the best completed trial until then." : "The value of each trial, at the time of its end, and the best trial until then.");
   if (!D.frame || !S.order.some(Boolean)) return nothing(c, "No trial has ended yet.");
   const keys = [["order", "trials"], ["seconds", "time"], ["steps", D.max ? D.step + "s" : "steps"]];
   const hold = el("div", "", c.plot), chosen = {key: "order", all: "all"};
@@ -10,7 +10,7 @@ function history() {
   choice(switches, keys, "order", v => { chosen.key = v; draw(); });
   draw();
   legend(c.figure, [...shownStates.map(s => [s.toLowerCase(), color(s)]), ["best so far", "var(--best)"]]);
-  if (D.frame.beyond) el("p", "note", c.figure, `${plural(D.frame.beyond, "value")} beyond the frame.`);
+  if (D.frame.beyond) el("p", "note", c.figure, `${plural(D.frame.beyond, "value")} outside of the plot.`);
 }
 
 const inOrder = () => ["PRUNED", ...shownStates.filter(s => s !== "PRUNED")];
@@ -60,9 +60,9 @@ function drawHistory(parent, key, all) {
 
 function curves() {
   const some = D.curves.length < D.head.trials ? `${plural(D.curves.length, "trial")} of ${count(D.head.trials)}, the best among them. ` : "";
-  const c = card("curves", "Learning curves", some + (D.rung_steps.length ? "Dashed: rungs, where trials are judged." : ""));
+  const c = card("curves", "Learning curves", some + (D.rung_steps.length ? "Dashed lines: rungs, at which trials are compared." : ""));
   if (!D.curves.length || !D.curve_frame) return nothing(c, "No trial has reported yet.");
-  if (D.curves.every(k => k.p.length === 2)) return nothing(c, "One value for each trial: there are no curves.");
+  if (D.curves.every(k => k.p.length === 2)) return nothing(c, "Each trial has reported one value only, so there are no curves.");
   const W = 620, H = 320, L = 58, R = W - 14, T = 12, B = H - 40;
   const svg = canvas(c.plot, W, H, `${GOAL.metric} by ${D.step}`);
   const last = Math.max(D.max, ...D.curves.map(k => k.p[k.p.length - 2]));
@@ -122,9 +122,9 @@ function rungs() {
 }
 
 function importance() {
-  const c = card("importances", "Importances", "How much the values of the best tenth differ from all that were tried. An estimate (PED-ANOVA, less chance).");
+  const c = card("importances", "Importances", "How much the parameter's values in the best tenth of the trials differ from its values in all trials. An estimate (PED-ANOVA, less chance).");
   const names = Object.keys(D.importances);
-  if (!names.length) return nothing(c, "Fewer than 20 trials with a result, or nothing that stands out: too little to say.");
+  if (!names.length) return nothing(c, "No estimate: fewer than 20 trials have a result, or no parameter stands out.");
   const shown = names.slice(0, 14), W = 620, row = 25, H = shown.length * row + 8, L = 170;
   const svg = canvas(c.plot, W, H, "Importance of each parameter"), most = D.importances[shown[0]];
   shown.forEach((name, i) => {
@@ -147,11 +147,11 @@ function axisScale(axis, from, to) {
 
 function parallel() {
   const lines = S.best.length + S.rest.length;
-  const c = card("parallel", "Parallel coordinates", `The best ${count(S.best.length)} trials${S.rest.length ? ` and ${S.rest.length} of the others, faint` : ""}. Drag along an axis to keep only what passes there; click it to let go.`, "wide");
+  const c = card("parallel", "Parallel coordinates", `The best ${count(S.best.length)} trials${S.rest.length ? ` and ${S.rest.length} of the others, faint` : ""}. Drag along an axis to show only the trials in this range; click the axis to show all.`, "wide");
   const axes = D.axes.slice(0, 16);
   if (!axes.length || !lines) return nothing(c, "Nothing to compare yet: fewer than two different trials have a result.");
   const W = 1290, H = 380, L = 70, R = W - 90, T = 42, B = H - 40;
-  const svg = canvas(c.plot, W, H, "Parameters of the trials and what came of them");
+  const svg = canvas(c.plot, W, H, "Parameters and results of the trials");
   const range = D.best_frame || D.frame, goal = {name: GOAL.metric, low: range.low, high: range.high, log: range.log};
   const every = [...axes, goal], at = k => L + (R - L) * k / (every.length - 1);
   const scales = every.map(a => a.names ? axisScale(a, B - 14, T + 14) : axisScale(a, B, T));
@@ -275,7 +275,7 @@ function rankOf(order, name) { const at = order.indexOf(name); return at < 0 ? o
 
 function timeline() {
   const t = D.timeline;
-  const c = card("timeline", "Timeline", "Trials at once, and below each on its slot. Start-up: from the container's start until one step before its first report.", "wide");
+  const c = card("timeline", "Timeline", "The number of running trials, and below it each trial in a lane. Start-up: from the container's start until one step before its first report.", "wide");
   if (!t.busy) return nothing(c, "No trial has started yet.");
   const W = 1290, L = 46, R = W - 10, top = 8, mid = 130, lanes = t.bars.length ? t.lanes : 0;
   const lane = lanes ? Math.max(4, Math.min(15, 420 / lanes)) : 0, B = mid + (lanes ? 14 + lanes * lane : 0), H = B + 38;
@@ -318,12 +318,12 @@ function timeline() {
   const share = name => `${Math.round(100 * t.shares[name])}%`;
   legend(c.figure, [["training", "var(--DONE)", share("training")], ["start-up", "var(--starting)", share("starting")], ["idle, of the width allowed", "var(--idle)", share("idle")],
     ...(lanes ? Object.keys(paths).filter(s => s !== "starting" && s !== "DONE").map(s => [s.toLowerCase(), color(s)]) : [])]);
-  if (!lanes) el("p", "note", c.figure, `${count(t.lanes)} slots are too many to draw one by one.`);
+  if (!lanes) el("p", "note", c.figure, `${count(t.lanes)} lanes are too many to draw trials one by one.`);
 }
 
 function failures() {
   const all = D.failures.reduce((sum, g) => sum + g.count, 0);
-  const c = card("failures", "Failures", all ? `${plural(all, "trial")}, by the last line that they printed; numbers in it do not count.` : "");
+  const c = card("failures", "Failures", all ? `${plural(all, "trial")}, grouped by the last line that they printed, whatever the numbers in it.` : "");
   if (!all) return nothing(c, "No trial failed.");
   const list = D.failures.slice(0, 12);
   for (const g of list) {
@@ -344,7 +344,7 @@ function failures() {
 
 function cost() {
   const k = D.cost, usd = k.unit === "USD";
-  const c = card("cost", usd ? "Cost" : "Running time", usd ? "What the trials ran, at the price of a trial by the hour." : `Of all trials together. ${D.head.env === "local" ? "Free here: this machine has no usd_per_hour." : "No price is known for this place."}`);
+  const c = card("cost", usd ? "Cost" : "Running time", usd ? "The running time of all trials, at the hourly price of a trial." : `Of all trials together. ${D.head.env === "local" ? "Free: it ran on this machine, without a usd_per_hour." : "The price of a trial is unknown."}`);
   if (!k.over.length) return nothing(c, "No trial has run yet.");
   const p = el("p", "big", c.plot, money(k.total) + " ");
   if (k.saved) el("small", "", p, `and about ${money(k.saved)} not spent, by stopping early`);
