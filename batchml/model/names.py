@@ -4,6 +4,7 @@ Source: AWS Batch API reference (name patterns of CreateJobQueue, RegisterJobDef
 """
 
 import base64
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -64,8 +65,8 @@ def short_id(job_id: str) -> str:
     return job_id.split("-", 1)[0] if len(job_id) == 36 else job_id
 
 
-def new_key(random_bytes: Callable[[int], bytes]) -> str:
-    """Make a key for a submission. `random_bytes` is `os.urandom` or a test's function.
+def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    """Make a key for a submission or a sweep. Tests pass their own `random_bytes`.
 
     It is in lower case, because the JOB_NAME filter of ListJobs ignores the case.
     """

@@ -4,7 +4,6 @@ Only a controller writes the ledger. So a request is written to the sweep's stor
 controller carries it out; if none runs, the process that wrote the request becomes the controller.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -56,7 +55,7 @@ def make_resume(store: SweepStore) -> ResumeRequest | None:
             f"{store.key} --failed."
         )
     is_stopped = bool(by in RESUMABLE or read_stop_signal(store))
-    return ResumeRequest(_key()) if is_stopped else None
+    return ResumeRequest(new_key()) if is_stopped else None
 
 
 def make_top_up(
@@ -96,7 +95,7 @@ def make_top_up(
         raise UsageError("top-up: " + " ".join(mistakes))
     if replace(before, **{name: value for name, value in given.items() if value}) == before:
         raise UsageError("top-up: the sweep has these limits already.")
-    return TopUpRequest(_key(), trials=trials, hours=hours, cost=cost, parallel=parallel)
+    return TopUpRequest(new_key(), trials=trials, hours=hours, cost=cost, parallel=parallel)
 
 
 def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | None:
@@ -106,7 +105,7 @@ def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | No
     """
     state = SweepLedger(store).load()
     if not numbers:
-        return RerunRequest(_key()) if failed_trials(state) else None
+        return RerunRequest(new_key()) if failed_trials(state) else None
     unknown = [number for number in numbers if number not in state.trials]
     going_on = [
         number
@@ -119,7 +118,7 @@ def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | No
             + (f" no such trial: {_join_numbers(unknown)}." if unknown else "")
             + (f" not ended yet: {_join_numbers(going_on)}." if going_on else "")
         )
-    return RerunRequest(_key(), numbers)
+    return RerunRequest(new_key(), numbers)
 
 
 def make_confirm(
@@ -136,7 +135,7 @@ def make_confirm(
         raise UsageError("confirm: --top and --seeds must be above 0.")
     if not rank_trials(SweepLedger(store).load(), sweep.spec):
         raise UsageError("confirm: no trial of this sweep has a result yet.")
-    return ConfirmRequest(_key(), top=top, seeds=seeds)
+    return ConfirmRequest(new_key(), top=top, seeds=seeds)
 
 
 def _count_planned(state: SweepState) -> int:
@@ -145,10 +144,6 @@ def _count_planned(state: SweepState) -> int:
 
 def _join_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
-
-
-def _key() -> str:
-    return new_key(os.urandom)
 
 
 # --- Giving requests to the controller ------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Control a sweep in this process, or detach it, so that a run in AWS Batch controls it."""
 
 import hashlib
-import os
 import re
 from contextlib import closing
 
@@ -179,7 +178,7 @@ def submit_controller(
     NotFound for an image that was not pushed.
     """
     refuse_second_controller(store, context.clock, store.key)
-    key = new_key(os.urandom)
+    key = new_key()
     is_local = context.settings.is_local
     run = _local_run(context, sweep) if is_local else _run_in_aws(context, sweep, store)
     requests = controller_requests(run, key)

@@ -7,7 +7,6 @@ output of `sweep check`.
 """
 
 import json
-import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -207,25 +206,17 @@ def _resolve_job(
     provided_params: frozenset[str],
 ) -> ResolvedJob:
     """The job; it is looked for beside the sweep file first."""
+    request = RunRequest(include_secrets=options.include_secrets, provided_params=provided_params)
     if isinstance(options.job, JobSpec):
-        request = RunRequest(
-            spec=options.job,
-            include_secrets=options.include_secrets,
-            provided_params=provided_params,
-        )
-        job = resolve_job(context, request)
-        return _with_retries(job) if options.job.retry == Retry() else job
-    folder = _find_job(name, context.job_folders, (file_folder, context.folder))
-    request = RunRequest(
-        job=str(folder), include_secrets=options.include_secrets, provided_params=provided_params
-    )
-    job = resolve_job(context, request)
-    has_own = "retry" in _parse(str(folder), (folder / "job.toml").read_text("utf-8"))
-    return job if has_own else _with_retries(job)
-
-
-def _with_retries(job: ResolvedJob) -> ResolvedJob:
-    """A lost host is not the trial's fault: unless the job sets its own rule, retry then."""
+        job = resolve_job(context, replace(request, spec=options.job))
+        has_rule = options.job.retry != Retry()
+    else:
+        folder = _find_job(name, context.job_folders, (file_folder, context.folder))
+        job = resolve_job(context, replace(request, job=str(folder)))
+        has_rule = "retry" in _parse(str(folder), (folder / "job.toml").read_text("utf-8"))
+    if has_rule:
+        return job
+    # A lost host is not the trial's fault: retry then, unless the job sets its own rule.
     retry = Retry(attempts=_ATTEMPTS, on=("host-lost", "image-error"))
     original = replace(job.original, retry=retry)
     return replace(job, spec=replace(job.spec, retry=retry), original=original)
@@ -280,7 +271,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
         raise ConfigError(resolved.where, mistakes)
     request = RunRequest(include_secrets=options.include_secrets)
     archive = pack_code(context, request, resolved.job, packages, notices)
-    key = new_key(os.urandom)
+    key = new_key()
     commit = commit_query.read().id
     tags = {SWEEP_TAG: key, "batchml:job": resolved.job.job, "batchml:commit": commit}
     if not context.settings.is_local:

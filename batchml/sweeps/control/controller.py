@@ -9,7 +9,6 @@ changes nothing.
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from os import urandom
 
 from msgspec.structs import replace
 
@@ -138,10 +137,6 @@ _READS = 10  # reads of the inbox in one round, at most
 _GRACE = 30.0  # seconds after the trials' own grace period until jobs are terminated
 
 
-def make_batch_key() -> str:
-    return new_key(urandom)
-
-
 class Controller:
     """The one controller of a sweep.
 
@@ -162,7 +157,7 @@ class Controller:
         intervals: ControllerIntervals,
         owner: LeaseOwner,
         tell: Callable[[str], None] = lambda _: None,
-        make_key: Callable[[], str] = make_batch_key,
+        make_key: Callable[[], str] = new_key,
         lost: Callable[[str], None] | None = None,
     ) -> None:
         self._spec, self._store, self._jobs = spec, store, jobs
