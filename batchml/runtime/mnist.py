@@ -184,13 +184,9 @@ def enlarge(pixels: Sequence[int]) -> bytes:
     )
 
 
-def _taps() -> list[tuple[int, int, int]]:
-    """For each of 28 pixels: its two neighbours among 8, and the weight of the second in 1/56."""
-    positions = [min(max(16 * i - 20, 0), 7 * 56) for i in range(SIDE)]
-    return [(each // 56, min(each // 56 + 1, 7), each % 56) for each in positions]
-
-
-_TAPS = _taps()
+_POSITIONS = [min(max(16 * i - 20, 0), 7 * 56) for i in range(SIDE)]
+_TAPS = [(each // 56, min(each // 56 + 1, 7), each % 56) for each in _POSITIONS]
+"""For each of 28 pixels: its two neighbours among 8, and the weight of the second in 1/56."""
 
 
 # --- scikit-learn's digits ------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from batchml.runtime.entry.fetch import (
     IN_FILE,
     BadArchive,
     BadCommandFile,
+    NotStarted,
     claim,
     describe_duplicate,
     digest_in_name,
@@ -86,14 +87,6 @@ def run(
     return code
 
 
-class _NotStarted(Exception):
-    """The attempt ends before its command, with this message and exit code."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class _Attempt:
     """One attempt, from its claim to its exit code."""
 
@@ -134,7 +127,7 @@ class _Attempt:
             self._check_host()
             self._fetch_checkpoints()
             self._signals.check()
-        except _NotStarted as end:
+        except NotStarted as end:
             return self._not_started(end.code, str(end))
         except StopRequested as stop:
             return self._not_started(STOPPED, f"stopped ({stop}) before the command began")
@@ -184,7 +177,7 @@ class _Attempt:
                     self._environ[name] = value
             self._env = RuntimeEnv.read(self._environ)
         if not self._command or self._command == [IN_FILE]:
-            raise _NotStarted(
+            raise NotStarted(
                 CONFIGURATION_ERROR, "no command was given. Name one in job.toml, or after --."
             )
 
@@ -196,17 +189,13 @@ class _Attempt:
             store = open_store(self._env.store, self._environ, self._signals.check)
             holder = claim(store, self._env)
             if holder is not None:
-                raise _NotStarted(DUPLICATE, describe_duplicate(holder))
+                raise NotStarted(DUPLICATE, describe_duplicate(holder))
 
     def _begin_trial(self) -> None:
         """Claim a trial of a sweep, and fill its parameters into the sweep's command."""
-        from batchml.runtime.sweep.assignment import NothingToRun
         from batchml.runtime.sweep.trial import TrialAttempt
 
-        try:
-            trial = TrialAttempt(self._env, self._environ, self._output.say, self._signals.check)
-        except NothingToRun as over:
-            raise _NotStarted(over.code, str(over)) from over
+        trial = TrialAttempt(self._env, self._environ, self._output.say, self._signals.check)
         self._trial, self._command, self._env = trial, trial.command(), trial.env
 
     def _make_folders(self) -> None:
@@ -239,7 +228,7 @@ class _Attempt:
         if unfit is None:
             return
         if self._plan is None or not self._plan.is_supervised:
-            raise _NotStarted(TRY_ELSEWHERE, unfit)
+            raise NotStarted(TRY_ELSEWHERE, unfit)
         from batchml.runtime.nodes.launcher import UNFIT
 
         self._environ[UNFIT] = unfit

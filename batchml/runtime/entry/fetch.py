@@ -25,6 +25,14 @@ _DIGEST = re.compile(r"([0-9a-f]{64})\.")
 MAX_COMMAND_FILE = 8 * 1024**2  # bytes; Linux accepts 2 MiB of arguments and variables
 
 
+class NotStarted(Exception):
+    """The attempt ends before its command, with this message and exit code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class BadCommandFile(Exception):
     """The command file is missing or damaged, or is a file of another kind."""
 
@@ -170,7 +178,9 @@ def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
     ours = env.run.partition("#")[0]
     if not ours:  # this is no job of AWS Batch
         return None
-    key = key or f"claims/{_move_prefix(env)}{env.array_index or 0}"
+    # Jobs that replace a job which was cancelled in another queue have a claim of their own.
+    moved = f"after-{env.moved}/" if env.moved else ""
+    key = key or f"claims/{moved}{env.array_index or 0}"
     for _ in range(_TRIES):
         if store.create(key, ours.encode()):
             return None
@@ -179,11 +189,6 @@ def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
             name = holder.decode("utf-8", "replace").strip()
             return None if name == ours else name
     return None
-
-
-def _move_prefix(env: RuntimeEnv) -> str:
-    """Jobs that replace a job which was cancelled in another queue have a claim of their own."""
-    return f"after-{env.moved}/" if env.moved else ""
 
 
 def describe_duplicate(holder: str) -> str:

@@ -101,15 +101,14 @@ def workspace_folder(workspace: str, key: str, child: Optional[int]) -> str:
     return os.path.join(*parts, _CHECKPOINT)
 
 
-def loses_checkpoints(env: RuntimeEnv) -> bool:
-    """Whether the checkpoint folder is in the temporary folder, and so is lost with the attempt."""
-    above, name = os.path.split(env.checkpoint_dir)
-    return env.is_run and name == _CHECKPOINT and os.path.basename(above).startswith(TEMPORARY)
-
-
 def is_kept_in_store(env: RuntimeEnv) -> bool:
-    """Whether checkpoints are kept in the run's store. A trial's are kept in the sweep's store."""
-    return bool(env.store) and not env.sweep and loses_checkpoints(env)
+    """Whether checkpoints are kept in the run's store, because their folder is temporary.
+
+    A trial's checkpoints are kept in the sweep's store.
+    """
+    above, name = os.path.split(env.checkpoint_dir)
+    is_temporary = name == _CHECKPOINT and os.path.basename(above).startswith(TEMPORARY)
+    return env.is_run and bool(env.store) and not env.sweep and is_temporary
 
 
 def enter_code_folder() -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from batchml.runtime.entry.fetch import claim, describe_duplicate
+from batchml.runtime.entry.fetch import NotStarted, claim, describe_duplicate
 from batchml.runtime.protocol import sweep as protocol
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -45,14 +45,6 @@ from batchml.runtime.protocol.variables import (
 from batchml.runtime.storage.store import Store
 
 _KILLED = 137  # the exit code of a program that the kernel killed because memory ran out
-
-
-class NothingToRun(Exception):
-    """The container ends without running a command, with this exit code. The text is for people."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class StopRequest(NamedTuple):
@@ -134,7 +126,7 @@ def claim_trial(
 ) -> TrialAssignment:
     """Find out which trial this container runs, and claim it.
 
-    Raises NothingToRun, and StoreError if the sweep store cannot be read or written.
+    Raises NotStarted, and StoreError if the sweep store cannot be read or written.
     """
     index, is_main = env.array_index or 0, is_main_node(environ)
     sender = MessageSender(
@@ -144,20 +136,18 @@ def claim_trial(
         contract, entry = _read(store, env, index)
     except (BadTrialContract, protocol.BadManifest) as error:
         _send_end(store, sender, clock(), FAILED, CONFIGURATION_ERROR, str(error))
-        raise NothingToRun(
-            CONFIGURATION_ERROR, f"{error} The sweep store is {env.sweep}."
-        ) from error
+        raise NotStarted(CONFIGURATION_ERROR, f"{error} The sweep store is {env.sweep}.") from error
     sender = sender._replace(trial=entry.trial)
     holder = claim(store, env, claim_key(env.wave, entry.trial))
     if holder is not None:
-        raise NothingToRun(DUPLICATE, describe_duplicate(holder))
+        raise NotStarted(DUPLICATE, describe_duplicate(holder))
     stop = read_stop_request(store, entry.trial)
     why = stop.reason_at(clock())
     if why:
         code = exit_code_when_stopped(contract)
         if is_main:
             _send_end(store, sender, clock(), KILLED, code, why)
-        raise NothingToRun(code, f"trial {entry.trial} does not start: {why}")
+        raise NotStarted(code, f"trial {entry.trial} does not start: {why}")
     earlier = [step for step in contract.rungs if step < (entry.target or contract.max)]
     after = max(earlier, default=0) if entry.resumes else 0
     return TrialAssignment(contract, entry, sender, is_main, after, deadline=stop.deadline)
@@ -208,7 +198,7 @@ def _read(store: Store, env: RuntimeEnv, index: int) -> Tuple[TrialContract, pro
         return contract, protocol.read(store, contract.key, env.wave, index, env.wave_width)
     best = ranked(store.keys(rung_prefix(env.rung - 1)))
     if index >= len(best):
-        raise NothingToRun(
+        raise NotStarted(
             0, f"{len(best)} trials finished the rung before this one: there is nothing to run."
         )
     # All trials of such a sweep are in its first batch, by their number.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class TrialAttempt:
     """One attempt at a trial, as an attempt plug-in.
 
-    The constructor finds and claims the trial. It raises NothingToRun and StoreError.
+    The constructor finds and claims the trial. It raises NotStarted and StoreError.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class MetricsFile:
 
     def new(self) -> list[dict[str, float]]:
         """The points since the last call; often none."""
-        return [point for point in map(read_point, self._lines()) if _has_values(point)]
+        return [point for point in map(read_point, self._lines()) if point.keys() - {TIME}]
 
     def _lines(self) -> list[bytes]:
         """The new complete lines. Of a line that is too long only the end is kept."""
@@ -177,10 +177,6 @@ def _read_at(path: str, start: int) -> bytes:
 
 def _is_file(descriptor: int) -> bool:
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-
-def _has_values(point: Mapping[str, float]) -> bool:
-    return any(name != TIME for name in point)
 
 
 def thin_out(points: Sequence[Mapping[str, float]], most: int) -> list[Mapping[str, float]]:
