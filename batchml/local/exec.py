@@ -41,17 +41,17 @@ class LocalAttempt(Struct, frozen=True):
 def find_attempt(home: Home, task_id: str) -> LocalAttempt | None:
     """The attempt of a task id; None before its program begins and after its end."""
     folder = home.attempt(task_id)
-    found = record.read(folder)
+    runner = record.read(folder)
     # None for a copy: its records name the processes of another folder.
     own = identity.read_identity(home)
-    if found is None or own is None or not found.is_alive:
+    if runner is None or own is None or not runner.is_alive:
         return None
-    is_container = found.kind == CONTAINER
+    is_container = runner.kind == CONTAINER
     return LocalAttempt(
         task_id,
         mark_of(own.id, task_id),
-        found.pid,
-        () if is_container else tuple(found.groups),
+        runner.pid,
+        () if is_container else tuple(runner.groups),
         str(folder / "runner.json"),
         container_name(own.id, task_id) if is_container else "",
     )

@@ -61,10 +61,10 @@ class LocalImage(Struct, frozen=True):
 
     def python(self) -> str | None:
         """An interpreter of the image's Python version, or None."""
-        wanted = self.folder / ".python-version"
-        if not wanted.exists():
+        version_file = self.folder / ".python-version"
+        if not version_file.exists():
             return sys.executable
-        version = wanted.read_text("utf-8").strip()
+        version = version_file.read_text("utf-8").strip()
         if version == f"{sys.version_info.major}.{sys.version_info.minor}":
             return sys.executable
         return shutil.which(f"python{version}")
@@ -85,10 +85,10 @@ def publish(images: Path, source: Path) -> str:
     return publish_recipe(images, _recipe(source))
 
 
-def publish_recipe(images: Path, made: Recipe) -> str:
+def publish_recipe(images: Path, image: Recipe) -> str:
     """Copy the files of a recipe into the state folder; return its reference."""
-    _store_files(images / f"{made.name}-{made.tag}", made.files, made.programs)
-    return made.reference
+    _store_files(images / f"{image.name}-{image.tag}", image.files, image.programs)
+    return image.reference
 
 
 def _recipe(source: Path) -> Recipe:
@@ -129,11 +129,11 @@ def _store_files(
 
 def find(images: Path, reference: str) -> LocalImage | None:
     """The published image of a reference; None for any other image."""
-    found = parse_reference(reference)
-    if found is None:
+    parsed = parse_reference(reference)
+    if parsed is None:
         return None
-    folder = images / f"{found.name}-{found.tag}"
-    return LocalImage(found.name, found.tag, folder) if folder.is_dir() else None
+    folder = images / f"{parsed.name}-{parsed.tag}"
+    return LocalImage(parsed.name, parsed.tag, folder) if folder.is_dir() else None
 
 
 def publish_runtime(runtimes: Path) -> Path:

@@ -28,15 +28,15 @@ class OldEnvironment(Struct, frozen=True):
 def find_old(home: Home, before: float) -> list[OldEnvironment]:
     """The unused environments that were made before a time."""
     used = _in_use(home.envs)
-    found = []
+    old = []
     for folder in _folders(home.envs):
         if folder in used:
             continue
         mark = folder / COMPLETE
         made = (mark if mark.exists() else folder).stat().st_mtime
         if made < before:
-            found.append(OldEnvironment(folder, made, _size(folder)))
-    return found
+            old.append(OldEnvironment(folder, made, _size(folder)))
+    return old
 
 
 def remove(old: OldEnvironment) -> bool:
@@ -66,7 +66,7 @@ def _folders(below: Path) -> Iterator[Path]:
 def _in_use(envs: Path) -> set[Path]:
     """The environments whose paths are in the variables or the command line of a process."""
     mark = os.fsencode(f"{envs}/")
-    found = set()
+    used = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             for name in ("environ", "cmdline"):
@@ -76,8 +76,8 @@ def _in_use(envs: Path) -> set[Path]:
                     continue  # it has ended, or belongs to another user
                 for rest in text.split(mark)[1:]:
                     path = rest.split(b"\0")[0].split(b":")[0].split(b"/")[0]
-                    found.add(envs / os.fsdecode(path))
-    return found
+                    used.add(envs / os.fsdecode(path))
+    return used
 
 
 def _size(folder: Path) -> int:

@@ -39,24 +39,24 @@ def count_sweeps(home: Home) -> int:
     return sum(is_key(path.parent.name) for path in home.sweeps.glob("*/spec.json"))
 
 
-def kill_attempts(home: Home, own: str, clock: Clock) -> int:
-    """Kill the runners and processes of all attempts of a state folder; `own` is the folder's
+def kill_attempts(home: Home, folder_id: str, clock: Clock) -> int:
+    """Kill the runners and processes of all attempts of a state folder; `folder_id` is the folder's
     identity. Returns the number of attempts that were alive.
     """
-    killed = 0
+    count = 0
     for folder in home.attempts.iterdir() if home.attempts.is_dir() else ():
         if (folder / "exit.json").exists():
             continue
-        found = record.read(folder)
-        lives = found is not None and record.is_held(folder) and found.is_alive
-        if found is not None and lives:
-            send([found.pid], signal.SIGKILL)
-        slots = record.groups_of(found, own)
-        for left in record.kill_processes(record.mark_of(own, folder.name), slots):
+        runner = record.read(folder)
+        lives = runner is not None and record.is_held(folder) and runner.is_alive
+        if runner is not None and lives:
+            send([runner.pid], signal.SIGKILL)
+        slots = record.groups_of(runner, folder_id)
+        for left in record.kill_processes(record.mark_of(folder_id, folder.name), slots):
             lives |= bool(left)
             clock.sleep(record.PAUSE)
-        killed += lives
-    groups = cgroup.ours(read_record(home.groups, dict[str, str]) or {}, own)
+        count += lives
+    groups = cgroup.ours(read_record(home.groups, dict[str, str]) or {}, folder_id)
     cgroup.sweep(groups)  # idle runners have control groups, too
     cgroup.forget(groups)
-    return killed
+    return count

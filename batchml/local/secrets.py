@@ -82,46 +82,46 @@ def resolve(
     entries: Sequence[Mapping[str, str]], root: Path, fetch: Fetch | None = None
 ) -> dict[str, str]:
     """Resolve a job's `secrets` to variables. May take long. Raises SecretError."""
-    found: dict[str, str] = {}
-    own: dict[str, str] | None = None
+    values: dict[str, str] = {}
+    from_file: dict[str, str] | None = None
     for entry in entries:
         name, value_from = entry["name"], entry["valueFrom"]
         try:
-            if own is None:
-                own = read_secrets_file(root)
-            value = _own_value(value_from, own)
+            if from_file is None:
+                from_file = read_secrets_file(root)
+            value = _own_value(value_from, from_file)
             if value is None:
                 fetch = fetch or _Aws().value
-                value = _fetch(value_from, fetch, own)
+                value = _fetch(value_from, fetch, from_file)
             _check(value)
         except SecretError as error:
             raise SecretError(f"{name}: {value_from}: {error}") from None
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def _own_value(value_from: str, own: Mapping[str, str]) -> str | None:
+def _own_value(value_from: str, from_file: Mapping[str, str]) -> str | None:
     """The value from the user's own file: looked up by the whole `valueFrom`, by `valueFrom`
     without `ssm:`, or, for `secretsmanager:NAME#KEY`, as member KEY of the entry
     `secretsmanager:NAME`.
     """
     for name in (value_from, value_from.removeprefix(_SSM)):
-        if name in own:
-            return own[name]
+        if name in from_file:
+            return from_file[name]
     name, mark, key = value_from.partition("#")
-    if mark and name.startswith(_MANAGER) and name in own:
-        return member(own[name], key)
+    if mark and name.startswith(_MANAGER) and name in from_file:
+        return member(from_file[name], key)
     return None
 
 
-def _fetch(value_from: str, fetch: Fetch, own: Mapping[str, str]) -> str:
+def _fetch(value_from: str, fetch: Fetch, from_file: Mapping[str, str]) -> str:
     """Fetch from AWS. On failure, suggest a similar name of the user's own file."""
     try:
         return fetch(parse(value_from))
     except SecretError as error:
         if value_from.startswith("arn:"):
             raise
-        near = get_close_matches(value_from, own, 1)
+        near = get_close_matches(value_from, from_file, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         service = "Secrets Manager" if value_from.startswith(_MANAGER) else "SSM"
         raise SecretError(f"not in secrets.toml{hint}, and from {service}: {error}") from None
@@ -147,16 +147,16 @@ def read_secrets_file(root: Path) -> dict[str, str]:
         if text is None:
             continue
         try:
-            values = read(text)
+            new = read(text)
         except ValueError as error:
             at = re.search(r"line \d+", str(error))  # the rest of the message may quote the file
             raise SecretError(
                 f"{path} is not {path.suffix[1:].upper()}{f' ({at[0]})' if at else ''}"
             ) from None
-        wrong = [name for name, value in values.items() if not isinstance(value, str)]
+        wrong = [name for name, value in new.items() if not isinstance(value, str)]
         if wrong:
             raise SecretError(f"{path}: {wrong[0]!r} is not text")
-        found |= values
+        found |= new
     return found
 
 
@@ -244,8 +244,8 @@ class _Aws:
 
         if self._session is None:
             self._session = botocore.session.Session()
-        own = os.environ.get("AWS_REGION") or self._session.get_config_variable("region")
-        region = region or own or REGION
+        default = os.environ.get("AWS_REGION") or self._session.get_config_variable("region")
+        region = region or default or REGION
         if (service, region) not in self._clients:
             config = Config(
                 connect_timeout=_CALL_LIMIT, read_timeout=_CALL_LIMIT,

@@ -381,14 +381,14 @@ def _add_finished(
     if "dependsOn" not in event.params:
         return event
     entries = event.params["dependsOn"]
-    asked = [bare_name(entry.get("jobId", "")) for entry in entries]
+    job_ids = [bare_name(entry.get("jobId", "")) for entry in entries]
     ended = {
         job_id: job.status.value
-        for job_id, job in _find_finished(asked, state, effects, journal).items()
+        for job_id, job in _find_finished(job_ids, state, effects, journal).items()
     }
     pairs = {
         job_id
-        for entry, job_id in zip(entries, asked, strict=True)
+        for entry, job_id in zip(entries, job_ids, strict=True)
         if entry.get("type") == "N_TO_N" and job_id
     }
     for array in pairs:

@@ -113,13 +113,13 @@ def next_deadline(state: BatchState) -> int | None:
 
 def tasks_to_stop(state: BatchState) -> list[str]:
     """The running tasks that must stop, for a server that was killed before it could stop them."""
-    found = []
+    task_ids = []
     for job in state.jobs.values():
         if job.attempt is None or job.is_multinode:
             continue
         if job.is_ending or (job.node is not None and job.stop_reason):
-            found.append(job.attempt.task_id)
-    return found
+            task_ids.append(job.attempt.task_id)
+    return task_ids
 
 
 def restore(state: BatchState, now: int = 0) -> BatchState:

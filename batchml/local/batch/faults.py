@@ -38,10 +38,10 @@ def schedule_fault(tx: Transaction, job: Job) -> None:
     attempt = job.attempt
     if attempt is None or attempt.started_at is None or attempt.doom or job.is_multinode:
         return
-    whole = tx.state.jobs.get(job.parent, job) if job.node is not None else job
+    whole_job = tx.state.jobs.get(job.parent, job) if job.node is not None else job
     chaos, tag = tx.state.chaos, job.tags.get(fault_injection.TAG)
-    fault = fault_injection.fault_of(chaos, tag, whole.sequence, attempt.number)
-    if fault is not None and _is_target(chaos, whole, job, attempt, fault):
+    fault = fault_injection.fault_of(chaos, tag, whole_job.sequence, attempt.number)
+    if fault is not None and _is_target(chaos, whole_job, job, attempt, fault):
         at = attempt.started_at + fault.after * 1000
         item = (attempt.task_id, fault)
         scheduled = tx.prune_ended(tx.state.faults)
@@ -50,10 +50,10 @@ def schedule_fault(tx: Transaction, job: Job) -> None:
 
 
 def _is_target(
-    chaos: Chaos | None, whole: Job, job: Job, attempt: JobAttempt, fault: Fault
+    chaos: Chaos | None, whole_job: Job, job: Job, attempt: JobAttempt, fault: Fault
 ) -> bool:
-    """Whether the fault for the job `whole` is injected into `job`, which is that job or one of its
-    nodes.
+    """Whether the fault for the job `whole_job` is injected into `job`, which is that job or one of
+    its nodes.
     """
     nodes = job.spec.nodes
     if job.node is None or nodes is None:
@@ -61,7 +61,7 @@ def _is_target(
     if fault.kind != fault_injection.NODE_LOST or nodes.count < 2:
         return fault.kind != fault_injection.NODE_LOST and job.is_main_node
     others = [index for index in range(nodes.count) if index != nodes.main]
-    index = fault_injection.choose_node(chaos, whole.sequence, attempt.number, len(others))
+    index = fault_injection.choose_node(chaos, whole_job.sequence, attempt.number, len(others))
     return job.node == others[index]
 
 
@@ -73,8 +73,8 @@ def inject_due(tx: Transaction) -> None:
         job = job_of(tx, task_id)
         if job is None or job.attempt is None or job.attempt.doom:
             continue
-        whole = tx.state.jobs.get(job.parent) if job.node is not None else job
-        if whole is not None and not whole.is_ending:
+        whole_job = tx.state.jobs.get(job.parent) if job.node is not None else job
+        if whole_job is not None and not whole_job.is_ending:
             attempt = replace(job.attempt, doom=str(fault))
             tx.put_job(replace(job, attempt=attempt))
             tx.effects.append(_lose_host(attempt))

@@ -322,7 +322,7 @@ def _settle(tx: Transaction, jobs: list[Job]) -> None:
 
 def _dependents_of(tx: Transaction, job: Job) -> list[Job]:
     """The jobs that an ended job releases. Jobs that still wait for others are stored."""
-    found = []
+    released = []
     for dependent_id in tx.pop_dependents(job.id):
         dependent = tx.state.jobs.get(dependent_id)
         if dependent is None:
@@ -334,8 +334,8 @@ def _dependents_of(tx: Transaction, job: Job) -> list[Job]:
         if _waits(tx, dependent) and (dependent.is_ending or not failure):
             tx.put_job(dependent)
         else:
-            found.append(_release(dependent, job.stopped_at or 0))
-    return found
+            released.append(_release(dependent, job.stopped_at or 0))
+    return released
 
 
 # --- Arrays ---------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ def describe_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     if len(names) > 100:
         raise client_error("Maximum number of jobs supported is  100")
     finished = view.journal.jobs([job_id for job_id in names if job_id not in view.state.jobs])
-    found = [view.state.jobs.get(job_id) or finished.get(job_id) for job_id in names]
-    return {"jobs": [job_detail(view, job) for job in found if job is not None]}
+    jobs = [view.state.jobs.get(job_id) or finished.get(job_id) for job_id in names]
+    return {"jobs": [job_detail(view, job) for job in jobs if job is not None]}
 
 
 def list_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _job_filter(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> Jo
 
 def _milliseconds(name: str, value: str) -> int:
     try:
-        found = int(value)
+        time = int(value)
     except ValueError:
-        found = -1
-    if not 0 <= found < 2**63:
+        time = -1
+    if not 0 <= time < 2**63:
         raise client_error(f"{name} takes milliseconds since the epoch")
-    return found
+    return time
 
 
 def job_summary(view: ReadView, job: Job) -> dict[str, Any]:
@@ -240,15 +240,17 @@ def describe_compute_environments(view: ReadView, params: dict[str, Any]) -> dic
     records = sorted(view.state.environments.items())
     # As AWS shows an environment that cannot start hosts.
     status = {"status": "INVALID", "statusReason": view.held_back} if view.held_back else {}
-    found = [{**record.detail, **status} for name, record in records if not names or name in names]
-    return _page("computeEnvironments", found, params)
+    details = [
+        {**record.detail, **status} for name, record in records if not names or name in names
+    ]
+    return _page("computeEnvironments", details, params)
 
 
 def describe_job_queues(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     names = {bare_name(name) for name in params.get("jobQueues", ())}
     records = sorted(view.state.queues.items())
-    found = [record.detail for name, record in records if not names or name in names]
-    return _page("jobQueues", found, params)
+    details = [record.detail for name, record in records if not names or name in names]
+    return _page("jobQueues", details, params)
 
 
 def describe_job_definitions(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
@@ -278,8 +280,8 @@ def describe_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict
 
 
 def list_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
-    found = [{"arn": record.detail["arn"]} for _, record in sorted(view.state.policies.items())]
-    return _page("schedulingPolicies", found, params)
+    arns = [{"arn": record.detail["arn"]} for _, record in sorted(view.state.policies.items())]
+    return _page("schedulingPolicies", arns, params)
 
 
 def describe_consumable_resource(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
@@ -296,8 +298,8 @@ def describe_consumable_resource(view: ReadView, params: dict[str, Any]) -> dict
 
 
 def list_consumable_resources(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
-    wanted = _filters(params, "CONSUMABLE_RESOURCE_NAME").get("CONSUMABLE_RESOURCE_NAME")
-    found = [
+    patterns = _filters(params, "CONSUMABLE_RESOURCE_NAME").get("CONSUMABLE_RESOURCE_NAME")
+    resources = [
         {
             "consumableResourceArn": record.detail["consumableResourceArn"],
             "consumableResourceName": name,
@@ -306,22 +308,22 @@ def list_consumable_resources(view: ReadView, params: dict[str, Any]) -> dict[st
             "resourceType": record.detail["resourceType"],
         }
         for name, record in sorted(view.state.consumables.items())
-        if _matches(wanted, name)
+        if _matches(patterns, name)
     ]
-    return _page("consumableResources", found, params)
+    return _page("consumableResources", resources, params)
 
 
 def _filters(params: dict[str, Any], *allowed: str) -> dict[str, list[str]]:
     """The values of each filter in the request, in lower case. Raises ApiError for other
     filters.
     """
-    found: dict[str, list[str]] = {}
+    filters: dict[str, list[str]] = {}
     for entry in params.get("filters", ()):
         name = entry.get("name")
-        if name not in allowed or name in found:
+        if name not in allowed or name in filters:
             raise client_error(f"The allowed filters, each at most once, are {', '.join(allowed)}")
-        found[name] = [value.lower() for value in entry.get("values", ())]
-    return found
+        filters[name] = [value.lower() for value in entry.get("values", ())]
+    return filters
 
 
 def _matches(patterns: list[str] | None, name: str) -> bool:
@@ -337,15 +339,15 @@ def list_jobs_by_consumable_resource(view: ReadView, params: dict[str, Any]) -> 
     name = bare_name(params["consumableResource"])
     if name not in view.state.consumables:
         raise client_error(f"ConsumableResource {params['consumableResource']} not found")
-    wanted = _filters(params, "JOB_NAME", "JOB_STATUS")
+    filters = _filters(params, "JOB_NAME", "JOB_STATUS")
     jobs = sorted(
         (
             job
             for job in view.state.jobs.values()
             if not job.parent
             and name in dict(job.spec.consumables)
-            and _matches(wanted.get("JOB_NAME"), job.name)
-            and _matches(wanted.get("JOB_STATUS"), job.status.value)
+            and _matches(filters.get("JOB_NAME"), job.name)
+            and _matches(filters.get("JOB_STATUS"), job.status.value)
         ),
         key=lambda job: job.sequence,
     )
@@ -477,13 +479,13 @@ def _container_instance(state: BatchState) -> dict[str, Any]:
 
 
 def _ecs_resources(machine: MachineCapacity) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    resources: list[dict[str, Any]] = [
         {"name": "CPU", "type": "INTEGER", "integerValue": machine.vcpus * _CPU_UNITS},
         {"name": "MEMORY", "type": "INTEGER", "integerValue": machine.memory},
     ]
     if machine.gpus:
-        found.append({"name": "GPU", "type": "STRINGSET", "stringSetValue": list(machine.gpus)})
-    return found
+        resources.append({"name": "GPU", "type": "STRINGSET", "stringSetValue": list(machine.gpus)})
+    return resources
 
 
 # --- STS ------------------------------------------------------------------------------------------
@@ -503,8 +505,8 @@ def _page(name: str, items: Sequence[Any], params: dict[str, Any]) -> dict[str, 
 
 def _limit(params: dict[str, Any], most: int) -> int:
     """The number of results of a page. A maxResults outside of AWS's range is clamped."""
-    wanted: int = params.get("maxResults", most)
-    return max(1, min(wanted, most))
+    asked_for: int = params.get("maxResults", most)
+    return max(1, min(asked_for, most))
 
 
 def _read_token(token: str | None) -> int | None:

@@ -161,15 +161,15 @@ def front_of_queue(
     """
     tx = Transaction(state, now)
     blocked = state.blocked.get(queue.name)
-    found: list[tuple[Job, int]] = []
-    while len(found) < limit and (head := _head(tx, queue)) is not None:
+    front: list[tuple[Job, int]] = []
+    while len(front) < limit and (head := _head(tx, queue)) is not None:
         line, job = head
         tx.pop_line(queue.name, line)
         since = max([job.created_at, *(attempt["stoppedAt"] for attempt in job.attempts)])
         if blocked is not None and blocked.job_id == job.id:
             since = max(since, blocked.since)
-        found.append((job, since))
-    return found
+        front.append((job, since))
+    return front
 
 
 # --- The first job of a queue that cannot start ---------------------------------------------------

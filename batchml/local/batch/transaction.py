@@ -226,10 +226,10 @@ class Transaction:
         self._set(dependents=self.state.dependents.set(on, (*others, job_id)))
 
     def pop_dependents(self, job_id: str) -> tuple[str, ...]:
-        found = self.state.dependents.get(job_id, ())
-        if found:
+        dependents = self.state.dependents.get(job_id, ())
+        if dependents:
             self._set(dependents=self.state.dependents.delete(job_id))
-        return found
+        return dependents
 
     def next_sequence(self, count: int = 1) -> int:
         """Allocate `count` consecutive numbers, which are never used again, and return the

@@ -30,10 +30,10 @@ def find(identity: str) -> Groups:
         mounts, own = _mounts_and_own()
     except OSError:
         return {}
-    wanted = [c for c in _LIMITED if c in mounts and c in own]
-    if {*wanted} >= {"memory", "pids"}:
-        made = {c: _make(os.path.join(mounts[c] + own[c], name)) for c in wanted}
-        return made if all(made.values()) else {}
+    usable = [c for c in _LIMITED if c in mounts and c in own]
+    if {*usable} >= {"memory", "pids"}:
+        groups = {c: _make(os.path.join(mounts[c] + own[c], name)) for c in usable}
+        return groups if all(groups.values()) else {}
     if "all" in mounts and "all" in own:
         return find_v2(mounts["all"], own["all"], name)
     return {}
@@ -62,19 +62,19 @@ def _mounts_and_own() -> tuple[dict[str, str], dict[str, str]]:
 
 def own_groups(text: str) -> dict[str, str]:
     """Parse /proc/self/cgroup: controller -> path. Version 2's line has no controller."""
-    found = {}
+    paths = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(",") if controllers else ["all"]:
-            found[controller] = "" if path == "/" else path
-    return found
+            paths[controller] = "" if path == "/" else path
+    return paths
 
 
 def mounts_in(text: str) -> dict[str, str]:
     """Parse /proc/self/mountinfo: controller -> the mount point of its tree. Trees whose mount does
     not begin at their root are left out.
     """
-    found: dict[str, str] = {}
+    mounts: dict[str, str] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -84,11 +84,11 @@ def mounts_in(text: str) -> dict[str, str]:
         if fields[3] != "/":
             continue
         if kind == "cgroup2":
-            found.setdefault("all", fields[4])
+            mounts.setdefault("all", fields[4])
         elif kind == "cgroup":
             for controller in set(options.split(" ")[-1].split(",")) & set(_LIMITED):
-                found.setdefault(controller, fields[4])
-    return found
+                mounts.setdefault(controller, fields[4])
+    return mounts
 
 
 def find_v2(mount: str, path: str, name: str) -> Groups:
@@ -99,10 +99,12 @@ def find_v2(mount: str, path: str, name: str) -> Groups:
     """
     while True:
         parent = mount + path
-        given = _child_controllers(parent)
-        if given >= {"memory", "pids"}:
+        enabled = _child_controllers(parent)
+        if enabled >= {"memory", "pids"}:
             folder = _make(os.path.join(parent, name))
-            for controller in (given & {*_LIMITED}) - _child_controllers(folder) if folder else ():
+            for controller in (
+                (enabled & {*_LIMITED}) - _child_controllers(folder) if folder else ()
+            ):
                 write(os.path.join(folder, "cgroup.subtree_control"), f"+{controller}")
             if folder and _child_controllers(folder) >= {"memory", "pids"}:
                 return {"all": folder}
@@ -144,16 +146,16 @@ def slot_name(pid: int, started: int | None) -> str:
 
 def members(folders: list[str]) -> list[int]:
     """The processes in the groups and in groups below them."""
-    found: dict[int, None] = {}
+    pids: dict[int, None] = {}
     for folder in folders:
         for group, _, _ in os.walk(folder):
             try:
                 text = _read(os.path.join(group, "cgroup.procs"))
             except OSError:
                 continue
-            found.update(dict.fromkeys(map(int, text.split())))
-    found.pop(0, None)  # a process of another PID namespace: for kill, 0 is our own group
-    return list(found)
+            pids.update(dict.fromkeys(map(int, text.split())))
+    pids.pop(0, None)  # a process of another PID namespace: for kill, 0 is our own group
+    return list(pids)
 
 
 def kill(folders: list[str]) -> list[int]:

@@ -158,11 +158,11 @@ def _environment(
     The second value has the paths on this machine, by variable.
     """
     env = job_environment(replace(host, environ={}), job, attempt)
-    given = {entry["name"] for entry in job.container["environment"]}
-    host_paths = {name: env[name] for name in FOLDERS if name in env and name not in given}
+    set_by_job = {entry["name"] for entry in job.container["environment"]}
+    host_paths = {name: env[name] for name in FOLDERS if name in env and name not in set_by_job}
     env |= {name: FOLDERS[name] for name in host_paths}
     for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
-        if name not in given:
+        if name not in set_by_job:
             del env[name]  # the runtime makes them in the container
     env.pop("BATCHML_TASK", None)  # a container is identified by its label
     env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine shows no other GPUs
@@ -184,21 +184,21 @@ def _own_folders(
 
 def _shared(home: Home, read_only: bool) -> list[str]:
     """Folders that a job may mount. In the folder of runs no container may rename anything."""
-    found = [str(home.root / "workspace"), str(home.root / "data")]
-    return [*found, str(home.runs)] if read_only else found
+    folders = [str(home.root / "workspace"), str(home.root / "data")]
+    return [*folders, str(home.runs)] if read_only else folders
 
 
 def _code(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
     """The code package of a run of batchml. Its variables are changed to paths in the container."""
-    found = []
+    sources = []
     for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
         path = env.get(name, "")
         if Path(os.path.normpath(path)).parent == host.home.code:
             env[name] = inside
-            found.append(
+            sources.append(
                 _source(path, inside, [str(host.home.code)], read_only=True, ours=True, fixed=True)
             )
-    return found
+    return sources
 
 
 def _sweep_folders(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
@@ -242,17 +242,17 @@ def _volumes(
     host: ExecutorHost, permits: Permits, container: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The job's volumes that are folders of this machine."""
-    found = []
+    sources = []
     for volume, point in _mounted(container):
         efs = volume.get("efsVolumeConfiguration")
         path = (volume.get("host") or {}).get("sourcePath")
         read_only, target = bool(point.get("readOnly")), point["containerPath"]
         if efs:
-            found.append(_efs(host.home, efs, target, read_only))
+            sources.append(_efs(host.home, efs, target, read_only))
         elif path:
             roots = [*_shared(host.home, read_only), *permits.paths]
-            found.append(_source(path, target, roots, read_only=read_only, make=True))
-    return found
+            sources.append(_source(path, target, roots, read_only=read_only, make=True))
+    return sources
 
 
 def _temporary_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
@@ -273,7 +273,7 @@ def _temporary_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     volumes = {volume.get("name"): volume for volume in container.get("volumes") or ()}
-    found = []
+    pairs = []
     for point in container.get("mountPoints") or ():
         name = point.get("sourceVolume")
         if name not in volumes:
@@ -281,8 +281,8 @@ def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, 
                 f"CannotCreateContainerError: mountPoints name the volume {name!r}, "
                 f"and volumes has none of that name"
             )
-        found.append((volumes[name], point))
-    return found
+        pairs.append((volumes[name], point))
+    return pairs
 
 
 def _efs(home: Home, efs: dict[str, Any], target: str, read_only: bool) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def _limits(job: Job) -> dict[str, Any]:
     linux = job.container.get("linuxParameters") or {}
     memory = max(job.needs.memory * MIB, LEAST_MEMORY)
     swap = linux.get("maxSwap")
-    found: dict[str, Any] = {
+    limits: dict[str, Any] = {
         "Memory": memory,
         "MemorySwap": memory + (swap or 0) * MIB,
         "CpuShares": min(1024 * max(job.needs.vcpus, 1), MOST_CPU_SHARES),
@@ -336,8 +336,8 @@ def _limits(job: Job) -> dict[str, Any]:
     }
     # As on AWS, swappiness applies only together with maxSwap.
     if swap and linux.get("swappiness") is not None:
-        found["MemorySwappiness"] = linux["swappiness"]
-    return found
+        limits["MemorySwappiness"] = linux["swappiness"]
+    return limits
 
 
 def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
@@ -364,19 +364,19 @@ def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
 
 
 def _linux(linux: dict[str, Any], permits: Permits) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     if linux.get("sharedMemorySize"):
-        found["ShmSize"] = linux["sharedMemorySize"] * MIB
+        config["ShmSize"] = linux["sharedMemorySize"] * MIB
     if linux.get("tmpfs"):
-        found["Tmpfs"] = {
+        config["Tmpfs"] = {
             entry["containerPath"]: ",".join(
                 [f"size={entry['size']}m", *(entry.get("mountOptions") or ())]
             )
             for entry in linux["tmpfs"]
         }
     if linux.get("devices"):
-        found["Devices"] = [_device(entry, permits) for entry in linux["devices"]]
-    return found
+        config["Devices"] = [_device(entry, permits) for entry in linux["devices"]]
+    return config
 
 
 def _device(entry: dict[str, Any], permits: Permits) -> dict[str, str]:

@@ -44,13 +44,13 @@ def propose(path: str, roots: Iterable[str], fixed: bool = False) -> ProposedPat
     AttemptNotStarted if no root contains it.
     """
     real = os.path.realpath(path)
-    found = [root for root in map(os.path.realpath, roots) if is_below(real, root)]
-    if not found:
+    containing = [root for root in map(os.path.realpath, roots) if is_below(real, root)]
+    if not containing:
         raise AttemptNotStarted(
             f"CannotCreateContainerError: {path} may not be mounted. Start the server with "
             f"--allow-path {path} to let jobs have it"
         )
-    root = real if fixed else min(found, key=len)
+    root = real if fixed else min(containing, key=len)
     return ProposedPath(root, tuple(filter(None, real[len(root) :].split("/"))))
 
 
@@ -91,14 +91,14 @@ def _step(at: int, name: str, make: bool) -> int:
     return inner
 
 
-def open_up(found: int) -> None:
+def open_up(descriptor: int) -> None:
     """Give any user of a container access. On this machine the state folder above it stays
     private.
     """
-    now = os.fstat(found).st_mode
-    mode = 0o777 if stat.S_ISDIR(now) else 0o644
-    if stat.S_IMODE(now) != mode:
-        os.chmod(_path_of(found), mode)
+    mode_now = os.fstat(descriptor).st_mode
+    mode = 0o777 if stat.S_ISDIR(mode_now) else 0o644
+    if stat.S_IMODE(mode_now) != mode:
+        os.chmod(_path_of(descriptor), mode)
 
 
 def _path_of(descriptor: int) -> str:
@@ -181,16 +181,16 @@ def _open_source(source: Mapping[str, Any], pin: str) -> MountSource:
         os.chmod(proposal.root, 0o755)
     root = os.open(proposal.root, _STEP)
     try:
-        found = walk(root, proposal.names, source["make"])
+        descriptor = walk(root, proposal.names, source["make"])
     finally:
         os.close(root)
     try:
         if source["ours"]:
-            open_up(found)
-        about = os.fstat(found)
-        name = _pin(found, pin, proposal) if proposal.names else proposal.root
+            open_up(descriptor)
+        about = os.fstat(descriptor)
+        name = _pin(descriptor, pin, proposal) if proposal.names else proposal.root
     finally:
-        os.close(found)
+        os.close(descriptor)
     return MountSource(name, (about.st_dev, about.st_ino), source["path"])
 
 
@@ -270,15 +270,15 @@ def pinned_tasks(label: str) -> list[str]:
         return []
 
 
-def _pin(found: int, pin: str, proposal: ProposedPath) -> str:
+def _pin(descriptor: int, pin: str, proposal: ProposedPath) -> str:
     """Make a bind mount of a descriptor; its name. Raises AttemptNotStarted, OSError."""
     try:
         os.makedirs(os.path.dirname(pin), 0o700, exist_ok=True)
-        if stat.S_ISDIR(os.fstat(found).st_mode):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.mkdir(pin)
         else:
             os.close(os.open(pin, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-        _mount(_path_of(found), pin, _MS_BIND | _MS_REC)
+        _mount(_path_of(descriptor), pin, _MS_BIND | _MS_REC)
         # Else unmounting this would also unmount the mounts inside the folder itself.
         _mount(None, pin, _MS_PRIVATE | _MS_REC)
     except PermissionError:

@@ -448,10 +448,10 @@ def _masquerade(interface: str, namespace: str) -> list[str]:
 
 def _routes() -> list[str]:
     """The routes of this machine, except the default route."""
-    found = json.loads(_run("ip", "-j", "-4", "route", "show", "table", "all") or "[]")
+    routes = json.loads(_run("ip", "-j", "-4", "route", "show", "table", "all") or "[]")
     return [
         route["dst"]
-        for route in found
+        for route in routes
         if route["dst"] != "default" and route.get("type") not in ("broadcast", "local")
     ]
 
@@ -464,10 +464,10 @@ def _ip(namespace: str, *lines: str) -> None:
 
 def _tool(name: str) -> str:
     """The path of a program. Raises NodeNetworkError."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin")
-    if found is None:
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if path is None:
         raise NodeNetworkError(f"the program `{name}` is not installed")
-    return found
+    return path
 
 
 def _run(*command: str, stdin: str = "", ignore: bool = False) -> str:

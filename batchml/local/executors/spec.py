@@ -156,8 +156,8 @@ def run_folder(host: ExecutorHost, job: Job) -> str:
 
 def _are_in(runs: str, env: Mapping[str, str]) -> bool:
     """Whether outputs and checkpoints go to the run's folder; a job may choose others."""
-    given = (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"])
-    return given == (f"{runs}/output", f"{runs}/checkpoints")
+    folders = (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"])
+    return folders == (f"{runs}/output", f"{runs}/checkpoints")
 
 
 def _through_runtime(host: ExecutorHost, python: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -239,9 +239,9 @@ _NO_TOOL = (
 
 def _maker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of the server that pip and conda programs receive."""
-    wanted = (*_PASSED_ON, "XDG_CACHE_HOME")
+    names = (*_PASSED_ON, "XDG_CACHE_HOME")
     prefixes = ("PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
-    return {k: v for k, v in environ.items() if k in wanted or k.startswith(prefixes)}
+    return {k: v for k, v in environ.items() if k in names or k.startswith(prefixes)}
 
 
 def _with_access(
@@ -250,15 +250,15 @@ def _with_access(
     """The variables of a job, and those with which it reaches the server. The job's own win."""
     if host.keys is None:
         return env
-    given = {entry["name"] for entry in job.container["environment"]}
+    set_by_job = {entry["name"] for entry in job.container["environment"]}
     access = auth.access_variables(
         host.endpoint,
         auth.job_keys(host.keys, attempt.task_id),
-        given,
+        set_by_job,
         has_role=bool(job.container.get("jobRoleArn")),
         has_user_credentials=_has_credentials(env.get("HOME", "")),
     )
-    return {**access, **env, **auth.proxy_exceptions(env, given)}
+    return {**access, **env, **auth.proxy_exceptions(env, set_by_job)}
 
 
 def _has_credentials(folder: str) -> bool:
@@ -271,8 +271,8 @@ def _has_credentials(folder: str) -> bool:
 
 def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
     """The variables of a job: Batch's, batchml's, and its own, which win over batchml's."""
-    runs, root, given = run_folder(host, job), host.home.root, _own_variables(job)
-    given = with_moved_paths(host.home, given)
+    runs, root, own = run_folder(host, job), host.home.root, _own_variables(job)
+    own = with_moved_paths(host.home, own)
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
@@ -284,13 +284,13 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         "BATCHML_METRICS": f"{work_folder(host, attempt)}/.batchml-metrics",
         "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
-    if not given.keys().isdisjoint(_STORING):
+    if not own.keys().isdisjoint(_STORING):
         ours["BATCHML_STORE"] = f"{runs}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     endpoints = endpoint_variables(read_endpoints(host.home))
     return {
-        **_passed_on(host), **ours, **endpoints, **given,
+        **_passed_on(host), **ours, **endpoints, **own,
         **_batch_variables(host, job, attempt), **_array_or_node_variables(job, attempt),
         **_gpu_variables(host, attempt),
     }  # fmt: skip
@@ -322,14 +322,14 @@ def _array_or_node_variables(job: Job, attempt: JobAttempt) -> dict[str, str]:
     nodes = job.spec.nodes
     if job.node is None or nodes is None:
         return {}
-    found = {
+    variables = {
         "AWS_BATCH_JOB_NUM_NODES": str(nodes.count),
         "AWS_BATCH_JOB_NODE_INDEX": str(job.node),
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(nodes.main),
     }
     if not job.is_main_node:  # the main node does not get it, as in AWS
-        found["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = attempt.main_address
-    return found
+        variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = attempt.main_address
+    return variables
 
 
 def _gpu_variables(host: ExecutorHost, attempt: JobAttempt) -> dict[str, str]:

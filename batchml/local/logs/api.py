@@ -147,12 +147,12 @@ def _offset(stream: LogStream, files: LogFiles, after: LogPosition) -> int:
     """The offset at which a stream continues behind `after`."""
     if stream.name == after.stream:
         return after.offset
-    wanted = after.time + (stream.name < after.stream)
+    since = after.time + (stream.name < after.stream)
     span = files.span(stream.task_id)
-    if span is None or span[0] >= wanted:
+    if span is None or span[0] >= since:
         return 0
     with open_regular(files.path(stream.task_id)) as file:
-        return first_at(file, wanted)
+        return first_at(file, since)
 
 
 # --- Calls ----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class LogReads:
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")
         reached = max(LogPosition(since, "", 0), _read_position(params.get("nextToken")))
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         size = scanned = 0
         for line, stream, position in merge(streams, self._files, reached):
             if until is not None and position.time >= until:
@@ -241,21 +241,21 @@ class LogReads:
             length = line.end - line.start
             is_match = line.timestamp != NO_TIME and matches(line.message)
             if (
-                len(found) >= limit
+                len(events) >= limit
                 or scanned > MAX_SCAN
-                or (is_match and found and size + length > MAX_BYTES)
+                or (is_match and events and size + length > MAX_BYTES)
             ):
                 return {
-                    "events": found,
+                    "events": events,
                     "searchedLogStreams": [],
                     "nextToken": reads.encode_token(reached),
                 }
             if is_match:
-                found.append(_to_filtered_event(line, stream))
+                events.append(_to_filtered_event(line, stream))
                 size += length
             scanned += length
             reached = position
-        return {"events": found, "searchedLogStreams": []}
+        return {"events": events, "searchedLogStreams": []}
 
     def _select_streams(self, params: dict[str, Any]) -> list[LogStream]:
         group = _group(params)
@@ -266,10 +266,10 @@ class LogReads:
         if not names:
             self._check_group(group)
             return self._streams.all(group, prefix)
-        found = [self._streams.one(group, name) for name in dict.fromkeys(names)]
-        if None in found:
+        streams = [self._streams.one(group, name) for name in dict.fromkeys(names)]
+        if None in streams:
             raise _not_found("The specified log stream does not exist.")
-        return [stream for stream in found if stream is not None]
+        return [stream for stream in streams if stream is not None]
 
     def _check_group(self, group: str) -> None:
         if group != DEFAULT_LOG_GROUP and group not in self._streams.groups():
@@ -314,7 +314,7 @@ class LogReads:
     def _by_name(
         self, group: str, params: dict[str, Any], limit: int
     ) -> tuple[list[LogStream], dict[str, str]]:
-        found = self._streams.page(
+        streams = self._streams.page(
             group,
             params.get("logStreamNamePrefix", ""),
             _read_token(params.get("nextToken"), str),
@@ -322,9 +322,11 @@ class LogReads:
             descending=params.get("descending", False),
         )
         more = (
-            {"nextToken": reads.encode_token(found[limit - 1].name)} if len(found) > limit else {}
+            {"nextToken": reads.encode_token(streams[limit - 1].name)}
+            if len(streams) > limit
+            else {}
         )
-        return found[:limit], more
+        return streams[:limit], more
 
     def _by_time(
         self, group: str, params: dict[str, Any], limit: int
@@ -456,8 +458,8 @@ def _parse_pattern(text: str) -> Callable[[bytes], bool]:
 
 
 def _read_position(token: str | None) -> LogPosition:
-    found = _read_token(token, _POSITION)
-    return LogPosition(0, "", 0) if found is None else LogPosition(*found)
+    fields = _read_token(token, _POSITION)
+    return LogPosition(0, "", 0) if fields is None else LogPosition(*fields)
 
 
 def _read_token(token: str | None, kind: Any) -> Any:

@@ -77,8 +77,8 @@ def examine(proof: LogProof, file: BinaryIO) -> Steps:
 def _checkpoints(proof: LogProof) -> list[tuple[int, bytes]]:
     """(Number of lines, first bytes of their digest) for each checkpoint, and for the whole log."""
     digests = bytes.fromhex(proof.checkpoints)
-    found = [digests[at : at + CHECKPOINT] for at in range(0, len(digests), CHECKPOINT)]
-    numbered = [(number * proof.stride, digest) for number, digest in enumerate(found, start=1)]
+    parts = [digests[at : at + CHECKPOINT] for at in range(0, len(digests), CHECKPOINT)]
+    numbered = [(number * proof.stride, digest) for number, digest in enumerate(parts, start=1)]
     return [*numbered, (proof.lines, bytes.fromhex(proof.sha256))]
 
 

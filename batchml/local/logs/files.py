@@ -140,11 +140,11 @@ def first_at(file: BinaryIO, since: int) -> int:
     low, high = 0, file.seek(0, os.SEEK_END)
     while high - low > _NEAR:
         middle = (low + high) // 2
-        found = _first_event(_lines(file, _line_start(file, middle), block=_NEAR))
-        if found is None or found.start >= high or found.timestamp >= since:
+        event = _first_event(_lines(file, _line_start(file, middle), block=_NEAR))
+        if event is None or event.start >= high or event.timestamp >= since:
             high = middle
         else:
-            low = found.end
+            low = event.end
     for line in _lines(file, low):
         if line.timestamp >= since:
             return line.start
@@ -222,13 +222,13 @@ def _lines(
     last = offset + most
     while offset < last:
         data = _read_at(file, offset, block)
-        whole = data.rfind(b"\n")
-        if whole < 0:
+        last_newline = data.rfind(b"\n")
+        if last_newline < 0:
             if len(data) < block or block > MAX_SCAN:
                 return
             block *= 4
             continue
-        for text in data[:whole].split(b"\n"):
+        for text in data[:last_newline].split(b"\n"):
             end = offset + len(text) + 1
             yield _parse(text, offset, end)
             offset = end
@@ -239,9 +239,9 @@ def _line_start(file: BinaryIO, offset: int) -> int:
     position = offset - 1
     while True:
         data = _read_at(file, position, _NEAR)
-        found = data.find(b"\n")
-        if found >= 0:
-            return position + found + 1
+        newline = data.find(b"\n")
+        if newline >= 0:
+            return position + newline + 1
         if len(data) < _NEAR or position - offset > MAX_SCAN:
             return position + len(data)
         position += len(data)

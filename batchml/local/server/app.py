@@ -272,8 +272,8 @@ class ConnectionGate:
         # Signed connections and their keys, in the order of their last signed requests.
         self._signed: dict[_LimitedProtocol, str] = {}
 
-    def protocol(self, **given: Any) -> H11Protocol:
-        return _LimitedProtocol(self, **given)
+    def protocol(self, **arguments: Any) -> H11Protocol:
+        return _LimitedProtocol(self, **arguments)
 
     def enter(self, peer: "_LimitedProtocol", now: float) -> None:
         self._connected.add(peer)

@@ -200,8 +200,8 @@ _REFUSED_TO_JOBS = ("Create", "Update", "Delete")
 def job_keys(server: AccessKeys, task_id: str) -> AccessKeys:
     """The keys of one attempt."""
     secret = server.secret_access_key.encode()
-    made = hmac.digest(secret, f"batchml job credentials\n{task_id}".encode(), "sha256")
-    return AccessKeys(_PREFIX + task_id.upper(), urlsafe_b64encode(made).decode().rstrip("="))
+    digest = hmac.digest(secret, f"batchml job credentials\n{task_id}".encode(), "sha256")
+    return AccessKeys(_PREFIX + task_id.upper(), urlsafe_b64encode(digest).decode().rstrip("="))
 
 
 def task_of(access_key_id: str) -> str:
@@ -213,13 +213,13 @@ def task_of(access_key_id: str) -> str:
 def access_variables(
     endpoint: str,
     keys: AccessKeys,
-    given: Collection[str],
+    set_by_job: Collection[str],
     *,
     has_role: bool,
     has_user_credentials: bool,
 ) -> dict[str, str]:
-    """The variables by which an attempt reaches the server. `given` are names that the job sets
-    itself.
+    """The variables by which an attempt reaches the server. `set_by_job` are names that the job
+    sets itself.
 
     `has_user_credentials`: programs find credentials of the user in files, which these variables
     would hide. Only a job with a role gets the variables then, as in AWS.
@@ -229,11 +229,11 @@ def access_variables(
         "BATCHML_ACCESS_KEY_ID": keys.access_key_id,
         "BATCHML_SECRET_ACCESS_KEY": keys.secret_access_key,
     }
-    if not _CREDENTIALS.isdisjoint(given) or (has_user_credentials and not has_role):
+    if not _CREDENTIALS.isdisjoint(set_by_job) or (has_user_credentials and not has_role):
         return variables
     variables |= dict.fromkeys(ENDPOINTS, endpoint)
     variables |= {_KEYS[0]: keys.access_key_id, _KEYS[1]: keys.secret_access_key}
-    if set(_REGIONS).isdisjoint(given):
+    if set(_REGIONS).isdisjoint(set_by_job):
         variables |= dict.fromkeys(_REGIONS, REGION)
     return variables
 
@@ -269,9 +269,9 @@ def drop_own_credentials(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
 
 
-def proxy_exceptions(env: Mapping[str, str], given: Collection[str]) -> dict[str, str]:
+def proxy_exceptions(env: Mapping[str, str], set_by_job: Collection[str]) -> dict[str, str]:
     """Variables that exclude the server from the job's proxies, if it has any."""
-    if not {"http_proxy", "HTTP_PROXY"} & {*env} or {"no_proxy", "NO_PROXY"} & {*given}:
+    if not {"http_proxy", "HTTP_PROXY"} & {*env} or {"no_proxy", "NO_PROXY"} & {*set_by_job}:
         return {}
     names = [env[name] for name in ("no_proxy", "NO_PROXY") if env.get(name)]
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*names[:1], _HOST]))

@@ -93,10 +93,10 @@ def main() -> int:
         )
         code = asyncio.run(serve(home, options))
     except Exception as error:
-        known = _to_batchml_error(error, home)
-        log.error("%s", known, exc_info=None if known is error else error)
-        _send_ready(options.ready_fd, {"error": str(known), "kind": type(known).__name__})
-        code = EXIT_CRASHED if isinstance(error, OSError) else known.exit_code
+        reported = _to_batchml_error(error, home)
+        log.error("%s", reported, exc_info=None if reported is error else error)
+        _send_ready(options.ready_fd, {"error": str(reported), "kind": type(reported).__name__})
+        code = EXIT_CRASHED if isinstance(error, OSError) else reported.exit_code
     if code == RESTART:
         words = iter(sys.orig_argv[1:])
         again = [word for word in words if word != "--ready-fd" or not next(words)]

@@ -135,8 +135,8 @@ def _string(shape: Any, value: str, path: str, rules: _Rules) -> Iterator[ShapeP
     if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
         yield ShapeProblem(path, "must be valid Unicode")
         return
-    known = value.upper() if shape.name in _ANY_CASE else value
-    if shape.enum and known not in shape.enum:
+    enum_value = value.upper() if shape.name in _ANY_CASE else value
+    if shape.enum and enum_value not in shape.enum:
         yield ShapeProblem(path, f"must satisfy enum value set: [{', '.join(shape.enum)}]")
     yield from _size(shape, len(value), path, rules)
     pattern = shape.metadata.get("pattern") if rules.maxima else None
@@ -258,12 +258,12 @@ def service_model(service: str) -> Any:
 def _routes() -> dict[str, str]:
     """`/v1/submitjob` -> `SubmitJob` for every operation of Batch with a plain path."""
     model = service_model("batch")
-    found: dict[str, str] = {}
+    routes: dict[str, str] = {}
     for name in model.operation_names:
         http = model.operation_model(name).http
         if http["method"] == "POST" and "{" not in http["requestUri"]:
-            found[http["requestUri"]] = name
-    return found
+            routes[http["requestUri"]] = name
+    return routes
 
 
 def check_size(request: HttpRequest) -> None:
@@ -323,15 +323,15 @@ def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
     params = clean(shape, params) if shape is not None else {}
     # Batch's model has maxima that Batch is not known to enforce; the operations check its
     # documented limits.
-    found = list(problems(shape, params, maxima=service != "batch")) if shape is not None else []
-    if found:
-        raise _invalid(service, found, request_id)
+    mistakes = list(problems(shape, params, maxima=service != "batch")) if shape is not None else []
+    if mistakes:
+        raise _invalid(service, mistakes, request_id)
     return ApiCall(service, operation, params, request_id)
 
 
-def _invalid(service: str, found: list[ShapeProblem], request_id: str) -> ApiError:
-    listed = "; ".join(f"Value at '{path}' {text}" for path, text in found[:20])
-    text = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {listed}"
+def _invalid(service: str, mistakes: list[ShapeProblem], request_id: str) -> ApiError:
+    listed = "; ".join(f"Value at '{path}' {text}" for path, text in mistakes[:20])
+    text = f"{len(mistakes)} validation error{'s' if len(mistakes) > 1 else ''} detected: {listed}"
     if service == "batch":
         return request_error(text, request_id)
     return ApiError("InvalidParameterException", text)
@@ -408,17 +408,17 @@ def _json_object(request: HttpRequest) -> dict[str, Any]:
     try:
         # Decode the body as UTF-8 first: given bytes, json.loads would also accept UTF-16 and lone
         # surrogates.
-        found = json.loads(
+        body = json.loads(
             request.body.decode() or "{}",
             parse_constant=_no_constant, parse_int=_whole_number, parse_float=_number,
         )  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise ApiError("SerializationException", f"The body is not JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise ApiError("SerializationException", "The body must be a JSON object.")
-    if request.body.count(b"{") + request.body.count(b"[") > MAX_DEPTH and _is_deep(found):
+    if request.body.count(b"{") + request.body.count(b"[") > MAX_DEPTH and _is_deep(body):
         raise ApiError("SerializationException", f"The body has more than {MAX_DEPTH} levels.")
-    return found
+    return body
 
 
 def _no_constant(name: str) -> None:
@@ -432,10 +432,10 @@ def _whole_number(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
+    number = float(text)
+    if not math.isfinite(number):
         raise ValueError("a number is too large")
-    return found
+    return number
 
 
 def _is_deep(value: Any) -> bool:

@@ -62,13 +62,13 @@ class JournalFacts(Struct, frozen=True):
 
 def observe(home: Home, identity: str = "") -> FolderIdentity:
     """The facts of a folder as it is now. The journal must exist. Raises OSError."""
-    found = home.root.stat()
+    status = home.root.stat()
     return FolderIdentity(
         id=identity or secrets.token_hex(8),
         path=str(home.root),
-        device=found.st_dev,
+        device=status.st_dev,
         file_system=os.statvfs(home.root).f_fsid,
-        inode=found.st_ino,
+        inode=status.st_ino,
         journal=home.journal.stat().st_ino,
         boot=boot_id(),
         machine=_machine(),
@@ -153,8 +153,8 @@ def _has_begun(home: Home, task_ids: Iterable[str]) -> bool:
 
 def _record_has_begun(folder: Path) -> bool:
     """Raises OSError for a record that cannot be read."""
-    found = read_record(folder / "runner.json", RunnerRecord)
-    return (folder / "exit.json").exists() or (found is not None and found.may_have_begun)
+    runner = read_record(folder / "runner.json", RunnerRecord)
+    return (folder / "exit.json").exists() or (runner is not None and runner.may_have_begun)
 
 
 # --- Without an open journal ----------------------------------------------------------------------

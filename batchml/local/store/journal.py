@@ -285,17 +285,17 @@ class Journal:
             raise StateDamaged(_damage_message(self.path, str(error))) from error
 
     def _load(self, machine: MachineCapacity) -> BatchState:
-        found: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
+        records: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
         for kind, key, body in self._reader.execute("SELECT kind, key, body FROM records"):
-            found[kind][key] = _DECODERS[kind].decode(body)
+            records[kind][key] = _DECODERS[kind].decode(body)
         jobs = {job.id: job for job in self._jobs("WHERE live ORDER BY sequence")}
         (last,) = self._reader.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
         revisions: dict[str, int] = {}
-        for record in found["definition"].values():
+        for record in records["definition"].values():
             revisions[record.name] = max(record.revision, revisions.get(record.name, 0))
         return msgspec.structs.replace(
             empty_state(machine),
-            **{record.field: Map(found[record.kind]) for record in RECORDS},
+            **{record.field: Map(records[record.kind]) for record in RECORDS},
             revisions=Map(revisions),
             jobs=Map(jobs),
             sequence=last,
@@ -347,12 +347,12 @@ class Journal:
             raise _translate(error, self.path) from error
 
     def list_jobs(
-        self, owner: str, wanted: "JobFilter", below: int | None, limit: int
+        self, owner: str, filter_: "JobFilter", below: int | None, limit: int
     ) -> list[Job]:
         """Jobs of a queue, an array or a multi-node job, newest first, with a sequence below
         `below`.
         """
-        conditions, values = wanted.condition()
+        conditions, values = filter_.condition()
         return list(
             self._jobs(
                 f"WHERE owner = ? AND sequence < ?{conditions} ORDER BY sequence DESC LIMIT ?",

@@ -82,18 +82,18 @@ _LISTS = ("command", "volumes", "environment", "mountPoints", "ulimits", "resour
 
 def _to_description(params: dict[str, Any]) -> dict[str, Any]:
     """The request in the form of DescribeJobDefinitions: with empty lists for missing ones."""
-    found = dict(params)
+    detail = dict(params)
     if "containerProperties" in params:
-        found["containerProperties"] = _with_lists(params["containerProperties"])
+        detail["containerProperties"] = _with_lists(params["containerProperties"])
     if "nodeProperties" in params:
         ranges = [
             {**entry, "container": _with_lists(entry["container"])}
             for entry in params["nodeProperties"]["nodeRangeProperties"]
         ]
-        found["nodeProperties"] = {**params["nodeProperties"], "nodeRangeProperties": ranges}
+        detail["nodeProperties"] = {**params["nodeProperties"], "nodeRangeProperties": ranges}
     if "retryStrategy" in params:
-        found["retryStrategy"] = normalize_actions(params["retryStrategy"])
-    return found
+        detail["retryStrategy"] = normalize_actions(params["retryStrategy"])
+    return detail
 
 
 def _with_lists(container: dict[str, Any]) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def check_retry(strategy: dict[str, Any], request: CallReceived) -> None:
         raise request_error("At most 5 evaluateOnExit entries", request)
     for rule in strategy.get("evaluateOnExit", ()):
         for name, pattern in _PATTERNS.items():
-            given = rule.get(name, "")
-            if len(given) > MAX_PATTERN or not pattern.fullmatch(given):
+            text = rule.get(name, "")
+            if len(text) > MAX_PATTERN or not pattern.fullmatch(text):
                 raise request_error(
                     f"evaluateOnExit {name} must have at most {MAX_PATTERN} characters and match "
                     f"{pattern.pattern}",
@@ -182,17 +182,17 @@ def check_timeout(timeout: dict[str, Any], request: CallReceived) -> None:
 
 def needs_of(container: dict[str, Any], request: CallReceived) -> Needs:
     """vCPUs, memory (MiB) and GPUs; resourceRequirements win over the deprecated members."""
-    found: dict[str, str] = {}
+    required: dict[str, str] = {}
     for requirement in container.get("resourceRequirements", ()):
-        found[requirement["type"]] = requirement["value"]
-    vcpus = found.get("VCPU", container.get("vcpus"))
-    memory = found.get("MEMORY", container.get("memory"))
+        required[requirement["type"]] = requirement["value"]
+    vcpus = required.get("VCPU", container.get("vcpus"))
+    memory = required.get("MEMORY", container.get("memory"))
     if vcpus is None or memory is None:
         raise request_error("Resource requirements VCPU and MEMORY must be provided", request)
-    given = [str(value) for value in (vcpus, memory, found.get("GPU", 0))]
-    if not all(_WHOLE.fullmatch(value) for value in given):
+    values = [str(value) for value in (vcpus, memory, required.get("GPU", 0))]
+    if not all(_WHOLE.fullmatch(value) for value in values):
         raise request_error("Resource requirement values must be whole numbers", request)
-    needs = Needs(*map(int, given))
+    needs = Needs(*map(int, values))
     if needs.vcpus < 1 or needs.memory < 4 or needs.gpus < 0:
         raise request_error(
             "VCPU must be at least 1, MEMORY at least 4 MiB, GPU at least 0", request
@@ -204,8 +204,8 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
     """The environment variables. AWS's model requires neither name nor value; a variable without a
     name is left out, because it cannot be set.
     """
-    given = container.get("environment", ())
-    return {entry["name"]: entry.get("value", "") for entry in given if entry.get("name")}
+    entries = container.get("environment", ())
+    return {entry["name"]: entry.get("value", "") for entry in entries if entry.get("name")}
 
 
 def check_command(container: dict[str, Any], request: CallReceived) -> None:
@@ -251,17 +251,17 @@ def node_layout(
     """The nodes and the ranges of a multi-node job, checked: each node is in a range."""
     count = overrides.get("numNodes", properties["numNodes"])
     main = properties["mainNode"]
-    given = properties.get("nodeRangeProperties", [])
+    entries = properties.get("nodeRangeProperties", [])
     check_between(count, 1, MAX_NODES, "numNodes", request)
     if not 0 <= main < count:
         raise request_error(f"mainNode must be below numNodes, {count}", request)
-    check_between(len(given), 1, MAX_RANGES, "The number of node ranges", request)
-    open_ended = any(entry["targetNodes"].endswith(":") for entry in given)
+    check_between(len(entries), 1, MAX_RANGES, "The number of node ranges", request)
+    open_ended = any(entry["targetNodes"].endswith(":") for entry in entries)
     if count != properties["numNodes"] and not open_ended:
         raise request_error(
             "numNodes can only be overridden for a range with an open end, n:", request
         )
-    ranges = [node_range(entry, count, request) for entry in given]
+    ranges = [node_range(entry, count, request) for entry in entries]
     missing = [node for node in range(count) if not any(node in found for found in ranges)]
     if missing:
         raise request_error(

@@ -100,8 +100,8 @@ def container_spec(
     if "nodeOverrides" in request.params:
         raise request_error("nodeOverrides are for multi-node parallel jobs", request)
     overrides = request.params.get("containerOverrides", {})
-    given = definition.detail["containerProperties"]
-    container = _merge_overrides(given, overrides, base.parameters, request)
+    properties = definition.detail["containerProperties"]
+    container = _merge_overrides(properties, overrides, base.parameters, request)
     return replace(
         base,
         container=container,
@@ -213,7 +213,7 @@ def _node_properties(
 
 
 def _merge_overrides(
-    given: dict[str, Any],
+    base: dict[str, Any],
     overrides: dict[str, Any],
     parameters: dict[str, str],
     request: CallReceived,
@@ -223,7 +223,7 @@ def _merge_overrides(
     Environments merge by name. The command stays a list of elements; none is split.
     """
     check_command(overrides, request)
-    container = dict(given)
+    container = dict(base)
     environment = variables(container) | variables(overrides)
     container["environment"] = [{"name": k, "value": v} for k, v in environment.items()]
     command = overrides.get("command") or container.get("command", [])
@@ -252,15 +252,15 @@ def _consumables(
     properties: dict[str, Any] | None, request: CallReceived
 ) -> tuple[tuple[str, int], ...]:
     """Consumable resources by name, with the quantity for one attempt. Raises ApiError."""
-    found: dict[str, int] = {}
+    quantities: dict[str, int] = {}
     for entry in (properties or {}).get("consumableResourceList", ()):
         name, quantity = bare_name(entry.get("consumableResource", "")), entry.get("quantity", 1)
         if not name or quantity < 1:
             raise request_error(
                 "A consumable resource needs a name and a quantity of 1 or more", request
             )
-        found[name] = found.get(name, 0) + quantity
-    return tuple(found.items())
+        quantities[name] = quantities.get(name, 0) + quantity
+    return tuple(quantities.items())
 
 
 # --- Submission -----------------------------------------------------------------------------------

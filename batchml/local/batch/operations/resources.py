@@ -241,10 +241,10 @@ def delete_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
 
 def _time_limits(request: CallReceived) -> dict[str, Any]:
     """The jobStateTimeLimitActions of a request, checked."""
-    given = request.params.get("jobStateTimeLimitActions")
-    if given is None:
+    actions = request.params.get("jobStateTimeLimitActions")
+    if actions is None:
         return {}
-    for action in given:
+    for action in actions:
         check_between(action["maxTimeSeconds"], 600, 86_400, "maxTimeSeconds", request)
         if action["action"] != "CANCEL":
             raise request_error("jobStateTimeLimitActions action must be CANCEL", request)
@@ -252,24 +252,24 @@ def _time_limits(request: CallReceived) -> dict[str, Any]:
             reasons = ", ".join(TIME_LIMIT_REASONS)
             text = f"jobStateTimeLimitActions reason must be one of {reasons}"
             raise request_error(text, request)
-    return {"jobStateTimeLimitActions": given}
+    return {"jobStateTimeLimitActions": actions}
 
 
 def _policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     """The ARN of the request's scheduling policy, which must exist. Raises ApiError."""
-    given = request.params.get("schedulingPolicyArn")
-    if given is None:
+    policy_arn = request.params.get("schedulingPolicyArn")
+    if policy_arn is None:
         return {}
-    policy = find_record(tx, SchedulingPolicy, given, request)
+    policy = find_record(tx, SchedulingPolicy, policy_arn, request)
     return {"schedulingPolicyArn": policy.detail["arn"]}
 
 
 def _environment_order(tx: Transaction, request: CallReceived) -> list[dict[str, Any]]:
-    given = request.params.get("computeEnvironmentOrder", [])
-    if not 1 <= len(given) <= MAX_ENVIRONMENTS:
+    entries = request.params.get("computeEnvironmentOrder", [])
+    if not 1 <= len(entries) <= MAX_ENVIRONMENTS:
         text = f"A job queue needs 1 to {MAX_ENVIRONMENTS} compute environments"
         raise request_error(text, request)
-    for entry in given:
+    for entry in entries:
         named = parse_arn(entry["computeEnvironment"])
         if named is not None and named.account != ACCOUNT:
             raise request_error(
@@ -277,12 +277,13 @@ def _environment_order(tx: Transaction, request: CallReceived) -> list[dict[str,
                 f"{ACCOUNT}, that of the embedded AWS Batch",
                 request,
             )
-    found = [
-        find_record(tx, ComputeEnvironment, entry["computeEnvironment"], request) for entry in given
+    records = [
+        find_record(tx, ComputeEnvironment, entry["computeEnvironment"], request)
+        for entry in entries
     ]
     return [
         {"order": entry["order"], "computeEnvironment": record.detail["computeEnvironmentArn"]}
-        for entry, record in zip(given, found, strict=True)
+        for entry, record in zip(entries, records, strict=True)
     ]
 
 
@@ -402,9 +403,9 @@ TagChange = Callable[[dict[str, str]], dict[str, str]]
 
 def tag_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     check_tags(request)
-    given: dict[str, str] = request.params["tags"]
-    check_chaos(given, request)
-    return _change_tags(tx, request, lambda tags: {**tags, **given})
+    new_tags: dict[str, str] = request.params["tags"]
+    check_chaos(new_tags, request)
+    return _change_tags(tx, request, lambda tags: {**tags, **new_tags})
 
 
 def untag_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
@@ -413,10 +414,10 @@ def untag_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
 
 
 def _change_tags(tx: Transaction, request: CallReceived, change: TagChange) -> dict[str, Any]:
-    given = request.params["resourceArn"]
-    arn = parse_arn(given)
+    resource_arn = request.params["resourceArn"]
+    arn = parse_arn(resource_arn)
     if arn is None:
-        raise request_error(f"Invalid resource ARN: {given}", request)
+        raise request_error(f"Invalid resource ARN: {resource_arn}", request)
     if arn.kind == "job":
         job = _find_job(tx, arn, request)
         tags = change(job.tags)

@@ -102,8 +102,8 @@ class ContainerSetup:
         name = self._spec["config"]["Image"]
         for get in (self._get_image, None):
             try:
-                found = self.ask(lambda api: api.inspect_image(name))
-                return dict(found.get("Config") or {})
+                image = self.ask(lambda api: api.inspect_image(name))
+                return dict(image.get("Config") or {})
             except EngineRefused as error:
                 if error.status != 404 or get is None:
                     raise AttemptNotStarted(
@@ -326,14 +326,14 @@ class _ContainerAttempt:
                     raise AttemptNotStarted(f"CannotStartContainerError: {why}") from error
                 if self._spec.get("network"):
                     self._setup.make_network()
-        found = self._find() or {}
-        if found:
-            self._setup.mounts.check(int(found["State"]["Pid"]), found["Id"])
+        container = self._find() or {}
+        if container:
+            self._setup.mounts.check(int(container["State"]["Pid"]), container["Id"])
         self._setup.mounts.close()
-        self._note_start(found)
+        self._note_start(container)
 
-    def _note_start(self, found: Mapping[str, Any]) -> None:
-        state = found.get("State") or {}
+    def _note_start(self, container: Mapping[str, Any]) -> None:
+        state = container.get("State") or {}
         pid = int(state.get("Pid", 0))
         self._process = (pid, start_time(pid) if pid else None)
         self._io.while_waiting = self._send_due_signals
@@ -343,7 +343,7 @@ class _ContainerAttempt:
         self._engine.was_gone = False
         network = self._spec.get("network")
         if network:
-            joined = (found.get("NetworkSettings") or {}).get("Networks") or {}
+            joined = (container.get("NetworkSettings") or {}).get("Networks") or {}
             self._io.report_started(at, str(joined.get(network["name"], {}).get("IPAddress", "")))
         else:
             self._io.report_started(at)
@@ -459,13 +459,13 @@ class _ContainerAttempt:
     # --- After the program ------------------------------------------------------------------
 
     def _determine_exit(self, code: int | None) -> dict[str, Any]:
-        found = self._find()
-        state = found["State"] if found is not None else {}
+        container = self._find()
+        state = container["State"] if container is not None else {}
         if code is None:
             code = state.get("ExitCode")
         if code is None:
             return {"code": None, "lost": _GONE, "started_at": self._started_at}
-        if code == _NO_COMMAND and (why := self._lacks_python(found or {})):
+        if code == _NO_COMMAND and (why := self._lacks_python(container or {})):
             return {"code": None, "start_failure": f"CannotStartContainerError: {why}"}
         if code == 0 and self._was_started_again(state):
             # The engine's answer is about the new start, which has not ended, so its exit code is
@@ -485,9 +485,9 @@ class _ContainerAttempt:
             "started_at": self._started_at,
         }
 
-    def _lacks_python(self, found: Mapping[str, Any]) -> str:
+    def _lacks_python(self, container: Mapping[str, Any]) -> str:
         """The error if batchml's runtime must start the program and the image has no Python."""
-        config = found.get("Config") or {}
+        config = container.get("Config") or {}
         if not has_runtime(config):
             return ""
         python = config["Entrypoint"][0]
@@ -529,10 +529,10 @@ class _ContainerAttempt:
         `live-restore`): then this is the time of an earlier start, before the containers'.
         """
         try:
-            found = self._engine.once(lambda api: api.inspect_network("bridge"))
+            network = self._engine.once(lambda api: api.inspect_network("bridge"))
         except (EngineRefused, EngineUnreachable):
             return 0
-        return _ms(found["Created"])
+        return _ms(network["Created"])
 
     def remove(self, ended: Mapping[str, Any]) -> None:
         """Remove the container, and its network with the last node. The sweeper removes
@@ -597,10 +597,10 @@ def _booted_at() -> int:
     """When this machine was started, in ms; 0 where it is unknown."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
-            found = [line.split()[1] for line in file if line.startswith("btime ")]
+            times = [line.split()[1] for line in file if line.startswith("btime ")]
     except OSError:
-        found = []
-    return int(found[0]) * 1000 if found else 0
+        times = []
+    return int(times[0]) * 1000 if times else 0
 
 
 def _ms(text: str) -> int:

@@ -156,8 +156,8 @@ class AttemptLog:
             self._file = until_it_works(self._open, self._while_waiting)
         self._last_ms = max(self._last_ms, now_ms())
         stamp = b"%d " % self._last_ms
-        whole = b"".join([b"%s%s\n" % (stamp, line) for line in lines])
-        data = memoryview(whole)
+        content = b"".join([b"%s%s\n" % (stamp, line) for line in lines])
+        data = memoryview(content)
         while data and not self.full:
             try:
                 data = data[os.write(self._file, data) :]
@@ -168,7 +168,7 @@ class AttemptLog:
                 raise_unless_it_may_pass(error)
                 self._while_waiting()
                 time.sleep(_RETRY_AFTER)
-        self._digest.add(whole, len(lines))
+        self._digest.add(content, len(lines))
 
     def _resume(self) -> None:
         """Add the content of the file to the digest. A torn last line is cut off."""

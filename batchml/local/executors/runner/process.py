@@ -85,12 +85,12 @@ class ProcessAttempts:
             rmtree(path, ignore_errors=True)
             os.mkdir(path, 0o700)
 
-    def make_run_folders(self, own: str, folders: list[str]) -> None:
+    def make_run_folders(self, run_folder: str, folders: list[str]) -> None:
         """Make the folders for outputs and checkpoints, unless an earlier attempt has made them."""
-        if self._spare_run and own:
+        if self._spare_run and run_folder:
             spare, self._spare_run = self._spare_run, ""
             try:
-                os.rename(spare, own)
+                os.rename(spare, run_folder)
             except OSError:
                 pass  # it exists
             else:
@@ -116,19 +116,19 @@ class ProcessAttempts:
 def _entries(path: str) -> list[str] | None:
     """The names in a folder that is private to this user; None for anything else."""
     try:
-        found = os.stat(path, follow_symlinks=False)
-        if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+        status = os.stat(path, follow_symlinks=False)
+        if status.st_mode != stat.S_IFDIR | 0o700 or status.st_uid != os.geteuid():
             return None
         return os.listdir(path)
     except OSError:
         return None
 
 
-def _is_unused(own: str, folders: list[str]) -> bool:
+def _is_unused(run_folder: str, folders: list[str]) -> bool:
     """True when a run's folder contains only these folders, and they are empty."""
     return (
-        bool(own)
-        and len(_entries(own) or ()) == len(folders)
+        bool(run_folder)
+        and len(_entries(run_folder) or ()) == len(folders)
         and all(_entries(folder) == [] for folder in folders)
     )
 
