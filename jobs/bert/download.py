@@ -1,7 +1,7 @@
-"""The corpus and the weights, fetched once and verified by SHA-256 each time.
+"""Download the corpus and the weights once, and verify their SHA-256 each time.
 
-They are looked for below the folder of data, the workspace and this user's cache, and kept in the
-first of these that can be written. Nothing in them is unpickled.
+The files are kept below the data folder, the workspace, or this user's cache: the first of these
+that can be written. No file is unpickled.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
-FOLDER = "bert"  # below the folders that are looked in
-SECONDS = 20.0  # that a server may be silent
+FOLDER = "bert"  # below the data folder, the workspace or the cache
+TIMEOUT = 20.0  # seconds without data from a server
 _BLOCK = 1 << 20
 
-# Of google-bert/bert-base-uncased, under the Apache License 2.0.
+# The revision of google-bert/bert-base-uncased, which has the Apache License 2.0.
 REVISION = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
 
-class NotHad(Exception):
-    """A file that can neither be found nor fetched; why, and what to do."""
+class DownloadFailed(Exception):
+    """A file is missing and cannot be downloaded. The text says why, and what to do."""
 
 
 class File(NamedTuple):
@@ -34,7 +34,7 @@ class File(NamedTuple):
 
 
 def corpus() -> list[File]:
-    """MRPC as SentEval keeps it: 4,076 and 1,725 pairs."""
+    """The files of MRPC in the form of SentEval: 4,076 pairs to train on and 1,725 to test with."""
     base = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
     train = "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"
     test = "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"
@@ -45,7 +45,7 @@ def corpus() -> list[File]:
 
 
 def weights(environ: Mapping[str, str] = os.environ) -> list[File]:
-    """BERT-base, uncased. HF_ENDPOINT names a mirror."""
+    """The files of BERT-base, uncased. The variable HF_ENDPOINT names a mirror."""
     endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     base = f"{endpoint}/google-bert/bert-base-uncased/resolve/{REVISION}"
     vocabulary = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
@@ -56,18 +56,17 @@ def weights(environ: Mapping[str, str] = os.environ) -> list[File]:
     ]
 
 
-def bring(
+def fetch(
     files: Iterable[File],
     environ: Mapping[str, str] = os.environ,
     opener: Callable[..., Any] = urlopen,
     say: Callable[[str], object] = print,
 ) -> Path:
-    """A folder that has all the files. Raises NotHad.
+    """Return a folder that has all the files; download what is missing. Raises DownloadFailed.
 
-    It is the same folder for all processes with the same variables, and two that fetch at once do
-    not disturb each other.
+    All processes with the same variables get the same folder. They may download at the same time.
     """
-    wanted, folders = list(files), places(environ)
+    wanted, folders = list(files), candidate_folders(environ)
     for folder in folders:
         if all(_is_good(folder / file.name, file) for file in wanted):
             return folder
@@ -77,25 +76,25 @@ def bring(
             folder.mkdir(parents=True, exist_ok=True)
             for file in wanted:
                 if not _is_good(folder / file.name, file):
-                    say(f"Fetching {file.name} ({_in_words(file.size)})")
-                    _fetch(file, folder / file.name, opener)
+                    say(f"Fetching {file.name} ({_size_text(file.size)})")
+                    _download(file, folder / file.name, opener)
             return folder
         except PermissionError as error:
             reasons.append(f"{folder}: {error.strerror}")
         except (OSError, HTTPException) as error:
             reasons.append(f"{folder}: {getattr(error, 'reason', None) or error}")
-            break  # the network or a full disk, and no matter of this folder
+            break  # the network or the disk failed: the other folders would not help
     names = " and ".join(file.name for file in wanted)
-    raise NotHad(
-        f"{names} cannot be had ({'; '.join(reasons)}). Put them into {folders[0]}, or train "
-        f"without them: --data made-up --model tiny"
+    raise DownloadFailed(
+        f"{names} cannot be downloaded ({'; '.join(reasons)}). Put the files into {folders[0]}, or "
+        f"train without them: --data made-up --model tiny"
     )
 
 
-def places(environ: Mapping[str, str]) -> Sequence[Path]:
+def candidate_folders(environ: Mapping[str, str]) -> Sequence[Path]:
     shared = (environ.get(name) for name in ("BATCHML_DATA_DIR", "BATCHML_WORKSPACE"))
     home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/tmp", ".cache")
-    return [*(Path(place, FOLDER) for place in shared if place), Path(home, "batchml", FOLDER)]
+    return [*(Path(folder, FOLDER) for folder in shared if folder), Path(home, "batchml", FOLDER)]
 
 
 def _is_good(path: Path, file: File) -> bool:
@@ -108,12 +107,12 @@ def _is_good(path: Path, file: File) -> bool:
         return False
 
 
-def _fetch(file: File, path: Path, opener: Callable[..., Any]) -> None:
-    """Raises OSError, also for another content than it should be."""
+def _download(file: File, path: Path, opener: Callable[..., Any]) -> None:
+    """Download one file. Raises OSError, also if the content has another digest."""
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     digest, size = hashlib.sha256(), 0
     try:
-        with opener(file.url, timeout=SECONDS) as answer, temporary.open("xb") as content:
+        with opener(file.url, timeout=TIMEOUT) as answer, temporary.open("xb") as content:
             while block := answer.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
@@ -123,12 +122,12 @@ def _fetch(file: File, path: Path, opener: Callable[..., Any]) -> None:
             content.flush()
             os.fsync(content.fileno())
         if size != file.size or digest.hexdigest() != file.sha256:
-            raise OSError(f"{file.url} has another content than it had")
-        temporary.chmod(0o644)  # a shared folder is read by other users too
+            raise OSError(f"the content of {file.url} has changed")
+        temporary.chmod(0o644)  # other users read a shared folder, too
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _in_words(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

@@ -1,4 +1,4 @@
-"""BERT with a head that tells whether two sentences say the same, and its tokenizer."""
+"""BERT that classifies whether two sentences mean the same, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is needed is here, verified
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # download.py has the verified files
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import download
@@ -19,26 +19,26 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 BASE, TINY = "bert-base-uncased", "tiny"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-transformers.utils.logging.set_verbosity_error()  # the head is new, as it should be
+transformers.utils.logging.set_verbosity_error()  # no warning about the new classifier
 transformers.utils.logging.disable_progress_bar()
 
 
 class Encoded(NamedTuple):
-    """A pair as numbers: pieces of both sentences, and to which of them a piece belongs."""
+    """A pair of sentences as numbers."""
 
-    pieces: list[int]
-    sides: list[int]
-    label: int
+    pieces: list[int]  # of both sentences, by their numbers in the vocabulary
+    sides: list[int]  # the sentence of each piece, 0 or 1
+    label: int  # 1: the sentences mean the same
 
 
 class BadModel(Exception):
-    """A folder that has no model, and what it lacks."""
+    """A folder has no model that can be read. The text says what is missing."""
 
 
 def vocabulary(model: str, pairs: list[Pair]) -> dict[str, int]:
-    """The pieces of words that a model knows, by number. Raises BadModel and NotHad."""
+    """Map pieces of words to numbers, as a model does. Raises BadModel, DownloadFailed."""
     if model == TINY:
-        return _of_words(pairs)
+        return _make_vocabulary(pairs)
     folder = _folder(model)
     try:
         if (folder / "vocab.txt").exists():
@@ -55,7 +55,7 @@ def tokenizer(pieces: dict[str, int]) -> Any:
 
 
 def build(model: str, pieces: int, longest: int) -> Any:
-    """The network. Raises BadModel and NotHad."""
+    """Build the network. Raises BadModel and DownloadFailed."""
     if model == TINY:
         shape = BertConfig(
             vocab_size=pieces, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -64,11 +64,11 @@ def build(model: str, pieces: int, longest: int) -> Any:
         )  # fmt: skip
         return BertForSequenceClassification(shape)
     folder = _folder(model)
-    # The sizes of BERT-base are those that BertConfig has by itself.
-    own = {"config": BertConfig(num_labels=2)} if model == BASE else {"num_labels": 2}
+    # The defaults of BertConfig are the sizes of BERT-base.
+    settings = {"config": BertConfig(num_labels=2)} if model == BASE else {"num_labels": 2}
     try:
         return BertForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, **own
+            folder, local_files_only=True, use_safetensors=True, **settings
         )
     except (OSError, ValueError) as error:
         first = str(error).partition("\n")[0]
@@ -76,7 +76,7 @@ def build(model: str, pieces: int, longest: int) -> Any:
 
 
 def encode(pairs: list[Pair], pieces: dict[str, int], longest: int) -> list[Encoded]:
-    """Pairs as numbers; of what is too long the longer sentence is cut."""
+    """Encode pairs. In a pair with more than `longest` pieces, the longer sentence is cut."""
     firsts, seconds = [pair.first for pair in pairs], [pair.second for pair in pairs]
     found = tokenizer(pieces)(firsts, seconds, truncation="longest_first", max_length=longest)
     columns = zip(found["input_ids"], found["token_type_ids"], pairs, strict=True)
@@ -85,16 +85,16 @@ def encode(pairs: list[Pair], pieces: dict[str, int], longest: int) -> list[Enco
 
 def _folder(model: str) -> Path:
     if model == BASE:
-        return download.bring(download.weights())
+        return download.fetch(download.weights())
     if not Path(model).is_dir():
-        raise BadModel(f"--model {model}: is {BASE}, {TINY}, or a folder with config.json")
+        raise BadModel(f"--model {model}: write {BASE}, {TINY}, or a folder with config.json")
     return Path(model)
 
 
-def _of_words(pairs: list[Pair], most: int = 4000) -> dict[str, int]:
-    """A WordPiece vocabulary of these sentences: their letters, and the words that come most often.
+def _make_vocabulary(pairs: list[Pair], limit: int = 4000) -> dict[str, int]:
+    """Make a WordPiece vocabulary of the letters and the most frequent words of these sentences.
 
-    The trainer of `tokenizers` finds another one each time, and a seed is to say all.
+    It depends on the sentences alone, unlike what the trainer of `tokenizers` finds.
     """
     lower, cut = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     texts = (text for pair in pairs for text in (pair.first, pair.second))
@@ -102,6 +102,6 @@ def _of_words(pairs: list[Pair], most: int = 4000) -> dict[str, int]:
         word for text in texts for word, _ in cut.pre_tokenize_str(lower.normalize_str(text))
     )
     letters = sorted({letter for word in words for letter in word})
-    often = sorted(words, key=lambda word: (-words[word], word))
-    every = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *often]
-    return {piece: number for number, piece in enumerate(dict.fromkeys(every[:most]))}
+    frequent = sorted(words, key=lambda word: (-words[word], word))
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *frequent]
+    return {piece: number for number, piece in enumerate(dict.fromkeys(pieces[:limit]))}

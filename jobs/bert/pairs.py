@@ -1,9 +1,9 @@
-"""Pairs of sentences, and whether they say the same: the Microsoft Research Paraphrase Corpus.
+"""Pairs of sentences that mean the same or not: the Microsoft Research Paraphrase Corpus.
 
 Its two files are tables with tabs: Quality (1 or 0), #1 ID, #2 ID, #1 String, #2 String. Quotation
-marks in them are text, and the first line may begin with a byte order mark. A corpus of one's own
-in that form takes their place. `python pairs.py FOLDER` writes a small one that is made up, for
-trying out: a tiny model learns it in seconds.
+marks are text, and the first line may begin with a byte order mark. You can use your own files of
+this form. `python pairs.py FOLDER` writes a small generated corpus, which a tiny model learns in
+seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 TRAIN, TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
 HEADER = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
-_TOLD = 5  # mistakes of a file
+_MAX_MISTAKES = 5  # of a file, in a message
 
 
 class BadPairs(Exception):
-    """What is wrong with a file of pairs, and in which lines."""
+    """A file of pairs has mistakes. The text names them and their lines."""
 
 
 class Pair(NamedTuple):
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 
 def read(path: Path) -> list[Pair]:
-    """The pairs of a file. Raises BadPairs with everything that is wrong with it."""
+    """Read the pairs of a file. Raises BadPairs with its mistakes."""
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:
@@ -39,7 +39,7 @@ def read(path: Path) -> list[Pair]:
         raise BadPairs(f"{path}: is not UTF-8 (byte {error.start})") from None
     header, *lines = text.removesuffix("\n").split("\n")
     if tuple(header.rstrip("\r").split("\t")) != HEADER:
-        raise BadPairs(f"{path}: the first line is not {' '.join(HEADER)!r}, divided by tabs")
+        raise BadPairs(f"{path}: the first line is not {' '.join(HEADER)!r}, separated by tabs")
     found, mistakes = [], []
     for number, line in enumerate(lines, 2):
         fields = line.rstrip("\r").split("\t")
@@ -49,10 +49,10 @@ def read(path: Path) -> list[Pair]:
             mistakes.append(f"line {number} begins with {fields[0][:20]!r}, not 0 or 1")
         else:
             found.append(Pair(fields[0] == "1", fields[3], fields[4]))
-    if len(mistakes) > _TOLD:
-        mistakes[_TOLD:] = [f"and {len(mistakes) - _TOLD} lines more"]
+    if len(mistakes) > _MAX_MISTAKES:
+        mistakes[_MAX_MISTAKES:] = [f"and {len(mistakes) - _MAX_MISTAKES} more lines"]
     if not found and not mistakes:
-        mistakes = ["it has no pairs"]
+        mistakes = ["the file has no pairs"]
     if mistakes:
         raise BadPairs(f"{path}: {'; '.join(mistakes)}")
     return found
@@ -66,7 +66,7 @@ def write(pairs: list[Pair], path: Path) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8-sig")
 
 
-# --- a corpus that is made up ---
+# --- A generated corpus ---
 
 _WHO = ["Acme", "Borealis", "the bank", "the airline", "Cobalt", "the maker of engines"]
 _WHAT = ["profit", "revenue", "its share price", "output", "the number of its customers"]
@@ -82,20 +82,20 @@ _FORMS = [
 
 
 def made_up(count: int, seed: int) -> list[Pair]:
-    """Sentences on how business goes. In half of the pairs one denies what the other says."""
-    return [*_made_up(count, random.Random(seed))]
+    """Generate sentences about companies. In half of the pairs, one denies what the other says."""
+    return [*_generate(count, random.Random(seed))]
 
 
-def _made_up(count: int, dice: random.Random) -> Iterator[Pair]:
+def _generate(count: int, rng: random.Random) -> Iterator[Pair]:
     for _ in range(count):
-        fact = {"who": dice.choice(_WHO), "what": dice.choice(_WHAT), "when": dice.choice(_WHEN)}
-        is_same = dice.random() < 0.5
-        said = [dice.choice(_SAID), dice.choice(_SAID if is_same else _DENIED)]
-        dice.shuffle(said)
-        forms, verbs = dice.sample(_FORMS, 2), dice.sample(_VERBS, 2)
+        fact = {"who": rng.choice(_WHO), "what": rng.choice(_WHAT), "when": rng.choice(_WHEN)}
+        is_same = rng.random() < 0.5
+        verbs_of_saying = [rng.choice(_SAID), rng.choice(_SAID if is_same else _DENIED)]
+        rng.shuffle(verbs_of_saying)
+        forms, verbs = rng.sample(_FORMS, 2), rng.sample(_VERBS, 2)
         first, second = (
-            form.format(verb=verb, said=each, **fact)
-            for form, verb, each in zip(forms, verbs, said, strict=True)
+            form.format(verb=verb, said=said, **fact)
+            for form, verb, said in zip(forms, verbs, verbs_of_saying, strict=True)
         )
         yield Pair(is_same, first, second)
 

@@ -1,8 +1,7 @@
-"""Fine-tune BERT to tell whether two sentences say the same, with one process or many.
+"""Fine-tune BERT to classify whether two sentences mean the same, with one process or many.
 
-Each step takes the next batch of the epoch's order, of which every rank has its part; the order and
-the dice of dropout follow from the seed and the step alone. So it goes on after an interruption as
-if there had been none.
+Every rank computes its part of each batch. The order of the pairs, and the random numbers of
+dropout, depend on the seed and the step alone. So an interruption does not change the result.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 try:
     from batchml.runtime import checkpoint, report
-except ImportError:  # elsewhere it trains all the same, without checkpoints and metrics
+except ImportError:  # without batchml, train without checkpoints and metrics
     checkpoint = report = None
 
-LINE_EVERY = 20  # steps
-LOOK_EVERY = 5  # steps; between two looks at whether to stop, which all ranks take together
-STOPPED = 143
+LINE_EVERY = 20  # steps between two log lines
+STOP_CHECK_EVERY = 5  # steps; all ranks check together whether to stop
+STOPPED = 143  # exit code: 128 + SIGTERM
 MADE_UP = "made-up"
 
 
@@ -43,9 +42,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32, help="pairs, of all ranks together")
     parser.add_argument("--lr", type=float, default=2e-5, help="the highest learning rate")
-    parser.add_argument("--warmup", type=float, default=0.1, help="share of the steps up to it")
-    parser.add_argument("--longest", type=int, default=128, help="pieces of a pair")
-    parser.add_argument("--save-every", type=int, default=50, help="steps; and after each epoch")
+    parser.add_argument(
+        "--warmup", type=float, default=0.1, help="fraction of the steps until that rate"
+    )
+    parser.add_argument("--longest", type=int, default=128, help="most pieces of a pair")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     mistakes = list(_mistakes(options))
@@ -83,15 +84,15 @@ class Training:
         self.size = min(options.batch_size, len(train))
         self.steps_each = len(train) // self.size  # a smaller last batch is left out
         self.steps = options.epochs * self.steps_each
-        self.step = 0  # that are finished
-        self.goes_on = True
+        self.step = 0  # number of finished steps
+        self.should_continue = True
         self.scores = {"accuracy": 0.0, "f1": 0.0}
         torch.manual_seed(options.seed)
         self.model = bert.build(options.model, len(pieces), options.longest).to(ranks.device)
         self.optimizer = torch.optim.AdamW(_groups(self.model), lr=options.lr)
         self.has_bf16 = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
-    # --- what outlives this process -------------------------------------------------------------
+    # --- Checkpoints and the result -------------------------------------------------------------
 
     def save(self) -> None:
         if checkpoint is not None and self.ranks.rank == 0:
@@ -108,37 +109,37 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.scores = state["step"], state["scores"]
-        self.say(f"Resuming after step {self.step} of {self.steps}")
+        self.log(f"Resuming after step {self.step} of {self.steps}")
 
-    def keep(self) -> None:
-        """Leave the model as a folder that transformers opens, and how good it is."""
+    def save_model(self) -> None:
+        """Write the model as a folder that transformers can open, with its scores."""
         folder = Path(os.environ.get("BATCHML_OUTPUT_DIR", "."), "model")
         self.model.save_pretrained(folder)
         bert.tokenizer(self.pieces).save_pretrained(folder)
         (folder / "scores.json").write_text(json.dumps(self.scores) + "\n", "utf-8")
 
-    # --- learning -------------------------------------------------------------------------------
+    # --- Training -------------------------------------------------------------------------------
 
     def train(self) -> bool:
-        """Go on to the last step. False when the run is to stop before; what is done is saved."""
-        together = self.ranks.together(self.model)
+        """Train to the last step. Return False if the run has to stop, after a checkpoint."""
+        parallel = self.ranks.parallel(self.model)
         lost, since = torch.zeros((), device=self.ranks.device), (self.step, time.perf_counter())
         while self.step < self.steps:
             epoch, first = divmod(self.step, self.steps_each)
             for batch in self._batches(epoch)[first:]:
-                lost += self._learn(together, batch)
+                lost += self._learn(parallel, batch)
                 self.step += 1
                 if self.step % LINE_EVERY == 0 or self.step == self.steps:
                     steps, seconds = self.step - since[0], time.perf_counter() - since[1]
                     mean = self.ranks.sum(float(lost))[0] / (steps * self.size)
-                    self._tell(epoch, mean, steps * self.size / seconds)
+                    self._log_step(epoch, mean, steps * self.size / seconds)
                     lost.zero_()
                     since = (self.step, time.perf_counter())
                 if self.step % self.steps_each == 0:
                     break
                 if self.step % self.options.save_every == 0:
                     self.save()
-                if self.step % LOOK_EVERY == 0 and self.ranks.any(self._should_stop()):
+                if self.step % STOP_CHECK_EVERY == 0 and self.ranks.any(self._should_stop()):
                     self.save()
                     return False
             start = time.perf_counter()
@@ -155,25 +156,25 @@ class Training:
         every = range(0, self.steps_each * self.size, self.size)
         return [order[start : start + self.size] for start in every]
 
-    def _learn(self, together: torch.nn.Module, batch: Sequence[int]) -> torch.Tensor:
-        """One step; the sum of the losses of this rank's pairs."""
+    def _learn(self, parallel: torch.nn.Module, batch: Sequence[int]) -> torch.Tensor:
+        """Do one step; return the sum of the losses of this rank's pairs."""
         own = [self.train_pairs[at] for at in batch[self.ranks.rank :: self.ranks.world]]
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr * self._rate()
-        # The dice of this step and rank, whatever was before.
+        # Random numbers depend on the seed, the step and the rank alone.
         torch.manual_seed(hash((self.options.seed, self.step, self.ranks.rank)) % 2**63)
-        together.train()
+        parallel.train()
         labels = torch.tensor([pair.label for pair in own], device=self.ranks.device)
-        loss = functional.cross_entropy(self._scores(together, own), labels, reduction="sum")
+        loss = functional.cross_entropy(self._scores(parallel, own), labels, reduction="sum")
         self.optimizer.zero_grad()
-        # The ranks' gradients are averaged; each pair of the batch is to count the same.
+        # The ranks' gradients are averaged; each pair of the batch counts the same.
         (loss * self.ranks.world / len(batch)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return loss.detach()
 
     def _rate(self) -> float:
-        """As a share of the highest: up in a straight line, then down to nothing."""
+        """Return the learning rate divided by --lr: it rises linearly to 1, then falls to 0."""
         up = max(1.0, self.options.warmup * self.steps)
         return min((self.step + 1) / up, (self.steps - self.step) / max(1.0, self.steps - up))
 
@@ -187,68 +188,68 @@ class Training:
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.has_bf16):
             return network(**on_device).logits.float()
 
-    # --- seeing how it goes ---------------------------------------------------------------------
+    # --- Validation and messages ----------------------------------------------------------------
 
     @torch.no_grad()
     def validate(self, epoch: int) -> None:
-        """Judge the pairs of the test file, each rank its part."""
+        """Compute the scores of the test pairs. Each rank classifies its part."""
         self.model.eval()
         own = self.test_pairs[self.ranks.rank :: self.ranks.world]
-        counted = [0] * 4  # by what they are, and what they are taken for
+        counted = [0] * 4  # pairs by 2 * label + prediction
         for start in range(0, len(own), 64):
             part = own[start : start + 64]
             found = self._scores(self.model, part).argmax(-1).tolist()
             for pair, is_same in zip(part, found, strict=True):
                 counted[2 * pair.label + is_same] += 1
         self.scores = scores(*self.ranks.sum(*counted))
-        told = " ".join(f"{name}={value:.4f}" for name, value in self.scores.items())
-        self.say(f"Epoch[{epoch}] Validation {told}")
+        text = " ".join(f"{name}={value:.4f}" for name, value in self.scores.items())
+        self.log(f"Epoch[{epoch}] Validation {text}")
         self._report(**self.scores)
 
-    def _tell(self, epoch: int, loss: float, speed: float) -> None:
-        self.say(f"Epoch[{epoch}] Step[{self.step}] loss={loss:.6f} speed={speed:.1f} pairs/s")
+    def _log_step(self, epoch: int, loss: float, speed: float) -> None:
+        self.log(f"Epoch[{epoch}] Step[{self.step}] loss={loss:.6f} speed={speed:.1f} pairs/s")
         self._report(loss=loss)
 
     def _report(self, **values: float) -> None:
         if report is not None and self.ranks.rank == 0:
-            self.goes_on &= report(step=self.step, total=self.steps, **values)
+            self.should_continue &= report(step=self.step, total=self.steps, **values)
 
     def _should_stop(self) -> bool:
-        return not self.goes_on or (checkpoint is not None and checkpoint.should_stop())
+        return not self.should_continue or (checkpoint is not None and checkpoint.should_stop())
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self.ranks.rank == 0:
             print(line, flush=True)
 
 
 def scores(true_no: float, false_yes: float, false_no: float, true_yes: float) -> dict[str, float]:
-    """Accuracy, and F1 of "they say the same", as MRPC is judged."""
-    every = true_no + false_yes + false_no + true_yes
-    at_all = 2 * true_yes + false_yes + false_no
+    """Compute accuracy, and F1 of "they mean the same", which are the usual scores of MRPC."""
+    count = true_no + false_yes + false_no + true_yes
+    denominator = 2 * true_yes + false_yes + false_no
     return {
-        "accuracy": (true_no + true_yes) / every,
-        "f1": 2 * true_yes / at_all if at_all else 0.0,
+        "accuracy": (true_no + true_yes) / count,
+        "f1": 2 * true_yes / denominator if denominator else 0.0,
     }
 
 
 def _groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Weights decay; biases and what normalises do not."""
-    every = list(model.parameters())
-    matrices = [each for each in every if each.ndim > 1]
-    others = [each for each in every if each.ndim <= 1]
+    """Weight decay is for matrices, not for biases and normalisation."""
+    parameters = list(model.parameters())
+    matrices = [each for each in parameters if each.ndim > 1]
+    others = [each for each in parameters if each.ndim <= 1]
     return [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
 
 
 def read(options: argparse.Namespace, ranks: Ranks) -> tuple[list[mrpc.Pair], list[mrpc.Pair]]:
-    """The pairs to learn from, and those to judge by. Raises BadPairs and NotHad."""
+    """The pairs to train on, and those to judge by. Raises BadPairs and DownloadFailed."""
     if options.data == MADE_UP:
         return mrpc.made_up(1000, seed=1), mrpc.made_up(200, seed=2)
     if options.data == "mrpc":
-        folder = download.bring(download.corpus())
+        folder = download.fetch(download.corpus())
     else:
         shared = (os.environ.get(name) for name in ("BATCHML_DATA_DIR", "BATCHML_WORKSPACE"))
-        places = [Path(options.data), *(Path(place, options.data) for place in shared if place)]
-        folder = next((place for place in places if place.is_dir()), places[0])
+        folders = [Path(options.data), *(Path(each, options.data) for each in shared if each)]
+        folder = next((each for each in folders if each.is_dir()), folders[0])
     train, test = mrpc.read(folder / mrpc.TRAIN), mrpc.read(folder / mrpc.TEST)
     if min(options.batch_size, len(train)) < ranks.world:
         raise mrpc.BadPairs(f"{ranks.world} processes cannot share a batch of fewer pairs")
@@ -256,28 +257,31 @@ def read(options: argparse.Namespace, ranks: Ranks) -> tuple[list[mrpc.Pair], li
 
 
 def fetch(options: argparse.Namespace, ranks: Ranks) -> str:
-    """Have one process of each node fetch what is needed; what went wrong, of any."""
+    """Download missing files in one process of each node. Return the error of any node, or ""."""
     trouble = ""
     if ranks.local == 0:
         try:
             if options.data == "mrpc":
-                download.bring(download.corpus())
+                download.fetch(download.corpus())
             if options.model == bert.BASE:
-                download.bring(download.weights())
-        except download.NotHad as error:
+                download.fetch(download.weights())
+        except download.DownloadFailed as error:
             trouble = str(error)
             print(f"train.py: {trouble}", file=sys.stderr)
     return trouble or ("another node lacks files" if ranks.any(bool(trouble)) else "")
 
 
 def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
-    """The training where it stands. Raises BadPairs, BadModel and NotHad."""
+    """Prepare the training, and resume it from a checkpoint.
+
+    Raises BadPairs, BadModel and DownloadFailed.
+    """
     train, test = read(options, ranks)
     state = newest(ranks)
     pieces = state["pieces"] if state is not None else vocabulary(options, ranks, train)
     training = Training(options, ranks, pieces, train, test)
-    training.say(
-        f"{len(train)} pairs to learn from, {len(test)} to judge by, {len(pieces)} pieces in the "
+    training.log(
+        f"{len(train)} pairs to train on, {len(test)} to test with, {len(pieces)} pieces in the "
         f"vocabulary, {training.steps} steps on {ranks.world} processes"
     )
     if state is not None:
@@ -286,31 +290,31 @@ def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
 
 
 def vocabulary(options: argparse.Namespace, ranks: Ranks, train: list[mrpc.Pair]) -> dict[str, int]:
-    """The same on all ranks. Raises BadModel, on all."""
+    """Return the same vocabulary on all ranks. Raises BadModel on all ranks."""
     pieces: dict[str, int] = {}
     trouble = ""
     if ranks.rank == 0:
         try:
             pieces = bert.vocabulary(options.model, train)
-        except (bert.BadModel, download.NotHad) as error:
+        except (bert.BadModel, download.DownloadFailed) as error:
             trouble = str(error)
-    pieces, trouble = ranks.of_first((pieces, trouble))
+    pieces, trouble = ranks.broadcast((pieces, trouble))
     if trouble:
         raise bert.BadModel(trouble)
     return pieces
 
 
 def newest(ranks: Ranks) -> dict[str, Any] | None:
-    """What the newest checkpoint holds; rank 0 says which it is."""
+    """Load the newest checkpoint, which rank 0 chooses; None without one."""
     if checkpoint is None:
         return None
     found = checkpoint.newest() if ranks.rank == 0 else None
-    path = ranks.of_first(found.path if found else "")
+    path = ranks.broadcast(found.path if found else "")
     if not path:
         return None
     file = Path(path, "state.pt")
     if not file.exists():
-        sys.exit(f"train.py: rank {ranks.rank} has no {file}, from which rank 0 goes on")
+        sys.exit(f"train.py: rank {ranks.rank} has no {file}, from which rank 0 continues")
     state: dict[str, Any] = torch.load(file, map_location=ranks.device, weights_only=True)
     return state
 
@@ -322,13 +326,13 @@ def main() -> int:
         return 78
     try:
         training = prepare(options, ranks)
-    except (mrpc.BadPairs, bert.BadModel, download.NotHad) as error:
-        if ranks.local == 0:  # the others of this node say the same
+    except (mrpc.BadPairs, bert.BadModel, download.DownloadFailed) as error:
+        if ranks.local == 0:  # one message for each node
             print(f"train.py: {error}", file=sys.stderr)
         return 78
     is_done = training.train()
     if is_done and ranks.rank == 0:
-        training.keep()
+        training.save_model()
     ranks.leave()
     return 0 if is_done else STOPPED
 

@@ -1,13 +1,13 @@
-"""A linear model, trained by many processes on many nodes: `ddp.py EPOCHS SAVE_EVERY`.
+"""Train a linear model with many processes on many nodes: `ddp.py EPOCHS SAVE_EVERY`.
 
-Command line and log lines are those of the classic multi-node example of PyTorch's tutorials; any
-launcher that sets torchrun's variables starts it. It differs where that one is wrong: its loss has
-a slope, so that the model learns; one process saves, and whole files only; a run that goes on
-repeats no epoch, and the state of the last one is saved.
+Command line and log lines are those of the classic multi-node example of PyTorch's tutorials. Any
+launcher that sets torchrun's variables can start it. It corrects the example: the loss has a slope,
+so the model learns; only one process writes snapshots, and a reader finds only complete files; a
+resumed run repeats no epoch; and the last epoch is saved.
 
-What an epoch does follows from the seed and its number alone, and all state there is goes into the
-snapshot: a training that was interrupted ends with the same bits as one that was not, as long as
-the number of processes stays the same.
+An epoch depends on the seed and its number alone, and a snapshot has the complete state. So an
+interrupted training ends with the same bits as one without interruption, if the number of processes
+is the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 try:
     from batchml.runtime import report, should_stop
-except ImportError:  # started by hand, without batchml
+except ImportError:  # started without batchml
 
     def report(step: float | None = None, *, total: float | None = None, **_: float) -> bool:
         return True
@@ -42,14 +42,14 @@ except ImportError:  # started by hand, without batchml
 
 
 SAMPLES, FEATURES = 2048, 20
-STOPPED = 128 + signal.SIGTERM
+STOPPED = 128 + signal.SIGTERM  # exit code
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a linear model on all processes.")
-    parser.add_argument("total_epochs", type=int, help="how many epochs to train, in all")
-    parser.add_argument("save_every", type=int, help="epochs from one snapshot to the next")
-    parser.add_argument("--batch_size", type=int, default=32, help="of each process")
+    parser.add_argument("total_epochs", type=int, help="number of epochs")
+    parser.add_argument("save_every", type=int, help="epochs between two snapshots")
+    parser.add_argument("--batch_size", type=int, default=32, help="batch size of each process")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -59,15 +59,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_dataset(seed: int) -> Dataset[tuple[Tensor, ...]]:
-    """Points on a plane that is the same for every seed, in all processes the same ones."""
-    dice = torch.Generator().manual_seed(seed)
-    inputs = torch.rand(SAMPLES, FEATURES, generator=dice)
+    """Make points on a plane: the same points in all processes, the same plane for every seed."""
+    rng = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(SAMPLES, FEATURES, generator=rng)
     weights = torch.linspace(-1, 2, FEATURES).unsqueeze(1)
     return TensorDataset(inputs, inputs @ weights + 0.5)
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """A reader, or a power cut, finds the old snapshot or the new one, whole."""
+    """Replace the snapshot. A reader finds the complete old or new one, also after a power cut."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
         torch.save(state, file)
@@ -76,15 +76,15 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name
+        os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)
 
 
-def from_rank_0(path: Path) -> bytes:
-    """The snapshot as rank 0 sees it, nothing where there is none.
+def broadcast_snapshot(path: Path) -> bytes:
+    """Return the snapshot that rank 0 reads; b"" without one.
 
-    One reads for all: nodes need not share a folder, and none goes on from another epoch.
+    So nodes need not share a folder, and all processes continue from the same epoch.
     """
     found = [path.read_bytes() if dist.get_rank() == 0 and path.exists() else b""]
     dist.broadcast_object_list(found)
@@ -97,7 +97,7 @@ class Trainer:
         self.options, self.device, self.path = options, device, path
         self.rank = dist.get_rank()
         self.epochs_run = 0
-        self.steps = 0  # of this attempt
+        self.steps = 0  # of this process
         self.stopping = False
         data = make_dataset(options.seed)
         self.sampler: DistributedSampler[Any] = DistributedSampler(data, seed=options.seed)
@@ -111,7 +111,7 @@ class Trainer:
         self.stopping = True
 
     def train(self) -> bool:
-        """Go on to the last epoch. False when it was asked to stop before."""
+        """Train to the last epoch. Return False if the run has to stop before."""
         while self.epochs_run < self.options.total_epochs:
             epoch = self.epochs_run
             loss = self._run_epoch(epoch)
@@ -125,8 +125,8 @@ class Trainer:
         return True
 
     def _run_epoch(self, epoch: int) -> Tensor:
-        """The mean loss of this process's batches."""
-        # Dice of an epoch's own: nothing of them has to be kept from one attempt to the next.
+        """Train one epoch; return the mean loss of this process's batches."""
+        # A seed for each epoch and rank: a snapshot needs no state of random numbers.
         torch.manual_seed((self.options.seed << 32) + (epoch << 12) + self.rank)
         self.sampler.set_epoch(epoch)
         print(
@@ -145,11 +145,11 @@ class Trainer:
         return total / len(self.batches)
 
     def _agree(self, loss: Tensor, epoch: int) -> bool:
-        """Whether all stop after this epoch: as soon as one of them was asked to."""
+        """Say whether all processes stop after this epoch: if any of them has to."""
         stopping = self.stopping or should_stop()
-        said = torch.stack([loss, torch.tensor(float(stopping), device=self.device)])
-        dist.all_reduce(said)
-        mean, stops = float(said[0]) / dist.get_world_size(), float(said[1])
+        sums = torch.stack([loss, torch.tensor(float(stopping), device=self.device)])
+        dist.all_reduce(sums)
+        mean, stops = float(sums[0]) / dist.get_world_size(), float(sums[1])
         if self.rank == 0:
             print(f"Epoch {epoch} | Loss: {mean:.6f}")
             report(step=epoch + 1, total=self.options.total_epochs, loss=mean)
@@ -159,13 +159,13 @@ class Trainer:
         state = {
             "MODEL_STATE": self.model.state_dict(),
             "OPTIMIZER_STATE": self.optimizer.state_dict(),
-            "EPOCHS_RUN": self.epochs_run,  # how many are done; the next has this index
+            "EPOCHS_RUN": self.epochs_run,  # number of finished epochs, and index of the next
         }
         save(state, self.path)
         print(f"Epoch {epoch} | Training snapshot saved at {self.path.name}")
 
     def _resume(self) -> None:
-        content = from_rank_0(self.path)
+        content = broadcast_snapshot(self.path)
         if not content:
             return
         state = torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
@@ -192,7 +192,7 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
 
 def main() -> int:
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    # Each line is seen as soon as it is written, and in one piece: others write there as well.
+    # Write each line at once and in one piece: other processes write to the same stream.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     options = parse_arguments()
     on_gpu = torch.cuda.is_available()

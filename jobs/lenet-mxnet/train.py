@@ -1,7 +1,7 @@
-"""LeNet on MNIST with MXNet: the original program of this example, symbol and Module API and all.
+"""Train LeNet on MNIST with MXNet, with the symbol and Module API of the original example.
 
-Prints MXNet's classic lines, leaves mnist-symbol.json and mnist-NNNN.params in $BATCHML_OUTPUT_DIR
-and, where $BATCHML_CHECKPOINT_DIR is set, goes on from where it was stopped.
+It prints MXNet's classic lines, and writes mnist-symbol.json and mnist-NNNN.params to
+$BATCHML_OUTPUT_DIR. With $BATCHML_CHECKPOINT_DIR it continues after an interruption.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from batchml.runtime.storage.files import write_json
 
 try:
     import mxnet as mx
-except OSError as error:  # its wheel leaves out two system libraries
+except OSError as error:  # its wheel lacks two system libraries
     sys.exit(f"MXNet cannot be loaded: {error}. On Debian: apt-get install libgomp1 libquadmath0")
 
-LINE_EVERY = 100  # batches
+LINE_EVERY = 100  # batches between two log lines
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,7 +36,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="0 or more; same seed, same result")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="0 or more; equal seeds give equal results"
+    )
     options = parser.parse_args()
     if options.seed < 0 or min(options.epochs, options.batch_size) < 1:
         parser.error("--epochs and --batch-size start at 1, --seed at 0")
@@ -54,12 +56,12 @@ def build_lenet() -> mx.sym.Symbol:
     layer = mx.sym.FullyConnected(mx.sym.flatten(layer), num_hidden=500)
     layer = mx.sym.Activation(layer, act_type="tanh")
     layer = mx.sym.FullyConnected(layer, num_hidden=mnist.CLASSES)
-    # "batch" divides the gradient by the real size of each batch; the last one may be smaller.
+    # "batch" divides the gradient by the size of each batch, of which the last may be smaller.
     return mx.sym.SoftmaxOutput(layer, name="softmax", normalization="batch")
 
 
 def to_arrays(split: mnist.Split) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
-    """All images (N, 1, 28, 28), 0 to 1, and labels (N) in one piece."""
+    """Make arrays of all images (N, 1, 28, 28), from 0 to 1, and labels (N)."""
     images = np.frombuffer(split.images, np.uint8).reshape(-1, 1, mnist.SIDE, mnist.SIDE)
     return mx.nd.array(images) / 255, mx.nd.array(np.frombuffer(split.labels, np.uint8))
 
@@ -85,11 +87,11 @@ def accuracy(module: mx.mod.Module, arrays: tuple[mx.nd.NDArray, mx.nd.NDArray])
 
 @dataclass
 class Progress:
-    """How far the training is. With the seed it says which images come next."""
+    """The progress of the training. Progress and seed determine which images come next."""
 
     epoch: int = 0
-    seen: int = 0  # images of this epoch that are done
-    right: int = 0  # of these, answered rightly when they were seen
+    seen: int = 0  # images of this epoch that were trained on
+    right: int = 0  # of these, images that the model classified correctly at that time
 
 
 class Training:
@@ -109,7 +111,7 @@ class Training:
         self.stopping = True
 
     def save(self, folder: Path) -> None:
-        """The JSON file names a set of files that is whole; it is replaced when the next set is."""
+        """Write a set of files, then the JSON file that names the set: it is always complete."""
         name = f"lenet-{self.progress.epoch}-{self.progress.seen}"
         self.module.save_params(str(folder / f"{name}.params"))
         self.module.save_optimizer_states(str(folder / f"{name}.states"))
@@ -130,17 +132,17 @@ class Training:
         self.module.update()
         return right_answers(self.module, batch)
 
-    def tell(self, count: int) -> None:
-        """How far the training is, for whoever watches; the metrics are read from the lines.
+    def report_progress(self, count: int) -> None:
+        """Report the progress, and stop if batchml says so: a sweep may end a bad trial early.
 
-        The answer is whether it goes on: a trial of a sweep may end where others do better.
+        Metrics need no report: batchml reads them from the log lines.
         """
         now = self.progress
         if not report(step=now.epoch * count + now.seen, total=self.options.epochs * count):
             self.stopping = True
 
     def train_epoch(self, arrays: tuple[mx.nd.NDArray, mx.nd.NDArray]) -> None:
-        """Go through what is left of the epoch; its order follows from seed and epoch alone."""
+        """Train the rest of the epoch. Its order depends on the seed and the epoch alone."""
         now, size, count = self.progress, self.options.batch_size, len(arrays[1])
         order = np.random.RandomState([self.options.seed, now.epoch]).permutation(count)
         images, labels = (mx.nd.take(array, mx.nd.array(order)) for array in arrays)
@@ -157,12 +159,12 @@ class Training:
                     f"\tTrain-accuracy={hits / new:.6f}"
                 )
                 now.seen, now.right, since = seen, now.right + hits, time.perf_counter()
-                self.tell(count)
+                self.report_progress(count)
         now.seen, now.right = seen, int(right.asscalar())
 
 
 def save_model(module: mx.mod.Module, epochs: int, output: Path) -> None:
-    """Each file appears in `output` when it is whole."""
+    """Write the model so that only complete files appear in `output`."""
     with tempfile.TemporaryDirectory(dir=output) as folder:
         module.save_checkpoint(f"{folder}/mnist", epochs)
         for file in Path(folder).iterdir():
@@ -180,7 +182,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
     folder = os.environ.get("BATCHML_CHECKPOINT_DIR")
     if folder and Path(folder, "lenet.json").exists():
         training.resume(Path(folder))
-        if training.progress.epoch >= options.epochs:  # stopped after the last of them
+        if training.progress.epoch >= options.epochs:  # stopped after the last epoch
             validate(training.progress.epoch - 1)
     while training.progress.epoch < options.epochs:
         now, start = training.progress, time.perf_counter()
@@ -192,7 +194,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
             training.progress = Progress(now.epoch + 1)
         if folder:
             training.save(Path(folder))
-        training.tell(digits.train.size)
+        training.report_progress(digits.train.size)
         if training.stopping and training.progress.epoch < options.epochs:
             return 128 + signal.SIGTERM
     save_model(training.module, options.epochs, Path(os.environ.get("BATCHML_OUTPUT_DIR", ".")))
@@ -201,7 +203,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
 
 def main() -> int:
     assert isinstance(sys.stdout, TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)  # each line is seen as soon as it is written
+    sys.stdout.reconfigure(line_buffering=True)  # show each line at once
     options = parse_arguments()
     try:
         return run(options, mnist.load())

@@ -1,7 +1,7 @@
-"""LeNet on MNIST with PyTorch.
+"""Train LeNet on MNIST with PyTorch.
 
-Prints a line every 100 batches and three for each epoch, leaves the weights as lenet.pt in
-$BATCHML_OUTPUT_DIR and, where $BATCHML_CHECKPOINT_DIR is set, goes on from where it was stopped.
+It prints a line every 100 batches and three lines for each epoch, and writes the weights to
+lenet.pt in $BATCHML_OUTPUT_DIR. With $BATCHML_CHECKPOINT_DIR it continues after an interruption.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 from batchml.runtime import mnist, report
 from batchml.runtime.storage.files import write_atomically
 
-LINE_EVERY = 100  # batches
+LINE_EVERY = 100  # batches between two log lines
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -31,7 +31,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="0 or more; same seed, same result")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="0 or more; equal seeds give equal results"
+    )
     options = parser.parse_args()
     if options.seed < 0 or min(options.epochs, options.batch_size) < 1:
         parser.error("--epochs and --batch-size start at 1, --seed at 0")
@@ -41,8 +43,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def build_lenet() -> nn.Module:
-    # Tanh never changes which of four values is the greatest, so it may as well come after the
-    # pooling, where it has a quarter of the work: the network computes the same function.
+    # Tanh keeps the order of values, so it may follow the pooling: the network computes the same
+    # function with a quarter of the work.
     return nn.Sequential(
         *(nn.Conv2d(1, 20, kernel_size=5), nn.MaxPool2d(2), nn.Tanh()),
         *(nn.Conv2d(20, 50, kernel_size=5), nn.MaxPool2d(2), nn.Tanh()),
@@ -52,7 +54,7 @@ def build_lenet() -> nn.Module:
 
 
 def to_device(split: mnist.Split, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All images (N, 1, 28, 28) and labels (N) in one piece; as bytes they fit any device."""
+    """Move all images (N, 1, 28, 28), as bytes to save memory, and labels (N) to the device."""
     images = torch.frombuffer(bytearray(split.images), dtype=torch.uint8)
     labels = torch.frombuffer(bytearray(split.labels), dtype=torch.uint8)
     return images.view(-1, 1, mnist.SIDE, mnist.SIDE).to(device), labels.to(device).long()
@@ -63,7 +65,9 @@ def scale(images: Tensor) -> Tensor:
 
 
 def right_answers(scores: Tensor, labels: Tensor) -> Tensor:
-    return (scores.argmax(1) == labels).sum()  # a tensor: a number would wait for the device
+    return (
+        scores.argmax(1) == labels
+    ).sum()  # a tensor, because a number would wait for the device
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -80,11 +84,11 @@ def save(value: object, path: Path) -> None:
 
 @dataclass
 class Progress:
-    """How far the training is. With the seed it says which images come next."""
+    """The progress of the training. Progress and seed determine which images come next."""
 
     epoch: int = 0
-    seen: int = 0  # images of this epoch that are done
-    right: int = 0  # of these, answered rightly when they were seen
+    seen: int = 0  # images of this epoch that were trained on
+    right: int = 0  # of these, images that the model classified correctly at that time
 
 
 class Training:
@@ -118,20 +122,20 @@ class Training:
         self.optimizer.step()
         return right_answers(scores, labels)
 
-    def tell(self, count: int) -> None:
-        """How far the training is, for whoever watches; the metrics are read from the lines.
+    def report_progress(self, count: int) -> None:
+        """Report the progress, and stop if batchml says so: a sweep may end a bad trial early.
 
-        The answer is whether it goes on: a trial of a sweep may end where others do better.
+        Metrics need no report: batchml reads them from the log lines.
         """
         now = self.progress
         if not report(step=now.epoch * count + now.seen, total=self.options.epochs * count):
             self.stopping = True
 
     def train_epoch(self, images: Tensor, labels: Tensor) -> None:
-        """Go through what is left of the epoch; its order follows from seed and epoch alone."""
+        """Train the rest of the epoch. Its order depends on the seed and the epoch alone."""
         now, size = self.progress, self.options.batch_size
-        dice = torch.Generator().manual_seed((self.options.seed << 20) + now.epoch)
-        rest = torch.randperm(len(labels), generator=dice)[now.seen :].to(self.device)
+        rng = torch.Generator().manual_seed((self.options.seed << 20) + now.epoch)
+        rest = torch.randperm(len(labels), generator=rng)[now.seen :].to(self.device)
         seen, right = now.seen, torch.tensor(now.right, device=self.device)
         since = time.perf_counter()
         batches = zip(torch.split(images[rest], size), torch.split(labels[rest], size), strict=True)
@@ -146,7 +150,7 @@ class Training:
                     f"\tTrain-accuracy={hits / new:.6f}"
                 )
                 now.seen, now.right, since = seen, int(right), time.perf_counter()
-                self.tell(len(labels))
+                self.report_progress(len(labels))
             if self.stopping:
                 break
         now.seen, now.right = seen, int(right)
@@ -166,7 +170,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
     checkpoint = Path(folder, "lenet.pt") if folder else None
     if checkpoint and checkpoint.exists():
         training.resume(checkpoint)
-        if training.progress.epoch >= options.epochs:  # stopped after the last of them
+        if training.progress.epoch >= options.epochs:  # stopped after the last epoch
             validate(training.progress.epoch - 1)
     while training.progress.epoch < options.epochs:
         now, start = training.progress, time.perf_counter()
@@ -178,7 +182,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
             training.progress = Progress(now.epoch + 1)
         if checkpoint:
             training.save(checkpoint)
-        training.tell(digits.train.size)
+        training.report_progress(digits.train.size)
         if training.stopping and training.progress.epoch < options.epochs:
             return 128 + signal.SIGTERM
     save(training.model.state_dict(), Path(os.environ.get("BATCHML_OUTPUT_DIR", "."), "lenet.pt"))
@@ -187,7 +191,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
 
 def main() -> int:
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)  # each line is seen as soon as it is written
+    sys.stdout.reconfigure(line_buffering=True)  # show each line at once
     torch.backends.cudnn.deterministic = True
     options = parse_arguments()
     try:

@@ -1,8 +1,7 @@
-"""Tokens for a language model, read as a stream that can be taken up at any position.
+"""Read tokens for a language model as a stream that can continue at any position.
 
-A corpus is cut into windows. The n-th window of the training follows from the seed and n alone, so
-a position is one number, a loader keeps no list and no state, and every number of processes reads
-the same batches.
+A corpus is cut into windows. The n-th window of the training depends on the seed and n alone. So a
+position is one number, the loader has no state, and any number of processes reads the same batches.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 
 
 def built_in_corpus() -> bytes:
-    """Sums in words: a text that is small, regular and the same everywhere."""
+    """Generate sums in words: a text that is small, regular and always the same."""
     size = range(len(_NUMBERS))
     sums = [(a, b) for a in size for b in size if a + b < len(_NUMBERS)]
     lines = [f"{_NUMBERS[a]} and {_NUMBERS[b]} is {_NUMBERS[a + b]}." for a, b in sums]
@@ -29,10 +28,10 @@ def built_in_corpus() -> bytes:
 
 
 class Corpus:
-    """The tokens of files, one after the other.
+    """The tokens of the files of a folder, one file after the other.
 
-    `*.txt` is read as bytes, of which each is a token; `*.bin` holds tokens of a tokenizer of your
-    own, 16 bits each, the lower byte first. Raises ValueError for a folder with neither, or both.
+    In `*.txt` each byte is a token. `*.bin` has tokens of your own tokenizer, 16 bits each, the
+    lower byte first. Raises ValueError for a folder with neither, or both.
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -44,7 +43,7 @@ class Corpus:
             files = _files_in(Path(folder))
             self._width = 2 if files[0].suffix == ".bin" else 1
             self._parts = [_mapped(file) for file in files]
-        self._ends: list[int] = []  # of each part, in tokens
+        self._ends: list[int] = []  # position of each part's end, in tokens
         for part in self._parts:
             self._ends.append((self._ends[-1] if self._ends else 0) + len(part) // self._width)
 
@@ -53,11 +52,11 @@ class Corpus:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens are below it."""
+        """The size of the vocabulary: tokens are smaller."""
         return 1 << 8 * self._width
 
     def read(self, start: int, count: int) -> Tensor:
-        """Tokens (count) as 64-bit numbers. They may go over the end of a file."""
+        """Read tokens (count) as 64-bit numbers, also across the end of a file."""
         found = []
         number = bisect.bisect_right(self._ends, start)
         while count:
@@ -74,9 +73,11 @@ def _files_in(folder: Path) -> list[Path]:
     files = sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".bin") and p.is_file())
     files = [file for file in files if file.stat().st_size > 1]
     if not files:
-        raise ValueError(f"{folder} has no text: put files *.txt, or tokens *.bin, there.")
+        raise ValueError(
+            f"{folder} has no text: put *.txt files, or *.bin files with tokens, there."
+        )
     if len({file.suffix for file in files}) > 1:
-        raise ValueError(f"{folder} has *.txt and *.bin: leave one kind there.")
+        raise ValueError(f"{folder} has *.txt and *.bin files: leave files of one kind there.")
     return files
 
 
@@ -86,7 +87,7 @@ def _mapped(file: Path) -> mmap.mmap:
 
 
 class Windows:
-    """Pieces of `length` + 1 tokens: what is read, and what comes after each of it."""
+    """Windows of `length` + 1 tokens: the input, and the next token after each of its tokens."""
 
     def __init__(self, corpus: Corpus, length: int, seed: int) -> None:
         self._corpus, self._length, self._seed = corpus, length, seed
@@ -95,9 +96,9 @@ class Windows:
             raise ValueError(f"The text has {len(corpus)} tokens; a window takes {length + 1}.")
 
     def batch(self, position: int, count: int) -> tuple[Tensor, Tensor]:
-        """Windows `position` and after: tokens (count, length) and the next of each.
+        """Return windows from `position` on: tokens (count, length), and the next token of each.
 
-        Positions go on over the end of an epoch; each has an order of its own.
+        Positions continue over the end of an epoch. Each epoch has another order.
         """
         pieces = torch.stack([self._window(position + i) for i in range(count)])
         return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()

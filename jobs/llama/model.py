@@ -17,28 +17,28 @@ class Config:
     width: int
     layers: int
     heads: int
-    kv_heads: int  # keys and values are shared by heads / kv_heads heads
-    hidden: int  # of the feed-forward part
-    sequence: int  # tokens that are trained at a time
+    kv_heads: int  # heads of keys and values, each shared by heads / kv_heads heads
+    hidden: int  # width of the feed-forward part
+    sequence: int  # tokens of a training sequence
     vocabulary: int = 32_000
-    theta: float = 10_000.0  # of the rotary positions
-    recompute: bool = False  # activations in the backward pass, instead of keeping them
+    theta: float = 10_000.0  # base of the rotary positions
+    recompute: bool = False  # compute activations again in the backward pass, to save memory
 
     @property
     def head_width(self) -> int:
         return self.width // self.heads
 
     def parameters(self) -> int:
-        """How many weights it has."""
+        """Count the weights."""
         attention = 2 * self.width * (self.width + self.kv_heads * self.head_width)
         layer = attention + 3 * self.width * self.hidden + 2 * self.width
         return self.layers * layer + (2 * self.vocabulary + 1) * self.width
 
     def flops_per_token(self) -> float:
-        """Of a forward and backward pass: 6 for each weight that multiplies, and the attention's.
+        """Count the operations of a forward and a backward pass, for each token.
 
-        As in PaLM (Chowdhery et al. 2022, appendix B). The embedding is looked up, not multiplied;
-        what is computed again to save memory does not count.
+        As in PaLM (Chowdhery et al. 2022, appendix B): 6 for each weight of a product, and those of
+        the attention. The embedding is no product. Recomputed activations do not count.
         """
         multiplied = self.parameters() - self.vocabulary * self.width
         return 6 * multiplied + 12 * self.layers * self.width * self.sequence
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
 
         def heads(projection: nn.Module) -> Tensor:
-            """(batch, heads, length, head width); with tensor parallelism our own heads alone."""
+            """Project to (batch, heads, length, head width); only own heads of a tensor group."""
             y: Tensor = projection(x)
             return y.view(batch, length, -1, self.head_width).transpose(1, 2)
 
@@ -121,9 +121,11 @@ class Llama(nn.Module):
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """The mean loss in nats, where after each of `tokens` (batch, length) `wanted` comes."""
-        # Made anew in each pass: it costs nothing beside one, and a buffer would have to be filled
-        # after a start on the meta device.
+        """Return the mean loss in nats. `wanted` are the tokens after each of `tokens` (batch,
+        length).
+        """
+        # Computed in each pass, at little cost: a buffer would have to be filled after a start on
+        # the meta device.
         rotary = angles(self.config, tokens.shape[1], tokens.device)
         x: Tensor = self.embedding(tokens)
         for block in self.blocks:
@@ -133,7 +135,7 @@ class Llama(nn.Module):
 
 
 def angles(config: Config, length: int, device: torch.device) -> Tensor:
-    """Cosines and sines of the rotary positions (2, length, head width / 2), in 32 bits."""
+    """Compute cosines and sines of rotary positions (2, length, head width / 2), in 32 bits."""
     half = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32)
     speeds = config.theta ** (-half / config.head_width)
     turns = torch.outer(torch.arange(length, device=device, dtype=torch.float32), speeds)
@@ -141,7 +143,7 @@ def angles(config: Config, length: int, device: torch.device) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) on the last axis, whose halves are the two coordinates."""
+    """Apply rotary positions (Su et al. 2021); halves of the last axis are the coordinates."""
     cosine, sine = rotary[0], rotary[1]
     one, other = x.float().chunk(2, dim=-1)
     turned = torch.cat([one * cosine - other * sine, one * sine + other * cosine], dim=-1)
@@ -149,14 +151,14 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 def first_weights(config: Config, seed: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """The whole weights that a training begins with, by name, a part of the model at a time.
+    """Yield the initial weights by name, a part of the model at a time, not sharded.
 
-    Each has dice of its own, so they are the same on any number of processes. Layers that write
-    into the residual stream start smaller, as in GPT-2.
+    Each weight has its own seed, so weights do not depend on the number of processes. Layers that
+    write into the residual stream start smaller, as in GPT-2.
     """
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in Llama(config).named_parameters()}
-    dice = torch.Generator(device)
+    rng = torch.Generator(device)
     part: dict[str, Tensor] = {}
     for number, (name, shape) in enumerate(shapes.items()):
         if "norm" in name:
@@ -164,8 +166,8 @@ def first_weights(config: Config, seed: int, device: torch.device) -> Iterator[d
         else:
             residual = name.endswith(("wo.weight", "w2.weight"))
             deviation = 0.02 / math.sqrt(2 * config.layers) if residual else 0.02
-            dice.manual_seed((seed << 20) + number)
-            part[name] = torch.randn(shape, device=device, generator=dice) * deviation
+            rng.manual_seed((seed << 20) + number)
+            part[name] = torch.randn(shape, device=device, generator=rng) * deviation
         if sum(tensor.numel() for tensor in part.values()) > 1 << 27:
             yield part
             part = {}

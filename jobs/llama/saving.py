@@ -1,4 +1,4 @@
-"""Checkpoints in which each process writes its share, and any number of processes reads it."""
+"""Sharded checkpoints: each process writes its share, and any number of processes can read them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from batchml.runtime import checkpoint
 
 
-class Saved:
-    """What is kept of a training: weights, the optimizer's state, and the position in the data.
+class Checkpoints:
+    """Checkpoints of a training: weights, the optimizer's state, and the position in the data.
 
-    `folder` is where; without one, the run's own folder.
+    `folder` has the checkpoints; "" is the checkpoint folder of the run.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
@@ -29,20 +29,20 @@ class Saved:
         return {"model": model, "optimizer": optimizer, "done": done}
 
     def save(self, step: int, position: int) -> bool:
-        """Save after `step` steps. False where it could not be: the one before stands then."""
+        """Save after `step` steps. Return False if that failed; older checkpoints remain."""
         state = self._state(step, position)
 
-        def write_mine(folder: str) -> None:
+        def write_shard(folder: str) -> None:
             dcp.save(state, checkpoint_id=folder)
 
         rank, world = dist.get_rank(), dist.get_world_size()
-        return checkpoint.save_shards(write_mine, step, rank, world, folder=self._folder)
+        return checkpoint.save_shards(write_shard, step, rank, world, folder=self._folder)
 
     def load(self) -> tuple[int, int]:
-        """Take up the newest checkpoint that is whole: its step and position, 0 without one.
+        """Load the newest complete checkpoint; return its step and position, 0 without one.
 
-        Rank 0 chooses and all follow, so that none goes on from another step. Raises ValueError
-        for one of another model.
+        Rank 0 chooses for all ranks, so that all continue from the same step. Raises ValueError for
+        a checkpoint of another model.
         """
         found: list[Any] = [None]
         if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""One model on all processes: FSDP2 over the data, tensor parallelism where asked for."""
+"""Distribute one model over all processes: by FSDP2, and by tensor parallelism if requested."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 
-class Place(NamedTuple):
-    """Where this process stands. A world of one needs no launcher."""
+class Process(NamedTuple):
+    """This process among all processes. A single process needs no launcher."""
 
     device: torch.device
     mesh: DeviceMesh  # axes "data" and "tensor"
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     @property
     def readers(self) -> int:
-        """How many read different data; the processes of a tensor group read the same."""
+        """The number of tensor groups. Processes of a group read the same data."""
         return self.mesh["data"].size()
 
     @property
@@ -46,8 +46,8 @@ class Place(NamedTuple):
         return self.mesh["data"].get_local_rank()
 
 
-def join(tensor_parallel: int) -> Place:
-    """Meet the other processes. Raises ValueError where they do not divide into tensor groups."""
+def join(tensor_parallel: int) -> Process:
+    """Connect to the other processes. Raises ValueError if they cannot form tensor groups."""
     on_gpu = torch.cuda.is_available()
     kind = "cuda" if on_gpu else "cpu"
     device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None)
@@ -60,33 +60,33 @@ def join(tensor_parallel: int) -> Place:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     world = dist.get_world_size()
     if world % tensor_parallel:
-        raise ValueError(f"{world} processes do not divide by --tensor-parallel {tensor_parallel}.")
+        raise ValueError(f"--tensor-parallel {tensor_parallel} does not divide {world} processes.")
     shape = (world // tensor_parallel, tensor_parallel)
-    return Place(device, init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")))
+    return Process(device, init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")))
 
 
-def build(config: Config, place: Place, dtype: torch.dtype) -> Llama:
-    """The model, of which each process holds its share and never had more than that.
+def build(config: Config, process: Process, dtype: torch.dtype) -> Llama:
+    """Build the model. Each process has only its share, at any time.
 
-    Raises ValueError where the heads do not divide into tensor groups.
+    Raises ValueError if the heads cannot be divided among the processes of a tensor group.
     """
     with torch.device("meta"):
         model = Llama(config)
-    _split_tensors(model, place.mesh["tensor"])
+    _split_tensors(model, process.mesh["tensor"])
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # rotary positions need their 32 bits
     )
     for block in model.blocks:
-        fully_shard(block, mesh=place.mesh["data"], mp_policy=policy)
-    fully_shard(model, mesh=place.mesh["data"], mp_policy=policy)
-    model.to_empty(device=place.device)
+        fully_shard(block, mesh=process.mesh["data"], mp_policy=policy)
+    fully_shard(model, mesh=process.mesh["data"], mp_policy=policy)
+    model.to_empty(device=process.device)
     return model
 
 
 def _split_tensors(model: Llama, mesh: DeviceMesh) -> None:
-    """Each pair of products is split so that one all-reduce follows it (Megatron-LM)."""
+    """Split each pair of matrix products so that one all-reduce follows it (Megatron-LM)."""
     size = mesh.size()
     if size == 1:
         return
@@ -94,7 +94,7 @@ def _split_tensors(model: Llama, mesh: DeviceMesh) -> None:
     if config.heads % size or config.kv_heads % size or config.vocabulary % size:
         raise ValueError(
             f"--tensor-parallel {size} has to divide {config.heads} heads,"
-            f" {config.kv_heads} of keys and values, and {config.vocabulary} tokens."
+            f" {config.kv_heads} heads of keys and values, and {config.vocabulary} tokens."
         )
     column, row = ColwiseParallel, RowwiseParallel
     ends = {
@@ -110,17 +110,17 @@ def _split_tensors(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def fill(model: Llama, seed: int, device: torch.device) -> None:
-    """Give it the weights that a training begins with; each process takes its share."""
+    """Fill the model with the initial weights. Each process takes its share."""
     options = StateDictOptions(full_state_dict=True, strict=False)
     for part in first_weights(model.config, seed, device):
         set_model_state_dict(model, part, options=options)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients so that their common norm is at most `limit`; the norm before.
+    """Scale all gradients so that their common norm is at most `limit`; return the norm before.
 
-    As `torch.nn.utils.clip_grad_norm_` does, by one message; and weights may lie on several meshes,
-    as they do with tensor parallelism, which does not split the norms' weights.
+    Unlike `torch.nn.utils.clip_grad_norm_` it needs one all-reduce, and weights may be on several
+    meshes: tensor parallelism does not split the weights of the norms.
     """
     world = dist.get_world_size()
     squares, pieces = [], []
@@ -141,6 +141,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
 
 
 def _pieces(tensor: DTensor) -> int:
-    """Into how many it is cut; processes that have the same one are not counted."""
+    """Count the pieces into which a tensor is cut, without copies on other processes."""
     axes = enumerate(tensor.placements)
     return math.prod(tensor.device_mesh.size(i) for i, at in axes if not at.is_replicate())

@@ -2,8 +2,8 @@
 
     train.py --size tiny|60m|1b|7b [--data FOLDER] [--steps N] [--batch SEQUENCES] ...
 
-`--batch` is what one step takes, on all processes together: the same data in the same order,
-however many there are. So a run that goes on with more or fewer goes on with the same training.
+`--batch` is the number of sequences of a step, on all processes together. Any number of processes
+reads the same data in the same order, so a run may continue with more or fewer processes.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ import torch
 import torch.distributed as dist
 from data import Corpus, Windows
 from model import SIZES, Config
-from saving import Saved
-from sharding import Place, build, clip_gradients, fill, join
+from saving import Checkpoints
+from sharding import Process, build, clip_gradients, fill, join
 from torch import Tensor
 
 from batchml.runtime import report, should_stop
 
-STOPPED = 128 + signal.SIGTERM
+STOPPED = 128 + signal.SIGTERM  # exit code
 
-# Products of two bf16 matrices, without sparsity, by the makers' data sheets. TFLOP/s.
+# TFLOP/s of GPUs for products of dense bf16 matrices. Source: NVIDIA's data sheets.
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "A10G": 70, "T4": 65}
 
 
-def where(text: str) -> str:
-    """A folder of this machine: `$BATCHML_WORKSPACE/text` is known here, and not where one submits.
+def folder(text: str) -> str:
+    """Expand variables in a path such as `$BATCHML_WORKSPACE/text`, which only a run has.
 
     Raises ArgumentTypeError for a variable that is not set.
     """
-    found = os.path.expandvars(text)
-    if "$" in found:
-        raise argparse.ArgumentTypeError(f"{found} names a variable that is not set here")
-    return found
+    path = os.path.expandvars(text)
+    if "$" in path:
+        raise argparse.ArgumentTypeError(f"{path} has a variable that is not set in the run")
+    return path
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a Llama from nothing.")
     add = parser.add_argument
     add("--size", choices=SIZES, default="tiny")
-    add("--data", type=where, help="a folder of *.txt, or of *.bin; else a small text of ours")
-    add("--sequence", type=int, help="tokens trained at a time, instead of the size's own")
-    add("--steps", type=int, default=100, help="of the whole training")
-    add("--until", type=int, help="end after this step; another run may go on")
+    add("--data", type=folder, help="folder of *.txt or *.bin files; default: a small text")
+    add("--sequence", type=int, help="tokens of a sequence; default: that of the size")
+    add("--steps", type=int, default=100, help="steps of the whole training")
+    add("--until", type=int, help="end after this step; another run may continue")
     add("--batch", type=int, default=32, help="sequences a step, on all processes together")
     add("--micro-batch", type=int, default=8, help="sequences a process computes at a time")
     add("--lr", type=float, default=3e-3, help="the highest learning rate")
-    add("--warmup", type=int, default=10, help="steps until it is reached")
-    add("--clip", type=float, default=1.0, help="the greatest norm of the gradients")
-    add("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
+    add("--warmup", type=int, default=10, help="steps until that rate")
+    add("--clip", type=float, default=1.0, help="the highest norm of gradients")
+    add("--save-every", type=int, default=50, help="steps between checkpoints")
     add(
         "--checkpoints",
-        type=where,
+        type=folder,
         default="",
-        help="their folder, for several runs; else the run's own",
+        help="folder for checkpoints of several runs; default: the run's own folder",
     )
-    add("--log-every", type=int, default=10, help="steps from one line to the next")
+    add("--log-every", type=int, default=10, help="steps between log lines")
     add("--seed", type=int, default=0)
     add("--tensor-parallel", type=int, default=1, help="processes that split each layer")
-    add("--recompute", action="store_true", help="activations again in the backward pass")
+    add("--recompute", action="store_true", help="compute activations again, to save memory")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    add("--peak", type=float, help="TFLOP/s of one device, where it is none that is known here")
+    add("--peak", type=float, help="TFLOP/s of one device, for MFU; default: by its name")
     options = parser.parse_args()
     counts = ["steps", "batch", "micro_batch", "save_every", "log_every", "tensor_parallel"]
     low = [name for name in counts if getattr(options, name) < 1]
@@ -82,7 +82,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def learning_rate(step: int, options: argparse.Namespace) -> float:
-    """Of the step with this index: up in a line, then down along a cosine to a tenth."""
+    """Return the rate of a step: linear up to --lr, then along a cosine to a tenth of it."""
     if step < options.warmup:
         return float(options.lr * (step + 1) / options.warmup)
     done = (step - options.warmup) / max(1, options.steps - options.warmup)
@@ -97,7 +97,7 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
 
 
 def peak_flops(options: argparse.Namespace, device: torch.device) -> float:
-    """FLOP/s of one device, 0 where nobody says."""
+    """Return FLOP/s of one device, 0 if unknown."""
     if options.peak:
         return float(options.peak) * 1e12
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -105,13 +105,13 @@ def peak_flops(options: argparse.Namespace, device: torch.device) -> float:
 
 
 class Speed:
-    """Tokens a second and the share of the machine's peak that is used, since the last look."""
+    """Measures tokens per second, and MFU: the fraction of the devices' peak that is used."""
 
     def __init__(self, config: Config, tokens: int, peak: float) -> None:
         self._flops, self._tokens, self._peak = config.flops_per_token(), tokens, peak
         self._since, self._steps = time.perf_counter(), 0
 
-    def look(self, step: int) -> dict[str, float]:
+    def measure(self, step: int) -> dict[str, float]:
         now = time.perf_counter()
         speed = (step - self._steps) * self._tokens / (now - self._since)
         self._since, self._steps = now, step
@@ -125,34 +125,34 @@ class Speed:
 
 
 class Diverged(Exception):
-    """The loss is no number any more: what was saved before stands."""
+    """The loss is no longer a number. Earlier checkpoints remain."""
 
 
 class Training:
-    """Raises ValueError for what cannot be trained: the batch, the tensor groups or the text."""
+    """A training. Raises ValueError for a batch, tensor groups or a text that do not fit."""
 
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        self.options, self.place = options, place
+    def __init__(self, options: argparse.Namespace, process: Process) -> None:
+        self.options, self.process = options, process
         sequence = options.sequence or SIZES[options.size].sequence
         self.config = replace(SIZES[options.size], sequence=sequence, recompute=options.recompute)
-        self.share, rest = divmod(options.batch, place.readers)
+        self.share, rest = divmod(options.batch, process.readers)
         if rest or not self.share:
             raise ValueError(
-                f"--batch {options.batch} does not divide by {place.readers} processes."
+                f"--batch {options.batch} is not a multiple of {process.readers} processes."
             )
         corpus = Corpus(options.data)
         if corpus.vocabulary > 256 and self.config.vocabulary < 32_000:
-            raise ValueError(f"--size {options.size} knows bytes alone: give it a folder of *.txt.")
+            raise ValueError(f"--size {options.size} supports only bytes: give a folder of *.txt.")
         self.windows = Windows(corpus, sequence, options.seed)
-        self.dtype = choose_dtype(options.dtype, place.device)
-        self.model = build(self.config, place, self.dtype)
+        self.dtype = choose_dtype(options.dtype, process.device)
+        self.model = build(self.config, process, self.dtype)
         self.optimizer = self._optimizer()
-        self.saved = Saved(self.model, self.optimizer, options.checkpoints)
-        self.step, self.position = self.saved.load()
+        self.checkpoints = Checkpoints(self.model, self.optimizer, options.checkpoints)
+        self.step, self.position = self.checkpoints.load()
         if self.step:
-            self._say(f"Resuming after step {self.step}")
+            self._log(f"Resuming after step {self.step}")
         else:
-            fill(self.model, options.seed, place.device)
+            fill(self.model, options.seed, process.device)
         self.stopping = False
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -165,8 +165,8 @@ class Training:
         self.stopping = True
 
     def train(self) -> bool:
-        """Go on to the end. False when it was asked to stop before. Raises Diverged."""
-        peak = peak_flops(self.options, self.place.device) * self.place.world
+        """Train to the end. Return False if the run has to stop before. Raises Diverged."""
+        peak = peak_flops(self.options, self.process.device) * self.process.world
         speed = Speed(self.config, self.options.batch * self.config.sequence, peak)
         speed.start(self.step)
         end = min(self.options.steps, self.options.until or self.options.steps)
@@ -183,7 +183,7 @@ class Training:
                 )
             is_last = self.step == end
             if self.step % self.options.log_every == 0 or is_last or stopping:
-                self._tell(mean, float(norm), rate, speed.look(self.step))
+                self._log_step(mean, float(norm), rate, speed.measure(self.step))
             if self.step % self.options.save_every == 0 or is_last or stopping:
                 self._save()
                 speed.start(self.step)
@@ -192,19 +192,20 @@ class Training:
         return True
 
     def _one_step(self, rate: float) -> tuple[Tensor, Tensor]:
-        """The mean loss of this process's share, and the norm of the gradients of all."""
+        """Do one step; return the mean loss of this process's share, and the norm of gradients."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
         size = min(self.options.micro_batch, self.share)
-        first = self.position + self.place.reader * self.share
-        total = torch.zeros((), device=self.place.device)
+        first = self.position + self.process.reader * self.share
+        total = torch.zeros((), device=self.process.device)
         for start in range(0, self.share, size):
             count = min(size, self.share - start)
             tokens, wanted = self.windows.batch(first + start, count)
-            device = self.place.device
+            device = self.process.device
             loss = self.model(tokens.to(device), wanted.to(device)) * (count / self.share)
-            # Gradients travel after each piece: kept until the last, they would be kept whole.
+            # Gradients are reduced after each micro-batch: otherwise each process would keep all of
+            # them, and not only its share.
             loss.backward()
             total += loss.detach()
         norm = clip_gradients(self.model.parameters(), self.options.clip)
@@ -212,35 +213,35 @@ class Training:
         return total, norm
 
     def _agree(self, loss: Tensor) -> tuple[float, bool]:
-        """The mean loss of all, and whether all stop now: as soon as one was asked to."""
+        """Return the mean loss of all processes, and whether they stop, as any of them has to."""
         stopping = float(self.stopping or should_stop())
-        said = torch.stack([loss, torch.tensor(stopping, device=loss.device)])
-        dist.all_reduce(said)
-        return float(said[0]) / self.place.world, float(said[1]) > 0
+        sums = torch.stack([loss, torch.tensor(stopping, device=loss.device)])
+        dist.all_reduce(sums)
+        return float(sums[0]) / self.process.world, float(sums[1]) > 0
 
-    def _tell(self, loss: float, norm: float, rate: float, speed: dict[str, float]) -> None:
+    def _log_step(self, loss: float, norm: float, rate: float, speed: dict[str, float]) -> None:
         used = f" | MFU: {speed['mfu']:.1%}" if "mfu" in speed else ""
-        self._say(
+        self._log(
             f"Step {self.step}/{self.options.steps} | Loss: {loss:.4f} | Norm: {norm:.3f}"
             f" | LR: {rate:.2e} | {speed['tokens_per_second']:.0f} tokens/s{used}"
         )
-        if self.place.rank == 0:
+        if self.process.rank == 0:
             report(step=self.step, total=self.options.steps, loss=loss, **speed)
 
     def _save(self) -> None:
-        if self.saved.save(self.step, self.position):
-            self._say(f"Step {self.step} | Checkpoint saved")
+        if self.checkpoints.save(self.step, self.position):
+            self._log(f"Step {self.step} | Checkpoint saved")
 
-    def _say(self, words: str) -> None:
-        if self.place.rank == 0:
+    def _log(self, words: str) -> None:
+        if self.process.rank == 0:
             print(words)
 
     def describe(self) -> None:
         millions = self.config.parameters() / 1e6
-        mesh = f"{self.place.readers} x {self.options.tensor_parallel}"
-        self._say(
+        mesh = f"{self.process.readers} x {self.options.tensor_parallel}"
+        self._log(
             f"Llama {self.options.size}: {millions:.1f} M weights on {mesh} processes"
-            f" (data x tensor), {self.place.device.type}, {str(self.dtype)[6:]}"
+            f" (data x tensor), {self.process.device.type}, {str(self.dtype)[6:]}"
         )
 
 
@@ -259,7 +260,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    # Each line is seen as soon as it is written, and in one piece: others write there as well.
+    # Write each line at once and in one piece: other processes write to the same stream.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     options = parse_arguments()
     try:

@@ -1,8 +1,8 @@
-"""Pairs of lines to learn a translation from: two text files, or numbers and how they are said.
+"""Pairs of lines to learn a translation from: two text files, or numbers and their words.
 
-A corpus of one's own is a folder with train.src and train.tgt, UTF-8, line N of one translating
-line N of the other; and valid.src and valid.tgt if there are any. Without a folder the pairs are
-made: "3 4 7" and "three hundred forty seven", in either direction. As files they come by
+Your own corpus is a folder with the UTF-8 files train.src and train.tgt, and if you like valid.src
+and valid.tgt. Line N of one file translates line N of the other. Without a folder, pairs such as
+"3 4 7" and "three hundred forty seven" are generated, in either direction. To write these as files:
 `python corpus.py FOLDER`.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-HELD_OUT = 10  # one in so many pairs is never trained on
-MOST_HELD_OUT = 1000
+HELD_OUT = 10  # one in 10 pairs is for validation, and never trained on
+MAX_HELD_OUT = 1000
 
 _SMALL = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
@@ -30,7 +30,7 @@ Pair = tuple[str, str]
 
 
 class BadCorpus(Exception):
-    """What is wrong with a folder of text, and where."""
+    """A folder of text has mistakes. The text names them and their files."""
 
 
 class Corpus(NamedTuple):
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
 
 
 def in_words(number: int) -> str:
-    """How a number below a million is said: 3472 is three thousand four hundred seventy two."""
+    """Write a number below a million in words: 3472 is three thousand four hundred seventy two."""
     thousands, rest = divmod(number, 1000)
     hundreds, rest = divmod(rest, 100)
     words = [in_words(thousands), "thousand"] if thousands else []
@@ -53,7 +53,7 @@ def in_words(number: int) -> str:
 
 
 def numbers(digits: int, direction: str = "digits-words") -> Corpus:
-    """Every number of up to so many digits, and its words."""
+    """Generate every number with at most so many digits, and its words."""
     pairs = [(" ".join(str(number)), in_words(number)) for number in range(10**digits)]
     if direction == "words-digits":
         pairs = [(words, figures) for figures, words in pairs]
@@ -61,32 +61,31 @@ def numbers(digits: int, direction: str = "digits-words") -> Corpus:
 
 
 def split(pairs: Iterable[Pair]) -> Corpus:
-    """Hold out one pair in ten, chosen by its source: twins are on the same side."""
+    """Hold out one pair in ten, chosen by its source, so that equal sources are not divided."""
     train: list[Pair] = []
     valid: list[Pair] = []
     for pair in pairs:
-        held_out = zlib.crc32(pair[0].encode()) % HELD_OUT == 0 and len(valid) < MOST_HELD_OUT
+        held_out = zlib.crc32(pair[0].encode()) % HELD_OUT == 0 and len(valid) < MAX_HELD_OUT
         (valid if held_out else train).append(pair)
     return Corpus(train, valid)
 
 
 def find(folder: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder as it is named, or below the folders that all runs share. Raises BadCorpus."""
+    """Find a folder: the path itself, or below the folders that runs share. Raises BadCorpus."""
     shared = (environ.get(name) for name in ("BATCHML_DATA_DIR", "BATCHML_WORKSPACE"))
-    places = [Path(folder), *(Path(place, folder) for place in shared if place)]
-    for place in places:
-        if place.is_dir():
-            return place
-    looked = ", ".join(str(place) for place in places)
-    raise BadCorpus(f"there is no folder with a corpus at {looked}")
+    candidates = [Path(folder), *(Path(each, folder) for each in shared if each)]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise BadCorpus(f"there is no folder with a corpus at {', '.join(map(str, candidates))}")
 
 
 def read(folder: Path) -> Corpus:
-    """The corpus in a folder. Raises BadCorpus with everything that is wrong with it."""
+    """Read the corpus in a folder. Raises BadCorpus with its mistakes."""
     mistakes: list[str] = []
     train = _pairs(folder, "train", mistakes)
     if (folder / "valid.src").exists() or (folder / "valid.tgt").exists():
-        found = Corpus(train, _pairs(folder, "valid", mistakes)[:MOST_HELD_OUT])
+        found = Corpus(train, _pairs(folder, "valid", mistakes)[:MAX_HELD_OUT])
     else:
         found = split(train)
     for name, pairs in found._asdict().items():
@@ -104,7 +103,7 @@ _PURPOSE = {
 
 
 def _pairs(folder: Path, name: str, mistakes: list[str]) -> list[Pair]:
-    """The pairs of two files, without those of which a side is empty."""
+    """Read the pairs of two files, without pairs of which a side is empty."""
     sides = [_lines(folder / f"{name}.{side}", mistakes) for side in ("src", "tgt")]
     if None in sides:
         return []
@@ -118,7 +117,7 @@ def _pairs(folder: Path, name: str, mistakes: list[str]) -> list[Pair]:
 
 def _lines(path: Path, mistakes: list[str]) -> list[str] | None:
     try:
-        # Not splitlines(), which also divides at characters that stand inside a sentence.
+        # Not splitlines(), which also splits at characters that may be inside a sentence.
         text = path.read_text("utf-8-sig")
     except OSError as error:
         mistakes.append(f"{path}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""An encoder and a decoder that attend: Vaswani et al., Attention Is All You Need (2017)."""
+"""An encoder-decoder transformer: Vaswani et al., Attention Is All You Need (2017)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Shape:
     pieces: int  # of the vocabulary
     width: int = 128
     heads: int = 4
-    layers: int = 2  # of the encoder, and as many of the decoder
+    layers: int = 2  # of the encoder, and of the decoder
     dropout: float = 0.1
-    longest: int = 256  # pieces of a line; what is longer is cut
+    longest: int = 256  # most pieces of a line; longer lines are cut
 
 
 class Translator(nn.Module):
@@ -28,7 +28,8 @@ class Translator(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.pieces, shape.width, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=shape.width**-0.5)
-        self.register_buffer("places", places(shape.longest + 1, shape.width), persistent=False)
+        positions = encode_positions(shape.longest + 1, shape.width)
+        self.register_buffer("positions", positions, persistent=False)
         self.dropout = nn.Dropout(shape.dropout)
         layer = {
             "d_model": shape.width, "nhead": shape.heads, "dim_feedforward": 4 * shape.width,
@@ -43,7 +44,7 @@ class Translator(nn.Module):
         )
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Scores of the piece after each of `target`: (lines, pieces of a line, vocabulary)."""
+        """Score the piece after each of `target`: (lines, pieces of a line, vocabulary)."""
         return self.decode(target, self.encode(source), source)
 
     def encode(self, source: Tensor) -> Tensor:
@@ -52,26 +53,26 @@ class Translator(nn.Module):
     def decode(self, target: Tensor, memory: Tensor, source: Tensor) -> Tensor:
         length = target.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
-        seen = self.decoder(
+        decoded = self.decoder(
             self._embed(target), memory, tgt_mask=later, tgt_is_causal=True,
             tgt_key_padding_mask=target == PAD, memory_key_padding_mask=source == PAD,
         )  # fmt: skip
-        return functional.linear(seen, self.embedding.weight)
+        return functional.linear(decoded, self.embedding.weight)
 
     def _embed(self, numbers: Tensor) -> Tensor:
         scaled = self.embedding(numbers) * math.sqrt(self.shape.width)
-        return self.dropout(scaled + self.places[: numbers.shape[1]])
+        return self.dropout(scaled + self.positions[: numbers.shape[1]])
 
 
-def places(length: int, width: int) -> Tensor:
-    """Sines and cosines of growing wavelength, which tell one place of a line from another."""
+def encode_positions(length: int, width: int) -> Tensor:
+    """Return the positional encoding (length, width): sines and cosines of growing wavelength."""
     speeds = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     angles = torch.arange(length)[:, None] * speeds
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
 
 
-def padded(lines: Sequence[Sequence[int]], longest: int) -> Tensor:
-    """Lines of pieces as one block, what is longer cut so that it keeps its end mark."""
+def pad_lines(lines: Sequence[Sequence[int]], longest: int) -> Tensor:
+    """Make one block of lines of pieces. A line that is too long is cut and keeps its end mark."""
     cut = [line if len(line) <= longest else [*line[: longest - 1], END] for line in lines]
     rows = [torch.tensor(line) for line in cut]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -79,7 +80,7 @@ def padded(lines: Sequence[Sequence[int]], longest: int) -> Tensor:
 
 @torch.no_grad()
 def translate(model: Translator, source: Tensor) -> list[list[int]]:
-    """The likeliest piece after each, until all lines have ended or are twice their source."""
+    """Translate greedily, until all lines have ended or are twice as long as their source."""
     memory = model.encode(source)
     found = torch.full((len(source), 1), BEGIN, device=source.device)
     ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)

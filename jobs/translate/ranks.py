@@ -1,4 +1,4 @@
-"""The processes that train together, as torchrun's variables name them; or one by itself."""
+"""The ranks of a training: processes that torchrun starts, or one process without torchrun."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-LIMIT = timedelta(minutes=10)  # one that waits longer for the others gives up
+LIMIT = timedelta(minutes=10)  # for which a rank waits for the others
 
 
 class Ranks:
-    """This process, and what all of them do together."""
+    """This rank, and operations of all ranks together."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -27,12 +27,12 @@ class Ranks:
         if self.world > 1:
             distributed.init_process_group("nccl" if has_gpu else "gloo", timeout=LIMIT)
 
-    def together(self, model: nn.Module) -> nn.Module:
-        """The model, with gradients that are the mean of all ranks'."""
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """Wrap the model so that gradients are the means over all ranks."""
         if self.world == 1:
             return model
-        own = [self.local] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=own)
+        devices = [self.local] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=devices)
 
     def sum(self, *numbers: float) -> list[float]:
         if self.world == 1:
@@ -44,12 +44,12 @@ class Ranks:
     def any(self, flag: bool) -> bool:
         return self.sum(float(flag))[0] > 0
 
-    def of_first(self, value: Any) -> Any:
-        """What rank 0 has, on all."""
-        box = [value]
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of rank 0, on all ranks."""
+        values = [value]
         if self.world > 1:
-            distributed.broadcast_object_list(box, device=self.device)
-        return box[0]
+            distributed.broadcast_object_list(values, device=self.device)
+        return values[0]
 
     def leave(self) -> None:
         if self.world > 1:

@@ -1,8 +1,8 @@
-"""Learn to translate lines of text, with one process or many, and go on after an interruption.
+"""Train a model that translates lines of text, with one process or many.
 
-The same numbers come out whatever number of processes trains (but for the order of sums), because
-they share each batch: dropout apart, which is each rank's own. Which lines make a batch, and the
-dice of dropout, follow from the seed and the step alone, so a checkpoint needs neither.
+All processes share each batch, so without dropout the result does not depend on their number,
+except for rounding. The lines of a batch, and the random numbers of dropout, depend on the seed,
+the step and the rank alone. So an interruption does not change the result.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import bleu
 import corpus
 import torch
 import vocabulary
-from model import Shape, Translator, padded, translate
+from model import Shape, Translator, pad_lines, translate
 from ranks import Ranks
 from torch.nn import functional
 from vocabulary import BEGIN, PAD, Vocabulary
 
 try:
     from batchml.runtime import checkpoint, report
-except ImportError:  # elsewhere it trains all the same, without checkpoints and metrics
+except ImportError:  # without batchml, train without checkpoints and metrics
     checkpoint = report = None
 
-MODEL = "translate.pt"  # what translate.py opens
-LINE_EVERY = 50  # steps
-LOOK_EVERY = 10  # steps; between two looks at whether to stop, which all ranks take together
-CHUNK = 50  # batches whose lines are sorted by length, so that a batch has little padding
-STOPPED = 143
+MODEL = "translate.pt"  # the file that translate.py opens
+LINE_EVERY = 50  # steps between two log lines
+STOP_CHECK_EVERY = 10  # steps; all ranks check together whether to stop
+CHUNK = 50  # batches whose lines are sorted by length together, so that batches have little padding
+STOPPED = 143  # exit code: 128 + SIGTERM
 
 Ids = list[int]
 
@@ -46,20 +46,22 @@ Ids = list[int]
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Learn to translate.")
     parser.add_argument("--data", default="", help="folder with train.src and train.tgt")
-    parser.add_argument("--digits", type=int, default=4, help="of the numbers, without --data")
+    parser.add_argument(
+        "--digits", type=int, default=4, help="most digits of the numbers, without --data"
+    )
     parser.add_argument("--direction", default=corpus.DIRECTIONS[0], choices=corpus.DIRECTIONS)
     parser.add_argument("--vocabulary", default="words", help="words, or bpe:8000 for 8000 pieces")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="pairs, of all ranks together")
     parser.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate")
-    parser.add_argument("--warmup", type=int, default=200, help="steps up to it")
+    parser.add_argument("--warmup", type=int, default=200, help="steps until that rate")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--longest", type=int, default=256, help="pieces of a line")
-    parser.add_argument("--smoothing", type=float, default=0.1, help="of labels")
-    parser.add_argument("--save-every", type=int, default=500, help="steps; and after each epoch")
+    parser.add_argument("--longest", type=int, default=256, help="most pieces of a line")
+    parser.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
+    parser.add_argument("--save-every", type=int, default=500, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     mistakes = list(_mistakes(options))
@@ -90,21 +92,21 @@ def _mistakes(options: argparse.Namespace) -> Iterator[str]:
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
-    """The batches of an epoch: places of lines. A last one that would be smaller is left out."""
-    dice = random.Random(seed)
+    """Return the batches of an epoch, as numbers of lines. A smaller last batch is left out."""
+    rng = random.Random(seed)
     order = list(range(len(lengths)))
-    dice.shuffle(order)
+    rng.shuffle(order)
     order = order[: len(order) - len(order) % size]
     found = []
     for start in range(0, len(order), size * CHUNK):
-        chunk = sorted(order[start : start + size * CHUNK], key=lambda place: lengths[place])
+        chunk = sorted(order[start : start + size * CHUNK], key=lambda number: lengths[number])
         found += [chunk[at : at + size] for at in range(0, len(chunk), size)]
-    dice.shuffle(found)
+    rng.shuffle(found)
     return found
 
 
 def learning_rate(step: int, warmup: int) -> float:
-    """As a share of the highest: up in a straight line, then down with the root of the step."""
+    """Return the rate divided by --lr: linear up to 1, then down with the square root of steps."""
     return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
 
 
@@ -122,8 +124,8 @@ class Training:
         self.size = min(options.batch_size, len(self.source))
         self.steps_each = len(self.source) // self.size  # of an epoch
         self.steps = options.epochs * self.steps_each
-        self.step = 0  # that are finished
-        self.goes_on = True
+        self.step = 0  # number of finished steps
+        self.should_continue = True
         torch.manual_seed(options.seed)
         shape = Shape(
             len(words), options.width, options.heads, options.layers, options.dropout,
@@ -135,7 +137,7 @@ class Training:
         )
         self.has_bf16 = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
-    # --- what outlives this process -------------------------------------------------------------
+    # --- Checkpoints and the result -------------------------------------------------------------
 
     def save(self) -> None:
         if checkpoint is not None and self.ranks.rank == 0:
@@ -152,10 +154,10 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
-        self.say(f"Resuming after step {self.step} of {self.steps}")
+        self.log(f"Resuming after step {self.step} of {self.steps}")
 
-    def keep(self) -> None:
-        """The model as the run's output, and where the next run, translate.py, finds it."""
+    def save_model(self) -> None:
+        """Write the model to the outputs, and to the workspace, where translate.py finds it."""
         content = io.BytesIO()
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
         shape = asdict(self.model.shape)
@@ -168,29 +170,29 @@ class Training:
             temporary = folder / f".{MODEL}.{os.getpid()}"
             temporary.write_bytes(content.getvalue())
             temporary.replace(folder / MODEL)
-            self.say(f"The model is {folder / MODEL}")
+            self.log(f"The model is {folder / MODEL}")
 
-    # --- learning -------------------------------------------------------------------------------
+    # --- Training -------------------------------------------------------------------------------
 
     def train(self) -> bool:
-        """Go on to the last step. False when the run is to stop before; what is done is saved."""
-        together = self.ranks.together(self.model)
+        """Train to the last step. Return False if the run has to stop, after a checkpoint."""
+        parallel = self.ranks.parallel(self.model)
         lost, pieces, since = 0.0, 0, time.perf_counter()
         while self.step < self.steps:
             epoch, first = divmod(self.step, self.steps_each)
             for batch in self._batches(epoch)[first:]:
-                loss, count = self._learn(together, batch)
+                loss, count = self._learn(parallel, batch)
                 lost, pieces = lost + loss, pieces + count
                 self.step += 1
                 if self.step % LINE_EVERY == 0 or self.step == self.steps:
                     mean = self.ranks.sum(float(lost))[0] / pieces
-                    self._tell(epoch, mean, pieces / (time.perf_counter() - since))
+                    self._log_step(epoch, mean, pieces / (time.perf_counter() - since))
                     lost, pieces, since = 0.0, 0, time.perf_counter()
                 if self.step % self.steps_each == 0:
                     break
                 if self.step % self.options.save_every == 0:
                     self.save()
-                if self.step % LOOK_EVERY == 0 and self.ranks.any(self._should_stop()):
+                if self.step % STOP_CHECK_EVERY == 0 and self.ranks.any(self._should_stop()):
                     self.save()
                     return False
             start = time.perf_counter()
@@ -205,41 +207,41 @@ class Training:
         lengths = [len(line) for line in self.target]
         return batches(lengths, self.size, (self.options.seed << 20) + epoch)
 
-    def _learn(self, together: torch.nn.Module, batch: Sequence[int]) -> tuple[torch.Tensor, int]:
-        """One step. The sum of the losses of this rank's pieces, and the pieces of all ranks."""
+    def _learn(self, parallel: torch.nn.Module, batch: Sequence[int]) -> tuple[torch.Tensor, int]:
+        """Do one step; return the sum of the losses of this rank, and the pieces of all ranks."""
         own = batch[self.ranks.rank :: self.ranks.world]
-        source = self._block([self.source[place] for place in own])
-        target = self._block([self.target[place] for place in own])
-        count = sum(min(len(self.target[place]), self.options.longest) for place in batch)
-        seen = functional.pad(target[:, :-1], (1, 0), value=BEGIN)
+        source = self._block([self.source[number] for number in own])
+        target = self._block([self.target[number] for number in own])
+        count = sum(min(len(self.target[number]), self.options.longest) for number in batch)
+        shifted = functional.pad(target[:, :-1], (1, 0), value=BEGIN)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr * learning_rate(self.step, self.options.warmup)
-        # The dice of this step and rank, whatever was before.
+        # Random numbers depend on the seed, the step and the rank alone.
         torch.manual_seed(hash((self.options.seed, self.step, self.ranks.rank)) % 2**63)
-        together.train()
+        parallel.train()
         with self._precision():
-            scores = together(source, seen)
+            scores = parallel(source, shifted)
         loss = functional.cross_entropy(
             scores.float().flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum",
             label_smoothing=self.options.smoothing,
         )  # fmt: skip
         self.optimizer.zero_grad()
-        # The ranks' gradients are averaged; each piece of the batch is to count the same.
+        # The ranks' gradients are averaged; each piece of the batch counts the same.
         (loss * self.ranks.world / count).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return loss.detach(), count
 
     def _block(self, lines: Sequence[Ids]) -> torch.Tensor:
-        return padded(lines, self.options.longest).to(self.ranks.device, non_blocking=True)
+        return pad_lines(lines, self.options.longest).to(self.ranks.device, non_blocking=True)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.has_bf16)
 
-    # --- seeing how it goes ---------------------------------------------------------------------
+    # --- Validation and messages ----------------------------------------------------------------
 
     def validate(self, epoch: int) -> None:
-        """Translate what was held out, each rank its part."""
+        """Translate the held-out lines and compute the scores. Each rank translates its part."""
         self.model.eval()
         own = self.pairs.valid[self.ranks.rank :: self.ranks.world]
         counted = [0] * bleu.FIELDS
@@ -253,27 +255,27 @@ class Training:
                 counted = [a + b for a, b in zip(counted, each, strict=True)]
         total = self.ranks.sum(*counted)
         score, exact = bleu.bleu(total), bleu.exact(total)
-        self.say(f"Epoch[{epoch}] Validation bleu={score:.2f} exact={exact:.4f}")
+        self.log(f"Epoch[{epoch}] Validation bleu={score:.2f} exact={exact:.4f}")
         self._report(bleu=score, exact=exact)
 
-    def _tell(self, epoch: int, loss: float, speed: float) -> None:
-        self.say(f"Epoch[{epoch}] Step[{self.step}] loss={loss:.6f} speed={speed:.0f} pieces/s")
+    def _log_step(self, epoch: int, loss: float, speed: float) -> None:
+        self.log(f"Epoch[{epoch}] Step[{self.step}] loss={loss:.6f} speed={speed:.0f} pieces/s")
         self._report(loss=loss)
 
     def _report(self, **values: float) -> None:
         if report is not None and self.ranks.rank == 0:
-            self.goes_on &= report(step=self.step, total=self.steps, **values)
+            self.should_continue &= report(step=self.step, total=self.steps, **values)
 
     def _should_stop(self) -> bool:
-        return not self.goes_on or (checkpoint is not None and checkpoint.should_stop())
+        return not self.should_continue or (checkpoint is not None and checkpoint.should_stop())
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self.ranks.rank == 0:
             print(line, flush=True)
 
 
 def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
-    """The training where it stands. Raises BadCorpus."""
+    """Prepare the training, and resume it from a checkpoint. Raises BadCorpus."""
     pairs = (
         corpus.read(corpus.find(options.data))
         if options.data
@@ -289,10 +291,10 @@ def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
         if ranks.rank == 0:
             lines = (line for pair in pairs.train for line in pair)
             built = vocabulary.build(lines, options.vocabulary).to_text()
-        words = Vocabulary.from_text(ranks.of_first(built))
+        words = Vocabulary.from_text(ranks.broadcast(built))
     training = Training(options, ranks, pairs, words)
-    training.say(
-        f"{len(pairs.train)} pairs to learn from, {len(pairs.valid)} held out, {len(words)} pieces "
+    training.log(
+        f"{len(pairs.train)} pairs to train on, {len(pairs.valid)} held out, {len(words)} pieces "
         f"in the vocabulary, {training.steps} steps on {ranks.world} processes"
     )
     if state is not None:
@@ -301,16 +303,16 @@ def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
 
 
 def newest(ranks: Ranks) -> dict[str, Any] | None:
-    """What the newest checkpoint holds; rank 0 says which it is."""
+    """Load the newest checkpoint, which rank 0 chooses; None without one."""
     if checkpoint is None:
         return None
     found = checkpoint.newest() if ranks.rank == 0 else None
-    path = ranks.of_first(found.path if found else "")
+    path = ranks.broadcast(found.path if found else "")
     if not path:
         return None
     file = Path(path, "state.pt")
     if not file.exists():
-        sys.exit(f"train.py: rank {ranks.rank} has no {file}, from which rank 0 goes on")
+        sys.exit(f"train.py: rank {ranks.rank} has no {file}, from which rank 0 continues")
     state: dict[str, Any] = torch.load(file, map_location=ranks.device, weights_only=True)
     return state
 
@@ -321,12 +323,12 @@ def main() -> int:
     try:
         training = prepare(options, ranks)
     except corpus.BadCorpus as error:
-        if ranks.local == 0:  # the others of this node say the same
+        if ranks.local == 0:  # one message for each node
             print(f"train.py: {error}", file=sys.stderr)
         return 78
     is_done = training.train()
     if is_done and ranks.rank == 0:
-        training.keep()
+        training.save_model()
     ranks.leave()
     return 0 if is_done else STOPPED
 

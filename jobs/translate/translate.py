@@ -1,10 +1,10 @@
-"""Translate lines with a trained model: those of --text, or of the input, one by one.
+"""Translate lines with a trained model: the lines of --text, or of the standard input.
 
     batchml submit --wait translate
     batchml submit --wait translate -- python translate.py --text "3 4 7"
 
-The model of the newest training is in the workspace, where every run finds it. On a terminal it
-asks for line after line, until Ctrl-D.
+The model of the newest training is in the workspace, where every run finds it. On a terminal the
+program asks for lines until Ctrl-D.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from model import Shape, Translator, padded, translate
+from model import Shape, Translator, pad_lines, translate
 from vocabulary import Vocabulary
 
 MODEL = "translate.pt"
-AT_ONCE = 32  # lines
+BATCH = 32  # lines that are translated together
 
 
 class NoModel(Exception):
-    """There is none, or it is none; what to do about it."""
+    """There is no model, or a file that is no model. The text says what to do."""
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Translate lines with a trained model.")
     parser.add_argument("--text", action="append", help="a line; may be given several times")
-    parser.add_argument("--checkpoint", default="", help=f"{MODEL}, or the folder that has it")
+    parser.add_argument("--checkpoint", default="", help=f"{MODEL}, or a folder with this file")
     return parser.parse_args()
 
 
-def find(given: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The model that was named, else that of the newest training. Raises NoModel."""
+def find(path: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Find the model at `path`, or without `path` that of the newest training. Raises NoModel."""
     workspace = environ.get("BATCHML_WORKSPACE")
     shared = [Path(workspace, "translate")] if workspace else []
-    places = [Path(given), *(place.parent / given for place in shared)] if given else [*shared]
-    places += [] if given else [Path()]
-    files = [file for place in places for file in (place, place / MODEL)]
+    if path:
+        candidates = [Path(path), *(each.parent / path for each in shared)]
+    else:
+        candidates = [*shared, Path()]
+    files = [file for each in candidates for file in (each, each / MODEL)]
     for file in files:
         if file.is_file():
             return file
     raise NoModel(
-        f"no model at {', '.join(str(place) for place in places)}. Train one with "
-        f"`batchml submit --wait translate`, or name one with --checkpoint"
+        f"no model at {', '.join(map(str, candidates))}. Train a model: "
+        "batchml submit --wait translate. Or name a model: --checkpoint"
     )
 
 
@@ -59,21 +61,21 @@ class Model:
             self.words = Vocabulary.from_text(state["words"])
             self.net = Translator(Shape(**state["shape"])).to(self.device).eval()
             self.net.load_state_dict(state["model"])
-        except Exception as error:  # torch has no exception of its own for a file that is none
-            raise NoModel(f"{path} is no model of train.py ({type(error).__name__})") from error
+        except Exception as error:  # torch raises many exceptions for a file that is no model
+            raise NoModel(f"{path} is not a model of train.py ({type(error).__name__})") from error
 
     def __call__(self, lines: list[str]) -> list[str]:
         ids = [self.words.encode(line) for line in lines]
-        source = padded(ids, self.net.shape.longest).to(self.device)
+        source = pad_lines(ids, self.net.shape.longest).to(self.device)
         return [self.words.decode(line) for line in translate(self.net, source)]
 
 
 def answer(model: Model, lines: Iterable[str]) -> int:
-    """Print what each line is in the other language; how many there were."""
+    """Print the translation of each line; return the number of lines."""
     count, waiting = 0, list[str]()
     for line in lines:
         waiting.append(line.strip())
-        if len(waiting) == AT_ONCE:
+        if len(waiting) == BATCH:
             print(*model(waiting), sep="\n", flush=True)
             count, waiting = count + len(waiting), []
     if waiting:
@@ -82,7 +84,7 @@ def answer(model: Model, lines: Iterable[str]) -> int:
 
 
 def converse(model: Model) -> None:
-    print("A line and Enter; Ctrl-D ends it.")
+    print("Type a line and Enter. Ctrl-D ends the program.")
     while True:
         try:
             line = input("> ").strip()
@@ -96,7 +98,7 @@ def converse(model: Model) -> None:
 def main() -> int:
     options = parse_arguments()
     if os.environ.get("RANK", "0") != "0":
-        return 0  # one of the job's processes is enough
+        return 0  # one process of the job translates
     try:
         model = Model(find(options.checkpoint))
     except NoModel as error:

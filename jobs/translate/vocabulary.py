@@ -1,6 +1,6 @@
-"""Text as numbers and back, by SentencePiece: whole words, or pieces from byte-pair encoding.
+"""Encode text as numbers and decode it, by SentencePiece: words, or pieces of byte-pair encoding.
 
-One vocabulary serves both languages, so that equal words have equal numbers.
+Both languages have one vocabulary, so that equal words have equal numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 PAD, BEGIN, END, UNKNOWN = range(4)
-SPECIAL = 4  # numbers before those of the pieces
+SPECIAL = 4  # numbers before the numbers of pieces
 MOST_WORDS = 50_000
 
 
@@ -32,7 +32,7 @@ class Vocabulary:
         return list(self._processor.encode(text, add_eos=True))
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text up to its end mark."""
+        """Decode the text up to its end mark."""
         found = list(numbers)
         end = found.index(END) if END in found else len(found)
         return str(self._processor.decode(found[:end])).strip()
@@ -53,7 +53,7 @@ def build(lines: Iterable[str], kind: str) -> Vocabulary:
     if kind == "words":
         settings = {"model_type": "word", "vocab_size": min(MOST_WORDS, len(words)) + SPECIAL}
     else:
-        # The letters are pieces, too, and so is the mark before a word.
+        # Letters are pieces, too, and so is the mark before a word.
         least = len(letters) + 1 + SPECIAL
         settings = {"model_type": "bpe", "vocab_size": max(int(kind[4:]), least)}
     model = io.BytesIO()

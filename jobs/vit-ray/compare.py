@@ -1,4 +1,4 @@
-"""`python compare.py A B`: two reports of train.py, each a report.json or the folder it is in."""
+"""Compare two reports of train.py: `python compare.py A B`, each a report.json or its folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 from figures import compare
 
 
-def read(place: str) -> dict[str, Any]:
-    path = Path(place)
-    found: dict[str, Any] = json.loads(
-        (path / "report.json" if path.is_dir() else path).read_text()
-    )
-    return found
+def read(name: str) -> dict[str, Any]:
+    path = Path(name)
+    file = path / "report.json" if path.is_dir() else path
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The report of a training: figures from measurements. Pure."""
+"""Compute the report of a training from measurements. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ HOUR = 3600.0  # seconds
 
 
 class Steps(NamedTuple):
-    """Of the part of a training that counts: the first steps, which warm up, do not."""
+    """Measurements of the steps after the warm-up."""
 
     count: int
-    seconds: float  # from the first's begin to the last's end
-    waited: float  # of these, seconds without data
-    began: float  # seconds since the epoch
+    seconds: float  # from the begin of the first step to the end of the last
+    waited: float  # seconds of these that waited for data
+    began: float  # begin of the first step, in seconds since the Unix epoch
     images: int
-    rows: Mapping[int, int]  # number of a node -> images that were blurred there
+    rows: Mapping[int, int]  # number of a node -> images that it blurred
 
 
 class Node(NamedTuple):
@@ -24,23 +24,23 @@ class Node(NamedTuple):
     role: str  # head or worker
     vcpus: float
     rows: int
-    cpu: float | None  # share of its vCPUs that was busy
+    cpu: float | None  # busy fraction of its vCPUs
     gpu: float | None  # percent
 
 
 def read_prices(text: str) -> dict[str, float]:
-    """`head=1.408,worker=0.816` -> dollars an hour by role. Raises ValueError."""
+    """Parse `head=1.408,worker=0.816` as dollars an hour by role. Raises ValueError."""
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, equals, price = part.partition("=")
         if not equals or role not in ("head", "worker"):
-            raise ValueError(f"{part!r}: write head=DOLLARS or worker=DOLLARS, an hour")
+            raise ValueError(f"{part!r}: write head=DOLLARS or worker=DOLLARS, for one hour")
         found[role] = float(price)
     return found
 
 
 def used(samples: Sequence[tuple[float, float, float | None]], begin: float, end: float) -> float:
-    """CPU seconds a second between two times; the samples next to them count."""
+    """Compute the CPU seconds per second between two times, from samples up to 2 s beside them."""
     inside = [each for each in samples if begin - 2 <= each[0] <= end + 2]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return 0.0
@@ -53,7 +53,7 @@ def mean_gpu(samples: Iterable[tuple[float, float, float | None]]) -> float | No
 
 
 def report(steps: Steps, nodes: Sequence[Node], prices: Mapping[str, float]) -> dict[str, Any]:
-    """What `report.json` says. Prices are of the time of the steps alone."""
+    """Make the content of report.json. Only the time of the steps is priced."""
     hourly = sum(prices.get(node.role, 0.0) for node in nodes)
     return {
         "steps": steps.count,
@@ -69,13 +69,13 @@ def report(steps: Steps, nodes: Sequence[Node], prices: Mapping[str, float]) -> 
     }
 
 
-def lines(told: Mapping[str, Any]) -> list[str]:
-    """The report for people."""
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """Make the lines of a report for people."""
     found = [
-        f"Report: {told['steps']} steps, step time {told['step_seconds']:.3f} s, "
-        f"data wait {100 * told['data_wait']:.0f} %, {told['images_per_second']:.1f} images/s"
+        f"Report: {report['steps']} steps, step time {report['step_seconds']:.3f} s, "
+        f"data wait {100 * report['data_wait']:.0f} %, {report['images_per_second']:.1f} images/s"
     ]
-    for node in told["nodes"]:
+    for node in report["nodes"]:
         cpu = "?" if node["cpu"] is None else f"{100 * node['cpu']:.0f} %"
         gpu = "" if node["gpu"] is None else f", GPU {node['gpu']:.0f} %"
         found.append(
@@ -83,17 +83,17 @@ def lines(told: Mapping[str, Any]) -> list[str]:
             f"CPU {cpu} of {node['vcpus']:g} vCPUs{gpu}"
         )
     found.append(
-        f"Report: ${told['dollars_per_hour']:.3f} an hour, "
-        f"${told['dollars_per_1000_steps']:.4f} per 1000 steps"
+        f"Report: ${report['dollars_per_hour']:.3f} an hour, "
+        f"${report['dollars_per_1000_steps']:.4f} per 1000 steps"
     )
     return found
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What the second has over the first: faster, and cheaper or not.
+    """Compare two reports: the speed and the price of the second, relative to the first.
 
-    "Price/performance" is said in two ways, which are not the same figure: steps for a dollar, and
-    dollars for a step. Twice the steps a dollar are half the dollars a step: +100 % and -50 %.
+    "Price/performance" may mean steps for a dollar or dollars for a step, which are different
+    figures: twice the steps for a dollar is +100 %, and half the dollars for a step is -50 %.
     """
     faster = one["step_seconds"] / other["step_seconds"]
     dearer = other["dollars_per_hour"] / one["dollars_per_hour"] if one["dollars_per_hour"] else 1.0

@@ -1,4 +1,4 @@
-"""How busy each node of the gang is: an actor on each, which takes no CPU from Ray's books."""
+"""Measure how busy each node of the Ray cluster is, by an actor on each that requests no CPU."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from batchml.runtime.telemetry.gpus import GpuMonitor, gpu_totals
 from batchml.runtime.telemetry.usage import cpu_seconds
 
 EVERY = 1.0  # seconds between two samples
-_FETCH_EVERY = 3.0  # seconds between two looks at all nodes: what a lost one had told stays
+_FETCH_EVERY = 3.0  # seconds between two requests to all nodes; samples of lost nodes are kept
 
 
 class Sample(NamedTuple):
     at: float  # seconds since the epoch
-    cpu: float  # seconds of CPU that Ray's processes on the node have used
+    cpu: float  # CPU seconds that Ray's processes on the node have used
     gpu: float | None  # percent
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Meter:
-    """Samples what belongs to this node's raylet, which is this actor's parent."""
+    """Samples the processes of the node's raylet, which is the parent of this actor."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
@@ -46,10 +46,10 @@ class Meter:
 
 
 class Meters:
-    """One for each node that is there or comes, read in the background until `stop`."""
+    """Starts a Meter on each present or new node, and reads it in the background until `stop`."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, dict[str, Any]] = {}  # id -> as `ray.nodes()` has it
+        self.nodes: dict[str, dict[str, Any]] = {}  # id -> entry of `ray.nodes()`
         self.samples: dict[str, list[Sample]] = {}
         self._actors: dict[str, Any] = {}
         self._end = threading.Event()
@@ -70,12 +70,12 @@ class Meters:
             name = node["NodeID"]
             self.nodes[name] = node
             if node["Alive"] and name not in self._actors:
-                here = NodeAffinitySchedulingStrategy(name, soft=False)
-                self._actors[name] = Meter.options(scheduling_strategy=here).remote()
+                strategy = NodeAffinitySchedulingStrategy(name, soft=False)
+                self._actors[name] = Meter.options(scheduling_strategy=strategy).remote()
                 self.samples[name] = []
         for name, actor in list(self._actors.items()):
             try:
                 new = ray.get(actor.since.remote(len(self.samples[name])), timeout=5)
-            except Exception:  # its node is gone, or busy; the others are not
+            except Exception:  # this node is lost or busy; continue with the others
                 continue
             self.samples[name] += [Sample(*each) for each in new]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-SIDE = 8  # patches
+SIDE = 8  # patches of a side
 
 
 class Vit(nn.Module):
-    """8 x 8 patches whatever the size, learned positions, a class token, layers of attention."""
+    """A ViT with 8 x 8 patches for images of any size, learned positions and a class token."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Vit(nn.Module):
         self.answer = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, size, size) as bytes -> scores (N, classes)."""
+        """Map images (N, 3, size, size), as bytes, to scores (N, classes)."""
         x = self.patches(images.float().div(127.5).sub(1)).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
         return torch.as_tensor(self.answer(self.norm(self.layers(x)[:, 0])))

@@ -1,7 +1,7 @@
-"""Images that are drawn from their number alone, and a blur that makes a CPU work for them.
+"""Draw images from their numbers, and blur them, which keeps CPUs busy.
 
-The n-th image is the same wherever and whenever it is drawn, so a training that goes on from a
-checkpoint sees what it would have seen.
+The n-th image is always the same, so a training that continues from a checkpoint sees the images
+that it would have seen without the interruption.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 CLASSES = 10
-KERNEL, SIGMA, ROUNDS = 11, 2.0, 10  # of the blur; once is not heavy
+KERNEL, SIGMA, ROUNDS = 11, 2.0, 10  # of the blur; rounds make it slow
 
 Batch = dict[str, NDArray[np.generic]]
 
 
 class Draw:
-    """Row numbers -> images: a colour and a direction for each class, and noise."""
+    """Draws images for row numbers: a colour and a direction for each class, and noise."""
 
     def __init__(self, size: int, seed: int, first: int = 0) -> None:
         self._size, self._seed, self._first = size, seed, first
@@ -29,12 +29,12 @@ class Draw:
         return {"image": images, "label": numbers % CLASSES, "number": numbers}
 
     def _image(self, number: int) -> NDArray[np.uint8]:
-        dice = np.random.default_rng([self._seed, number])
+        rng = np.random.default_rng([self._seed, number])
         angle = 2 * np.pi * (number % CLASSES) / CLASSES
         at = np.linspace(-1, 1, self._size)
         slope = np.cos(angle) * at[:, None] + np.sin(angle) * at[None, :]
         tint = np.cos(angle + np.array([0.0, 2.1, 4.2]))[:, None, None]
-        noise = dice.normal(0, 60, (3, self._size, self._size))
+        noise = rng.normal(0, 60, (3, self._size, self._size))
         return np.clip(128 + 50 * slope + 30 * tint + noise, 0, 255).astype(np.uint8)
 
 
@@ -45,7 +45,7 @@ def kernel() -> torch.Tensor:
 
 
 def blur(images: torch.Tensor, rounds: int = ROUNDS) -> torch.Tensor:
-    """Gaussian blur, `rounds` times; first along rows, then columns, which is the same and less."""
+    """Apply a Gaussian blur `rounds` times, along rows and then columns, which is less work."""
     weights, half = kernel(), KERNEL // 2
     for _ in range(rounds):
         images = functional.pad(images, (half, half, half, half), mode="reflect")
@@ -55,7 +55,7 @@ def blur(images: torch.Tensor, rounds: int = ROUNDS) -> torch.Tensor:
 
 
 class Blur:
-    """The heavy part, on one core. It says on which node it ran."""
+    """Blurs images on one core, and adds the number of the node."""
 
     def __init__(self, rounds: int = ROUNDS) -> None:
         self._rounds = rounds
@@ -71,5 +71,5 @@ class Blur:
 
 
 def node_number(node_id: str) -> int:
-    """A node's id as a number that fits into a tensor."""
+    """Make a number of a node's id that fits into a tensor."""
     return int(node_id[:12], 16)

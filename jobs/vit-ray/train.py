@@ -1,8 +1,8 @@
-"""Train a vision transformer on the head of a Ray gang, from images that all of it prepares.
+"""Train a vision transformer on the head of a Ray cluster, with images that all nodes prepare.
 
-Ray Data draws and blurs images on every CPU; Ray Train runs the training where the resource
-`trainer` is, which is the head. It goes on from the newest checkpoint in $BATCHML_CHECKPOINT_DIR,
-and leaves report.json and vit.pt in $BATCHML_OUTPUT_DIR.
+Ray Data draws and blurs images on every CPU. Ray Train runs the training on the node with the
+resource `trainer`, which is the head. The training continues from the newest checkpoint in
+$BATCHML_CHECKPOINT_DIR, and writes report.json and vit.pt to $BATCHML_OUTPUT_DIR.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from torch.nn import functional
 from batchml.runtime import checkpoint, report
 from batchml.runtime.storage.files import write_atomically
 
-LINE_EVERY = 100  # steps, or a tenth of all
-STOPPED = 128 + signal.SIGTERM
+LINE_EVERY = 100  # steps between two log lines, or a tenth of all steps
+STOPPED = 128 + signal.SIGTERM  # exit code
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,17 +41,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--size", type=int, default=224, help="pixels of a side; a multiple of 8")
-    parser.add_argument("--blurs", type=int, default=10, help="rounds: how heavy the blur is")
+    parser.add_argument("--blurs", type=int, default=10, help="rounds of the blur")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prefetch", type=int, default=2, help="batches")
-    parser.add_argument("--save-every", type=int, default=20, help="steps")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps that no figure counts")
+    parser.add_argument("--prefetch", type=int, default=2, help="batches to prefetch")
+    parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument(
-        "--trainers", type=int, default=0, help="0: one per GPU of the head, or one"
+        "--warm-up", type=int, default=5, help="first steps, which the report leaves out"
     )
-    parser.add_argument("--prices", default="", help="head=DOLLARS,worker=DOLLARS an hour")
+    parser.add_argument(
+        "--trainers", type=int, default=0, help="0: one for each GPU of the head, or one"
+    )
+    parser.add_argument(
+        "--prices", default="", help="prices of an hour: head=DOLLARS,worker=DOLLARS"
+    )
     options = parser.parse_args()
     if min(options.steps, options.batch_size, options.save_every) < 1 or options.seed < 0:
         parser.error("--steps, --batch-size and --save-every start at 1, --seed at 0")
@@ -64,11 +68,11 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-# --- in the trainer's process, on the head -------------------------------------------------------
+# --- In the trainer's process, on the head -------------------------------------------------------
 
 
 class Training:
-    """Model and optimizer, and how far they are: `step` steps are done."""
+    """The model and the optimizer after `step` steps."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         torch.manual_seed(config["seed"])
@@ -94,10 +98,10 @@ class Training:
     def save(self) -> None:
         if self.is_first:
             state = {"model": self.bare.state_dict(), "optimizer": self.optimizer.state_dict()}
-            told = {**state, "step": self.step}
+            state = {**state, "step": self.step}
             folder = self.config["checkpoints"]
             checkpoint.save(
-                lambda path: torch.save(told, os.path.join(path, "state.pt")), self.step,
+                lambda path: torch.save(state, os.path.join(path, "state.pt")), self.step,
                 folder=folder,
             )  # fmt: skip
 
@@ -108,11 +112,11 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.step += 1
-        return loss.item()  # waits for the device, so that a step's time is its own
+        return loss.item()  # waits for the device, so that the step's time is complete
 
 
 class Clock:
-    """Where the time of the steps goes."""
+    """Measures the time of the steps, and the part that waits for data."""
 
     def __init__(self, warm_up: int) -> None:
         self._left = warm_up
@@ -135,7 +139,7 @@ class Clock:
         self.since = end
 
     def window(self) -> tuple[float, float]:
-        """Seconds since the last call, and those of them without data."""
+        """Return the seconds since the last call, and the part that waited for data."""
         found, self._window, self._window_waited = (self._window, self._window_waited), 0.0, 0.0
         return found
 
@@ -147,7 +151,7 @@ class Clock:
 
 
 def train(config: dict[str, Any]) -> None:
-    """Ray Train's loop: one process, or one for each GPU of the head."""
+    """Run the training loop of Ray Train, in one process or one for each GPU of the head."""
     training, clock = Training(config), Clock(config["warm_up"])
     training.resume()
     every = max(1, min(LINE_EVERY, config["steps"] // 10))
@@ -169,7 +173,7 @@ def train(config: dict[str, Any]) -> None:
         losses.append(training.learn(batch["image"], batch["label"]))
         clock.add(begin, got, time.time(), batch["node"])
         if training.step % every == 0:
-            tell(training, clock, losses, config["steps"])
+            log_steps(training, clock, losses, config["steps"])
             losses = []
         stopped = checkpoint.should_stop()
         if stopped or training.step % config["save_every"] == 0:
@@ -177,13 +181,13 @@ def train(config: dict[str, Any]) -> None:
     training.save()
     if training.is_first:
         torch.save(training.bare.state_dict(), config["result"] + ".pt")
-        told = {"step": training.step, "stopped": stopped, **clock.steps()}
-        write_atomically(config["result"], json.dumps(told).encode())
+        result = {"step": training.step, "stopped": stopped, **clock.steps()}
+        write_atomically(config["result"], json.dumps(result).encode())
     ray.train.report({"step": training.step})
 
 
 def check_order(training: Training, numbers: Tensor) -> None:
-    """Whatever became of the nodes meanwhile: each image once, and in its place."""
+    """Check that each image came once and in order, even if nodes were lost."""
     first = training.step * training.config["batch_size"]
     if training.config["trainers"] == 1 and numbers.tolist() != [
         *range(first, first + len(numbers))
@@ -191,7 +195,7 @@ def check_order(training: Training, numbers: Tensor) -> None:
         raise RuntimeError(f"step {training.step + 1} got the images {numbers.tolist()}")
 
 
-def tell(training: Training, clock: Clock, losses: list[float], steps: int) -> None:
+def log_steps(training: Training, clock: Clock, losses: list[float], steps: int) -> None:
     if not training.is_first:
         return
     seconds, waited = clock.window()
@@ -204,14 +208,16 @@ def tell(training: Training, clock: Clock, losses: list[float], steps: int) -> N
     report(step=training.step, total=steps, loss=mean)
 
 
-# --- in the driver --------------------------------------------------------------------------------
+# --- In the driver --------------------------------------------------------------------------------
 
 
 def dataset(options: argparse.Namespace, first: int, trainers: int) -> ray.data.Dataset:
-    """The images of all steps that are left, in their order."""
+    """Make the dataset with the images of all remaining steps, in order."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_options.preserve_order = True  # what a resume relies on
+    context.execution_options.preserve_order = (
+        True  # so that a resumed training gets the right images
+    )
     rows = (options.steps - first) * options.batch_size * trainers
     blocks = max(1, min(rows // options.batch_size, 2000))
     start = first * options.batch_size * trainers
@@ -222,9 +228,9 @@ def dataset(options: argparse.Namespace, first: int, trainers: int) -> ray.data.
 
 
 def fit(options: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Run the training to its end, or to a stop; what the trainer told."""
-    where = os.path.abspath(os.environ.get("BATCHML_CHECKPOINT_DIR", "checkpoints"))
-    found = checkpoint.newest(where)
+    """Run the training to its end, or to a stop; return the result of the trainer."""
+    checkpoints = os.path.abspath(os.environ.get("BATCHML_CHECKPOINT_DIR", "checkpoints"))
+    found = checkpoint.newest(checkpoints)
     head = next(node for node in ray.nodes() if node["Alive"] and "trainer" in node["Resources"])
     gpus = int(head["Resources"].get("GPU", 0))
     trainers = options.trainers or max(1, gpus)
@@ -232,14 +238,14 @@ def fit(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     config = {
         **vars(options),
         "trainers": trainers,
-        "checkpoints": where,
+        "checkpoints": checkpoints,
         "checkpoint": found.path if found else "",
         "result": result,
     }
     scaling = ray.train.ScalingConfig(
         num_workers=trainers,
         use_gpu=gpus > 0,
-        # The head's CPUs are left to the blur: a trainer that waits for data needs none.
+        # The head's CPUs are for the blur: a trainer that waits for data needs none.
         resources_per_worker={"trainer": 1 / trainers, "CPU": 0, **({"GPU": 1} if gpus else {})},
     )
     trainer = TorchTrainer(
@@ -250,8 +256,8 @@ def fit(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         run_config=ray.train.RunConfig(name="vit", storage_path=os.path.join(folder, "ray")),
     )
     trainer.fit()
-    told: dict[str, Any] = json.loads(Path(result).read_text())
-    return told
+    answer: dict[str, Any] = json.loads(Path(result).read_text())
+    return answer
 
 
 def nodes_of(meters: Meters, steps: figures.Steps) -> list[figures.Node]:
@@ -274,19 +280,19 @@ def nodes_of(meters: Meters, steps: figures.Steps) -> list[figures.Node]:
 def main() -> int:
     options = parse_arguments()
     ray.init(log_to_driver=True)
-    # A stop is the trainer's to hear, by `should_stop`: it saves and ends, and then so does this.
+    # The trainer sees a stop by `should_stop`, saves and ends; then this process ends, too.
     signal.signal(signal.SIGTERM, lambda *_: None)
     meters = Meters()
     output = Path(os.environ.get("BATCHML_OUTPUT_DIR", "."))
     with tempfile.TemporaryDirectory(prefix="vit-") as folder:
-        told = fit(options, folder)
+        result = fit(options, folder)
         meters.stop()
-        step, stopped = told.pop("step"), told.pop("stopped")
-        rows = {int(node): count for node, count in told.pop("rows").items()}
-        steps = figures.Steps(**told, rows=rows)
+        step, stopped = result.pop("step"), result.pop("stopped")
+        rows = {int(node): count for node, count in result.pop("rows").items()}
+        steps = figures.Steps(**result, rows=rows)
         write_atomically(str(output / "vit.pt"), Path(folder, "result.json.pt").read_bytes())
     if stopped:
-        print(f"Stopped after step {step} of {options.steps}, which is saved", flush=True)
+        print(f"Stopped after step {step} of {options.steps}; a checkpoint is saved", flush=True)
         return STOPPED
     summary = figures.report(steps, nodes_of(meters, steps), options.prices)
     write_atomically(str(output / "report.json"), json.dumps(summary, indent=1).encode())

@@ -35,7 +35,7 @@ def test_pairs_are_read_as_the_corpus_writes_them(tmp_path: Path) -> None:
 def test_everything_that_is_wrong_with_a_file_of_pairs_is_said_at_once(tmp_path: Path) -> None:
     path = tmp_path / "pairs.txt"
     pairs.write([], path)
-    with pytest.raises(pairs.BadPairs, match="it has no pairs"):
+    with pytest.raises(pairs.BadPairs, match="the file has no pairs"):
         pairs.read(path)
     with path.open("a") as file:
         file.write("1\t1\t2\tone\n" + "yes\t1\t2\tone\ttwo\n" * 7)
@@ -71,11 +71,11 @@ def test_what_is_fetched_is_kept_and_verified_each_time(tmp_path: Path) -> None:
     environ = {"BATCHML_DATA_DIR": str(tmp_path / "data"), "HOME": str(tmp_path)}
     server, said = Server(there=b"content"), list[str]()
     for _ in range(2):
-        folder = download.bring([wanted(b"content")], environ, server, said.append)
+        folder = download.fetch([wanted(b"content")], environ, server, said.append)
         assert (folder / "vocab.txt").read_bytes() == b"content"
     assert (server.asked, said) == (1, ["Fetching vocab.txt (0 kB)"])
     (folder / "vocab.txt").write_bytes(b"damaged")  # as long as it should be
-    assert download.bring([wanted(b"content")], environ, server, said.append) == folder
+    assert download.fetch([wanted(b"content")], environ, server, said.append) == folder
     assert (folder / "vocab.txt").read_bytes() == b"content"
     assert [path.name for path in folder.iterdir()] == ["vocab.txt"]
 
@@ -84,18 +84,19 @@ def test_what_is_fetched_is_kept_and_verified_each_time(tmp_path: Path) -> None:
     "server, why",
     [
         (Server(), "no route to host"),
-        (Server(there=b"changed"), "there has another content than it had"),
-        (Server(there=b"content, and much more"), "there has another content than it had"),
+        (Server(there=b"changed"), "the content of there has changed"),
+        (Server(there=b"content, and much more"), "the content of there has changed"),
     ],
 )
 def test_what_cannot_be_had_is_said_with_a_way_out(
     server: Server, why: str, tmp_path: Path
 ) -> None:
     environ = {"BATCHML_WORKSPACE": str(tmp_path), "HOME": "/nonexistent"}
-    with pytest.raises(download.NotHad) as error:
-        download.bring([wanted(b"content")], environ, server, print)
+    with pytest.raises(download.DownloadFailed) as error:
+        download.fetch([wanted(b"content")], environ, server, print)
     words = str(error.value)
-    assert why in words and f"Put them into {tmp_path}/bert" in words and "--model tiny" in words
+    assert why in words and "--model tiny" in words
+    assert f"Put the files into {tmp_path}/bert" in words
     assert [*(tmp_path / "bert").iterdir()] == []
 
 

@@ -13,9 +13,9 @@ from tests.support.worlds import ROOT, Worlds, kill_a_rank
 
 STEPS = 12
 MISTAKES = (
-    "train.py: 1 processes do not divide by --tensor-parallel 2.",
+    "train.py: --tensor-parallel 2 does not divide 1 processes.",
     "step-0000000012 is of another model: Size mismatch",
-    "train.py: --batch 3 does not divide by 2 processes.",
+    "train.py: --batch 3 is not a multiple of 2 processes.",
     "and a gradient of nan: choose a lower --lr.",
 )
 LOSS = re.compile(r"Step (\d+)/\d+ \| Loss: ([0-9.]+)")
