@@ -148,8 +148,8 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    # `-m` puts the working folder first on the path, where the job may have a `queue.py`. This module
-    # is sent into containers without `package.py`, so the function for that is not used.
+    # `-m` puts the working folder first on the path, where the job may have a `queue.py`. Images
+    # without batchml are sent this module, but not `package.py`, which has a function for that.
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
     # imported, not taken from __main__: otherwise each class would exist twice

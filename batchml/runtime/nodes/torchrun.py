@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from batchml.runtime.nodes.supervisor.main import RankContext, SupervisorKind, main
+from batchml.runtime.nodes.supervisor.main import SupervisorKind, main
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.protocol.launch import RankCommand, rank_command
 
@@ -17,11 +17,5 @@ def _read_command(words: Sequence[str], nodes: int, environ: Mapping[str, str]) 
     return rank_command(words, nodes, lambda name: shutil.which(name, path=environ.get("PATH")))
 
 
-def _make_ranks(context: RankContext) -> RankProcesses:
-    return RankProcesses(
-        context.selector, context.write, context.temporary, context.output, context.logs
-    )
-
-
 if __name__ == "__main__":
-    main(SupervisorKind(_read_command, _make_ranks))
+    main(SupervisorKind(_read_command, RankProcesses))

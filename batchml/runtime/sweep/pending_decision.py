@@ -35,7 +35,7 @@ class PendingDecision:
         self._replaced_handler = _change_handler(signal.SIG_DFL, signal.SIG_IGN)
 
     def wait(self, end: int) -> bool:
-        """Wait for the decision on the metrics file up to byte `end`. Return whether to continue."""
+        """Wait for the decision on the metrics file up to byte `end`: whether to continue."""
         global _ignores_sigterm
         _wait(self._path, end)
         if os.path.exists(self._stop_file):

@@ -29,13 +29,8 @@ from batchml.runtime.nodes.link.remote_start import (
     TaskCommand,
 )
 from batchml.runtime.nodes.mpi.agent import CONTROL, HOSTS
-from batchml.runtime.nodes.supervisor.main import (
-    ProgramMissing,
-    RankContext,
-    SupervisorKind,
-    main,
-)
-from batchml.runtime.nodes.supervisor.ranks import RankEnd, RankProcesses
+from batchml.runtime.nodes.supervisor.main import ProgramMissing, SupervisorKind, main
+from batchml.runtime.nodes.supervisor.ranks import RankContext, RankEnd, RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environment
 from batchml.runtime.package import write_program
 from batchml.runtime.processes import descendants
@@ -174,7 +169,7 @@ class MpiProcesses(RankProcesses):
     """mpirun on the main node, and the daemon of mpirun and its ranks on each node."""
 
     def __init__(self, context: RankContext) -> None:
-        super().__init__(context.selector, context.write, context.temporary, "", ALL)
+        super().__init__(context._replace(output="", logs=ALL))
         self._tasks = RemoteTasks(context.selector, context.tell, self._prepare, self.adopt)
         self._token = context.token
         self._environ: Dict[str, str] = {}

@@ -28,9 +28,7 @@ class AgentSettings(NamedTuple):
     """The node, its run, and the command of its ranks."""
 
     node: int  # 0: the main node
-    nodes: int
     processes: int  # ranks on this node
-    address: str
     command: Tuple[str, ...]
     environ: Mapping[str, str]  # of the ranks
     run: str  # the id of the multi-node job

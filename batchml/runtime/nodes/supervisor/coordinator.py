@@ -45,8 +45,8 @@ class Coordinator:
 
     `own` describes the main node as other nodes describe themselves. `bandwidth`: bytes a second
     that the network needs; 0: it is not measured. `folder`: the checkpoint folder. `order` gives an
-    order to the main node's own agent. `has_relay`: programs on the main node may start commands on
-    other nodes, as `mpirun` does.
+    order to the main node's own agent. With a launcher, such as mpirun, programs on the main node
+    may start commands on other nodes.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Coordinator:
         selector: selectors.BaseSelector,
         order: Callable[[Message], None],
         say: Callable[[str], None],
-        has_relay: bool = False,
     ) -> None:
         self._identity, self._own = identity, own
         self._limits, self._beats, self._bandwidth = limits, beats, bandwidth
@@ -71,7 +70,7 @@ class Coordinator:
         self._server = MemberServer(
             identity.token, selector, beats, self._admit, self._connected, self._heard, self._lost
         )
-        self._has_relay, self._relay = has_relay, StartRelay(self._send)
+        self._relay = StartRelay(self._send)
         self._checked_at = 0.0
         self._newest = self._began_with = NewestCheckpoint()
         self._state: Optional[rules.NodesState] = None
@@ -225,7 +224,7 @@ class Coordinator:
 
     def _admit(self, info: Message) -> Optional[Refusal]:
         """Refuse a node of another attempt, and a node whose number another node has already."""
-        if info.get("starts") and self._has_relay:
+        if info.get("starts") and self._limits.launcher:
             return None
         index = int(info["index"])
         theirs, ours = (info["job"], info["attempt"]), self._identity[:2]

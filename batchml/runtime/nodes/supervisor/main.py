@@ -33,7 +33,7 @@ from batchml.runtime.nodes.link.uplink import ConnectLimits, Uplink
 from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, SupervisorExit
 from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
 from batchml.runtime.nodes.supervisor.coordinator import Coordinator
-from batchml.runtime.nodes.supervisor.ranks import RankProcesses
+from batchml.runtime.nodes.supervisor.ranks import RankContext, RankProcesses
 from batchml.runtime.nodes.supervisor.restarts import RestartHistory
 from batchml.runtime.nodes.supervisor.rules import SupervisorLimits
 from batchml.runtime.nodes.supervisor.settings import (
@@ -59,18 +59,6 @@ from batchml.runtime.storage.store import BRIEF
 
 _BEAT_EVERY = 0.5  # seconds between two signs of life of the main node's own ranks
 _FAREWELL_LIMIT = 3.0  # seconds that the other nodes have to end before the main node does
-
-
-class RankContext(NamedTuple):
-    """What the supervisor gives to the `RankProcesses` of a launch kind."""
-
-    selector: selectors.BaseSelector
-    write: Callable[[Sequence[bytes]], None]  # writes whole lines to the log
-    tell: Callable[[Message], None]  # sends a message to the main node
-    temporary: str  # a folder that is removed with the attempt
-    output: str  # the folder of outputs
-    logs: str  # `LaunchPlan.logs`
-    token: str  # the secret of the run
 
 
 class ProgramMissing(Exception):
@@ -130,9 +118,7 @@ class Supervisor:
         self._signals = Signals()
         settings = AgentSettings(
             node=self._position.node,
-            nodes=self._position.nodes,
             processes=processes,
-            address=address,
             command=self._command.words,
             environ=command_environment(environ),
             run=self._position.identity.job or "run",
@@ -222,7 +208,7 @@ class Supervisor:
         self._coordinator = Coordinator(
             self._position.identity, self._info, rules, beats, self._plan.bandwidth,
             env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
-            self._agent.order, self.say, has_relay=bool(self._kind.launcher),
+            self._agent.order, self.say,
         )  # fmt: skip
         self._coordinator.start(str(self._info["address"]), time.monotonic())
 

@@ -40,26 +40,25 @@ class RankEnd(NamedTuple):
     was_sent: bool
 
 
+class RankContext(NamedTuple):
+    """What the supervisor gives to the `RankProcesses` of a launch kind."""
+
+    selector: selectors.BaseSelector
+    write: Callable[[Sequence[bytes]], None]  # writes whole lines to the log
+    tell: Callable[[Message], None]  # sends a message to the main node
+    temporary: str  # a folder that is removed with the attempt
+    output: str  # the folder of outputs; empty: ranks have no log files
+    logs: str  # `LaunchPlan.logs`
+    token: str  # the secret of the run
+
+
 class RankProcesses:
-    """The processes of one generation on this node.
+    """The processes of one generation on this node."""
 
-    `write` writes whole lines to the log. `temporary`: a folder that is removed with the attempt.
-    `output`: the folder of outputs, or "". `logs`: see `LaunchPlan`.
-    """
-
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        write: Callable[[Sequence[bytes]], None],
-        temporary: str,
-        output: str,
-        logs: str,
-    ) -> None:
-        self._selector = selector
-        self._write = write
-        self._temporary = temporary
-        self._output = os.path.join(output, "ranks") if output else ""
-        self._logs = logs
+    def __init__(self, context: RankContext) -> None:
+        self._selector, self._write = context.selector, context.write
+        self._temporary, self._logs = context.temporary, context.logs
+        self._output = os.path.join(context.output, "ranks") if context.output else ""
         self._ranks: Dict[int, _Rank] = {}  # by process id
         # other children by process id, and who is told their exit code
         self._others: Dict[int, Tuple[subprocess.Popen[bytes], Callable[[int], None]]] = {}
