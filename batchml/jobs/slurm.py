@@ -526,7 +526,7 @@ class _Reader:
             options["attempts"] = REQUEUE_ATTEMPTS
             self._notify(
                 self._line("requeue"),
-                f"--requeue: {REQUEUE_ATTEMPTS} attempts if hosts are lost (#BATCHML --attempts N).",
+                f"--requeue: {REQUEUE_ATTEMPTS} attempts, if a host fails (#BATCHML --attempts N).",
             )
         elif "no-requeue" in self._given:
             options["attempts"] = 1

@@ -225,7 +225,7 @@ class RemoteWorkspace:
             )
 
     def _staging_url(self, *words: str) -> str:
-        """Return the URL for files in transit. The same paths give the same URL, to continue there."""
+        """Return the URL for files in transit: for equal paths the same URL, to continue there."""
         digest = hashlib.sha256("\0".join((self._context.env, *words)).encode()).hexdigest()
         return f"s3://{self._bucket}/{STAGING_PREFIX}/{digest[:24]}"
 
