@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from batchml.errors import StateDamaged
 from batchml.model.run import Record, Run, RunName, classify
-from batchml.runtime.storage.files import sync_folder
+from batchml.runtime.storage.files import sync_path
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
 
@@ -116,7 +116,7 @@ class History:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             if not size:  # before the first line, so that the file of any line survives a power cut
-                sync_folder(str(self.path.parent))
+                sync_path(str(self.path.parent))
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data  # the last writer was killed: begin a new line
             while data:

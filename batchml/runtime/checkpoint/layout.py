@@ -16,7 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from batchml.runtime.processes import process_age
 from batchml.runtime.protocol.variables import number_of
-from batchml.runtime.storage.files import read_json, sync_folder, write_json, write_new
+from batchml.runtime.storage.files import read_json, sync_path, write_json, write_new
 
 # --- The fence ------------------------------------------------------------------------------------
 # Of two generations of a run that live at once, only the later one may save.
@@ -232,10 +232,10 @@ def commit(folder: str, temporary: str, manifest: Dict[str, Any]) -> str:
     """Write the manifest and rename the folder. Return its final name. Raises OSError."""
     write_new(os.path.join(temporary, MANIFEST), json.dumps(manifest).encode(), 0o644)
     for below, _, _ in os.walk(temporary):
-        sync_folder(below)
+        sync_path(below)
     name = free_name(folder, manifest["step"])
     os.rename(temporary, os.path.join(folder, name))
-    sync_folder(folder)
+    sync_path(folder)
     return name
 
 

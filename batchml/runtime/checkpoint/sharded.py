@@ -28,7 +28,7 @@ from batchml.runtime.checkpoint.layout import (
     read_manifest,
 )
 from batchml.runtime.checkpoint.saving import Writer, active_saves, remove_leftovers, remove_old
-from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.storage.files import sync_path, write_atomically
 
 KEPT_APART = ".batchml-kept"  # a file in checkpoint folders that the nodes do not share: remote.py
 _MARKER = ".rank-"  # begins the names of marker files: `.rank-3.wrote`
@@ -97,7 +97,7 @@ class ShardedSave:
             self._check_fence()
             remove_leftovers(self._folder, self._term)
         os.makedirs(self._path, exist_ok=True)
-        # This file is made now, because a rank on a full disk can report a failure by renaming it.
+        # Made before writing: a rank on a full disk can report its failure only by renaming it.
         os.close(os.open(self._marker(_STARTED), os.O_WRONLY | os.O_CREAT, 0o644))
 
     def _sync_files(self) -> List[str]:
@@ -105,13 +105,9 @@ class ShardedSave:
         names = []
         for name in self._files():
             try:
-                descriptor = os.open(os.path.join(self._path, name), os.O_RDONLY)
+                sync_path(os.path.join(self._path, name))
             except FileNotFoundError:
                 continue  # a temporary file of another rank
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             names.append(name)
         return names
 

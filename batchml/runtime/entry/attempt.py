@@ -178,7 +178,7 @@ EVERY = 1.0  # seconds between two ticks
 
 
 class AttemptPlugin(Protocol):
-    """A plug-in is made before the command starts. Its constructor may raise."""
+    """A task of the runtime while the command runs. Its constructor may raise."""
 
     def tick(self, now: float) -> None:
         """Called about once a second; `now` is `time.monotonic()`. It should take milliseconds."""

@@ -31,7 +31,7 @@ def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool =
     with temporary_name(path) as temporary:
         write_new(temporary, content, mode, exact)
         os.replace(temporary, path)
-    sync_folder(os.path.dirname(path) or ".")
+    sync_path(os.path.dirname(path) or ".")
 
 
 def write_new(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
@@ -49,9 +49,9 @@ def write_new(path: str, content: bytes, mode: int = 0o600, exact: bool = False)
         raise
 
 
-def sync_folder(folder: str) -> None:
-    """Make renames and new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: str) -> None:
+    """Make the content of a file durable; of a folder its renames and new names."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

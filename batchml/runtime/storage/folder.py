@@ -8,7 +8,7 @@ import stat
 from typing import BinaryIO, Callable, List, Optional, TypeVar
 
 from batchml.runtime.storage.files import (
-    sync_folder,
+    sync_path,
     temporary_name,
     write_atomically,
     write_new,
@@ -54,7 +54,7 @@ class FolderStore(Store):
                     os.link(temporary, path)
             except FileExistsError:
                 return False
-            sync_folder(os.path.dirname(path))
+            sync_path(os.path.dirname(path))
             return True
 
         return self._write("create", key, link)
