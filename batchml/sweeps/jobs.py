@@ -45,12 +45,12 @@ def current_code(sweep: StartedSweep, store: Store) -> CodeUpdate:
     """The code that the next batch runs. Raises StoreError."""
     data = store.get(CODE)
     try:
-        found = msgspec.json.decode(data, type=CodeUpdate) if data else None
+        update = msgspec.json.decode(data, type=CodeUpdate) if data else None
     except msgspec.DecodeError:
-        found = None
-    if found is None or "/" in found.name:
+        update = None
+    if update is None or "/" in update.name:
         return CodeUpdate(sweep.code.rpartition("/")[2], sweep.created_at)
-    return found
+    return update
 
 
 def with_current_code(sweep: StartedSweep, store: Store) -> StartedSweep:
@@ -118,14 +118,14 @@ def describe_old_code(context: Context, sweep: StartedSweep, store: Store) -> st
     """
     if not sweep.code or not Path(sweep.folder).is_dir():
         return ""
-    known = current_code(sweep, store)
+    code = current_code(sweep, store)
     try:
-        if _archive(context, sweep, include_secrets=True).name == known.name:
+        if _archive(context, sweep, include_secrets=True).name == code.name:
             return ""
     except BatchmlError:
         return ""
-    sent = datetime.fromtimestamp(known.at).astimezone()
-    day = "" if context.clock.now() - known.at < 12 * 3600 else f"{sent:%Y-%m-%d} "
+    sent = datetime.fromtimestamp(code.at).astimezone()
+    day = "" if context.clock.now() - code.at < 12 * 3600 else f"{sent:%Y-%m-%d} "
     return f"Runs the code of {day}{sent:%H:%M}; {sweep.folder} has changed since: --code sends it."
 
 
@@ -282,8 +282,8 @@ class BatchJobs:
         """
         api, clock = self._context.batch, self._context.clock
         age = max(0.0, clock.now() - batch.at)
-        found = look_up(api, record, clock, max(0.0, listing_delay(api) - age))
-        return keep_one_job(api, found, self._tell) if found else ""
+        jobs = look_up(api, record, clock, max(0.0, listing_delay(api) - age))
+        return keep_one_job(api, jobs, self._tell) if jobs else ""
 
     def _send(self, requests: SubmissionRequests, record: Record) -> str:
         context = self._context

@@ -70,12 +70,12 @@ def make_top_up(
     """A request for other limits, as totals. Raises UsageError with every mistake in the limits."""
     state = SweepLedger(store).load()
     before = limits_now(state, sweep.spec)
-    given = {"trials": trials, "hours": hours, "cost": cost, "parallel": parallel}
-    if all(value is None for value in given.values()):
+    changes = {"trials": trials, "hours": hours, "cost": cost, "parallel": parallel}
+    if all(value is None for value in changes.values()):
         raise UsageError("top-up: give at least one of --trials, --hours, --cost, --parallel.")
     mistakes = [
         f"--{name} {value:g}: it must be above 0."
-        for name, value in given.items()
+        for name, value in changes.items()
         if value is not None and value <= 0
     ]
     planned = _count_planned(state)
@@ -93,7 +93,7 @@ def make_top_up(
         mistakes.append("--cost: the price of a trial was unknown when the sweep was started.")
     if mistakes:
         raise UsageError("top-up: " + " ".join(mistakes))
-    if replace(before, **{name: value for name, value in given.items() if value}) == before:
+    if replace(before, **{name: value for name, value in changes.items() if value}) == before:
         raise UsageError("top-up: the sweep has these limits already.")
     return TopUpRequest(new_key(), trials=trials, hours=hours, cost=cost, parallel=parallel)
 

@@ -1,7 +1,7 @@
 """Sweeps and trials as text and as JSON, and the commands that are useful next."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.cli.render import duration, pad, printable, table
@@ -57,7 +57,7 @@ def row_json(row: SweepRow) -> dict[str, Any]:
         "status": row.status,
         "method": row.sweep.spec.method,
         "trials": len(row.state.trials),
-        "counts": {each.value: count for each, count in row.state.counts.items() if count},
+        "counts": counts_json(row.state.counts),
         "best": trial_json(row.sweep, row.best),
     }
 
@@ -69,6 +69,33 @@ def identity_json(sweep: StartedSweep) -> dict[str, Any]:
     return {"sweepId": sweep.key, "name": sweep.name, "env": sweep.env}
 
 
+def counts_json(counts: Mapping[TrialState, int]) -> dict[str, int]:
+    """The number of trials by state, for the states that trials have."""
+    return {state.value: count for state, count in counts.items() if count}
+
+
+def _snapshot_json(
+    sweep: StartedSweep, snapshot: SweepSnapshot, summary: SweepSummary
+) -> dict[str, Any]:
+    return {
+        **identity_json(sweep),
+        "status": snapshot.status,
+        "trials": snapshot.planned,
+        "counts": counts_json(snapshot.counts),
+        "best": trial_json(sweep, snapshot.best),
+        "pareto": [trial_json(sweep, trial) for trial in summary.pareto],
+        "confirmed": [
+            {"trial": each.trial.number, **(confirmed_json(each) or {})}
+            for each in summary.confirmed
+        ],
+        "hours": snapshot.hours,
+        "cost": snapshot.spent,
+        "steps": snapshot.steps,
+        "stepsSaved": snapshot.steps_saved,
+        "notices": list(snapshot.notices),
+    }
+
+
 def sweep_json(
     sweep: StartedSweep,
     state: SweepState,
@@ -76,23 +103,13 @@ def sweep_json(
     summary: SweepSummary,
     holder: str,
 ) -> dict[str, Any]:
-    return {
-        **identity_json(sweep),
-        "status": snapshot.status,
+    return _snapshot_json(sweep, snapshot, summary) | {
         "why": snapshot.ended or snapshot.stopping or None,
         "controller": holder or None,
-        "trials": snapshot.planned,
         "wanted": snapshot.wanted,
         "parallel": snapshot.parallel,
-        "counts": {each.value: count for each, count in snapshot.counts.items() if count},
-        "best": trial_json(sweep, snapshot.best),
-        **results_json(sweep, summary),
-        "hours": snapshot.hours,
-        "cost": snapshot.spent,
         "committed": snapshot.committed,
         "secondsLeft": snapshot.eta,
-        "steps": snapshot.steps,
-        "stepsSaved": snapshot.steps_saved,
         "failed": [
             {
                 "trial": each.number,
@@ -102,39 +119,15 @@ def sweep_json(
             }
             for each in failed_trials(state)[:_FAILED]
         ],
-        "notices": list(snapshot.notices),
         "jobIds": [state.jobs[wave] for wave in sorted(state.jobs)],
     }
 
 
 def summary_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
-    snapshot = summary.snapshot
-    return {
-        **identity_json(sweep),
-        "status": snapshot.status,
+    return _snapshot_json(sweep, summary.snapshot, summary) | {
         "ended": summary.by or None,
         "why": summary.why,
-        "trials": snapshot.planned,
-        "counts": {str(state): count for state, count in snapshot.counts.items() if count},
-        "best": trial_json(sweep, snapshot.best),
-        **results_json(sweep, summary),
-        "hours": snapshot.hours,
-        "cost": snapshot.spent,
-        "steps": snapshot.steps,
-        "stepsSaved": snapshot.steps_saved,
-        "notices": list(snapshot.notices),
         "exitCode": exit_code(summary),
-    }
-
-
-def results_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
-    """The Pareto front and confirmed trials."""
-    return {
-        "pareto": [trial_json(sweep, trial) for trial in summary.pareto],
-        "confirmed": [
-            {"trial": each.trial.number, **(confirmed_json(each) or {})}
-            for each in summary.confirmed
-        ],
     }
 
 

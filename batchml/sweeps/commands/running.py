@@ -19,6 +19,7 @@ from batchml.model.names import dollars, duration
 from batchml.model.sweep import TrialState
 from batchml.runs.commands.interrupt import detaching
 from batchml.sweeps.commands.render import (
+    counts_json,
     describe_best,
     end_lines,
     exit_code,
@@ -342,7 +343,7 @@ class SweepInterrupt:
             "env": self._context.env,
             "status": status if is_started else None,
             "trials": snapshot.planned if snapshot is not None else 0,
-            "counts": {str(state): many for state, many in counts.items() if many},
+            "counts": counts_json(counts),
             "best": trial_json(sweep, snapshot.best if snapshot is not None else None),
             "exitCode": INTERRUPTED,
         }

@@ -465,9 +465,9 @@ class Controller:
             return []
         for request in pending:
             events = events_of_request(self._totals, self._mode, request, now, self._make_key)
-            again = [trial for event in events for trial in trials_of_event(event, state)]
+            trials = [trial for event in events for trial in trials_of_event(event, state)]
             if events:
-                inbox.clear_stop_signal(self._store, again)
+                inbox.clear_stop_signal(self._store, trials)
             for event in events:
                 self._apply(event)
         self._is_exhausted, self._over_since = False, None

@@ -40,8 +40,8 @@ def signal_stop(store: Store, why: str) -> None:
 
 def read_stop_signal(store: Store) -> str | None:
     """Why the sweep was stopped; None if it was not. Raises StoreError."""
-    found = store.get(STOP_ALL)
-    return None if found is None else found.decode("utf-8", "replace") or "it was stopped"
+    reason = store.get(STOP_ALL)
+    return None if reason is None else reason.decode("utf-8", "replace") or "it was stopped"
 
 
 def clear_stop_signal(store: Store, trials: Iterable[int] = ()) -> None:
@@ -81,8 +81,8 @@ class InboxMessages(NamedTuple):
 def read_inbox(store: Store, limit: int = MAX_MESSAGES) -> InboxMessages:
     """The first messages in the inbox. Raises StoreError."""
     keys = store.keys(INBOX, limit)
-    found = store.get_many(keys)
-    messages = [message for data in found if data and (message := decode_message(data)) is not None]
+    contents = filter(None, store.get_many(keys))
+    messages = [message for data in contents if (message := decode_message(data)) is not None]
     return InboxMessages([_known_fields(message) for message in messages], keys)
 
 
@@ -159,7 +159,7 @@ def put_request(store: Store, request: SweepRequest) -> None:
 
 def pending_requests(store: Store) -> list[SweepRequest]:
     """The requests that were not carried out yet, without unreadable ones. Raises StoreError."""
-    found: list[SweepRequest] = []
+    requests: list[SweepRequest] = []
     for key in store.keys(_REQUESTS):
         data = store.get(key)
         try:
@@ -167,8 +167,8 @@ def pending_requests(store: Store) -> list[SweepRequest]:
         except msgspec.DecodeError:
             continue
         if is_key(request.key) and _request_key(request) == key:
-            found.append(request)
-    return found
+            requests.append(request)
+    return requests
 
 
 def request_keys(requests: list[SweepRequest]) -> list[str]:
@@ -193,33 +193,33 @@ def events_of_request(
     """
     if any(batch.key == request.key for batch in totals.state.batches.values()):
         return []
-    found: list[Event] = []
+    events: list[Event] = []
     match request:
         case TopUpRequest():
-            found += _top_up_events(totals, request, at)
+            events += _top_up_events(totals, request, at)
         case ResumeRequest(key):
-            found.append(LimitsChanged(_requested_limits(totals), at))
+            events.append(LimitsChanged(_requested_limits(totals), at))
             if totals.state.stopping is not None:
-                found += _with_key(plan.plan_continuations(totals, at, make_key), key)
+                events += _with_key(plan.plan_continuations(totals, at, make_key), key)
         case RerunRequest(key, numbers):
-            found += _keep_trials_stopped(totals, at)
-            found += _with_key(plan.plan_reruns(totals, mode, numbers, at, make_key), key)
+            events += _keep_trials_stopped(totals, at)
+            events += _with_key(plan.plan_reruns(totals, mode, numbers, at, make_key), key)
         case ConfirmRequest(key, top, seeds):
             chosen = plan.choose_for_confirmation(totals, top, seeds)
-            found += _keep_trials_stopped(totals, at)
-            found += _with_key(plan.plan_confirmations(totals, chosen, at, make_key), key)
-    return [*_reopening_events(totals, found, at), *found]
+            events += _keep_trials_stopped(totals, at)
+            events += _with_key(plan.plan_confirmations(totals, chosen, at, make_key), key)
+    return [*_reopening_events(totals, events, at), *events]
 
 
-def _reopening_events(totals: SweepTotals, found: list[Event], at: float) -> list[Event]:
-    """The event that reopens a sweep that has ended. `found`: the events that follow."""
+def _reopening_events(totals: SweepTotals, events: list[Event], at: float) -> list[Event]:
+    """The event that reopens a sweep that has ended. `events`: the events that follow."""
     state = totals.state
     if state.ended is None:
         return []
-    again = {
-        each.number for batch in found if isinstance(batch, TrialBatch) for each in batch.trials
+    planned = {
+        each.number for batch in events if isinstance(batch, TrialBatch) for each in batch.trials
     }
-    left = [each.state for each in state.trials.values() if each.number not in again]
+    left = [each.state for each in state.trials.values() if each.number not in planned]
     return [
         SweepReopened(
             "a user requested it",
@@ -238,10 +238,10 @@ def _top_up_events(totals: SweepTotals, request: TopUpRequest, at: float) -> lis
     changes = {name: value for name, value in changes.items() if value is not None}
     if is_target_reached(totals.state, totals.spec, totals.tally):
         changes["target"] = None
-    found: list[Event] = [LimitsChanged(replace(limits, **changes), at)]
+    events: list[Event] = [LimitsChanged(replace(limits, **changes), at)]
     if present != limits and request.trials is None:  # keep what `_keep_trials_stopped` limits
-        found.append(LimitsChanged(replace(present, **changes), at, for_now=True))
-    return found
+        events.append(LimitsChanged(replace(present, **changes), at, for_now=True))
+    return events
 
 
 def _keep_trials_stopped(totals: SweepTotals, at: float) -> list[Event]:

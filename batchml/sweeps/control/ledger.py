@@ -77,13 +77,13 @@ class SweepLedger:
     def follow(self, state: SweepState) -> bool:
         """Apply the events that were written since `state` was loaded. False if there are none."""
         before = state.segment
-        found: list[bytes] = []
-        while (data := self._store.get(_segment(before + len(found) + 1))) is not None:
-            found.append(data)
+        segments: list[bytes] = []
+        while (data := self._store.get(_segment(before + len(segments) + 1))) is not None:
+            segments.append(data)
         # Checked last: segments that a newer pack replaces may be of a writer that was shut out.
         if self._newest_pack() > before:
             self._read_into(state)
-        for number, data in enumerate(_events(before, found), before + 1):
+        for number, data in enumerate(_events(before, segments), before + 1):
             if number > state.segment:
                 _apply(state, _segment(number), data)
                 state.segment = number
@@ -134,12 +134,12 @@ class SweepLedger:
         key = _segment(number)
         tried = self._unconfirmed.setdefault(number, [])
         tried.append(data)
-        found = data if self._store.create(key, data) else self._store.get(key)
+        stored = data if self._store.create(key, data) else self._store.get(key)
         # A number whose segment was packed and deleted can be created again.
-        if found is None or found not in tried or self._newest_pack() >= number:
-            self._replaced_by = _writer(found)
+        if stored is None or stored not in tried or self._newest_pack() >= number:
+            self._replaced_by = _writer(stored)
             raise ControllerReplaced(self._replaced_by)
-        return found == data
+        return stored == data
 
     def _is_pack_due(self) -> bool:
         """Whether to pack now: often while the ledger is small, seldom when it is large."""
@@ -175,9 +175,9 @@ class SweepLedger:
             base = self._newest_pack()
             numbers = sorted(each for each in self._numbers(_LOG) if each > base)
             keys = [_pack(base)] if base else []
-            found = self._store.get_many([*keys, *map(_segment, numbers)])
-            present = [data for data in found if data is not None]
-            if self._newest_pack() != base or len(present) < len(found):
+            contents = self._store.get_many([*keys, *map(_segment, numbers)])
+            present = [data for data in contents if data is not None]
+            if self._newest_pack() != base or len(present) < len(contents):
                 continue  # another process has packed meanwhile
             missing = next((n for n, has in enumerate(numbers, base + 1) if n != has), 0)
             if not missing:
@@ -210,7 +210,7 @@ def _events(before: int, segments: Sequence[bytes]) -> list[bytes]:
 
     The first segment has the number `before` + 1. Raises LedgerDamaged.
     """
-    found = []
+    lines = []
     for number, segment in enumerate(segments, before + 1):
         after = segments[number - before : number - before + 1]
         is_torn = not segment.endswith(b"\n")
@@ -218,16 +218,16 @@ def _events(before: int, segments: Sequence[bytes]) -> list[bytes]:
             raise LedgerDamaged(f"{_segment(number)} breaks off, and others follow it")
         if b"\n" in segment and not _header(segment):
             raise LedgerDamaged(f"{_segment(number)} has no valid first line")
-        found.append(segment[segment.find(b"\n") + 1 : segment.rfind(b"\n") + 1])
-    return found
+        lines.append(segment[segment.find(b"\n") + 1 : segment.rfind(b"\n") + 1])
+    return lines
 
 
 def _header(segment: bytes | None) -> dict[str, object]:
     """The first line of a segment; empty where it cannot be read."""
     with suppress(msgspec.DecodeError):
-        found = msgspec.json.decode((segment or b"").partition(b"\n")[0])
-        if isinstance(found, dict):
-            return found
+        header = msgspec.json.decode((segment or b"").partition(b"\n")[0])
+        if isinstance(header, dict):
+            return header
     return {}
 
 

@@ -331,7 +331,7 @@ def make_document(
     best_first = rank_trials(state, spec)
     ended_trials = in_order_of_end(candidates, began)
     parameter_axes = axes(spec.space, [trial.params for trial in candidates])
-    shown = _choose_trials(candidates, best_first, most, len(parameter_axes))
+    drawn = _choose_trials(candidates, best_first, most, len(parameter_axes))
     saved, in_full = saved_steps(candidates, spec.early_stop)
     done = [trial for trial in best_first if trial.state is TrialState.DONE]
     return {
@@ -341,7 +341,7 @@ def make_document(
         "limits": _limits(limits, trials, hours, end, sweep.hourly),
         "best": _best(sweep, best_first, state),
         "axes": parameter_axes,
-        "shown": _columns(shown, ended_trials, parameter_axes, best_first, spec),
+        "shown": _columns(drawn, ended_trials, parameter_axes, best_first, spec),
         "frame": _frame(best_first, spec),
         "best_frame": _frame(best_first[:BEST], spec),
         "trained": _frame(done, spec) if _ENOUGH <= len(done) < len(best_first) else None,
@@ -418,7 +418,7 @@ def _best(sweep: StartedSweep, best_first: Sequence[Trial], state: SweepState) -
     if not best_first:
         return {}
     trial = best_first[0]
-    again = [
+    confirmed = [
         {
             "n": each.trial.number,
             "mean": round_off(each.mean),
@@ -428,7 +428,7 @@ def _best(sweep: StartedSweep, best_first: Sequence[Trial], state: SweepState) -
         for each in confirmed_trials(state, sweep.spec)
     ]
     command = command_line(sweep.job_spec, trial)
-    return {**_row(trial, 0.0), "seed": trial.seed, "command": command, "confirmed": again}
+    return {**_row(trial, 0.0), "seed": trial.seed, "command": command, "confirmed": confirmed}
 
 
 def _row(trial: Trial, now: float) -> dict[str, Any]:
@@ -457,7 +457,7 @@ def _choose_trials(
 
 
 def _columns(
-    shown: Sequence[Trial],
+    drawn: Sequence[Trial],
     ended_trials: Sequence[EndedTrial],
     parameter_axes: Sequence[dict[str, Any]],
     best_first: Sequence[Trial],
@@ -470,18 +470,18 @@ def _columns(
     ended = {each.trial.number: each for each in ended_trials}
     rank_of = {trial.number: rank for rank, trial in enumerate(best_first)}
     states = [state.value for state in TrialState]
-    ends = [ended.get(trial.number) for trial in shown]
-    ranks = [rank_of.get(trial.number, -1) for trial in shown]
+    ends = [ended.get(trial.number) for trial in drawn]
+    ranks = [rank_of.get(trial.number, -1) for trial in drawn]
     rest = [index for index, rank in enumerate(ranks) if rank >= BEST]
-    params = [trial.params for trial in shown]
+    params = [trial.params for trial in drawn]
     return {
-        "n": [trial.number for trial in shown],
-        "state": [states.index(trial.state.value) for trial in shown],
+        "n": [trial.number for trial in drawn],
+        "state": [states.index(trial.state.value) for trial in drawn],
         "states": states,
         "rank": ranks,
-        "step": [trial.step for trial in shown],
+        "step": [trial.step for trial in drawn],
         "values": [
-            [round_off((trial.values or ())[index], 5) if trial.values else None for trial in shown]
+            [round_off((trial.values or ())[index], 5) if trial.values else None for trial in drawn]
             for index in range(len(spec.goals))
         ],
         "order": [each.order if each else 0 for each in ends],

@@ -290,17 +290,17 @@ def _name_mistakes(file: _File, table: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _goals(given: Any) -> tuple[tuple[Goal, ...], list[str]]:
-    if given is None:
+def _goals(raw: Any) -> tuple[tuple[Goal, ...], list[str]]:
+    if raw is None:
         return (), [f"goal: missing. Say {_GOAL}; there is no default."]
-    if isinstance(given, str):
-        both = f'goal = {{ max = "{given}" }} or goal = {{ min = "{given}" }}'
-        return (), [f"goal: found {given!r}. Say {both}; there is no default."]
-    if not isinstance(given, Mapping) or not given:
-        return (), [f"goal: found {given!r}. Say {_GOAL}."]
+    if isinstance(raw, str):
+        both = f'goal = {{ max = "{raw}" }} or goal = {{ min = "{raw}" }}'
+        return (), [f"goal: found {raw!r}. Say {both}; there is no default."]
+    if not isinstance(raw, Mapping) or not raw:
+        return (), [f"goal: found {raw!r}. Say {_GOAL}."]
     goals: list[Goal] = []
     mistakes = []
-    for direction, value in given.items():
+    for direction, value in raw.items():
         if direction not in ("max", "min"):
             meant = did_you_mean(str(direction), ("max", "min"))
             mistakes.append(f"goal.{direction}: unknown key.{meant or ' Known: max, min.'}")
@@ -317,13 +317,13 @@ def _goals(given: Any) -> tuple[tuple[Goal, ...], list[str]]:
     return tuple(goals), mistakes
 
 
-def _where(given: Any, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
-    texts = [given] if isinstance(given, str) else given
+def _where(raw: Any, parameters: set[str]) -> tuple[tuple[str, ...], list[str]]:
+    texts = [raw] if isinstance(raw, str) else raw
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         example = 'where = ["width <= 4 * batch_size"]'
-        return (), [f"where: found {given!r}. Expected a list of conditions: {example}."]
+        return (), [f"where: found {raw!r}. Expected a list of conditions: {example}."]
     mistakes = []
-    spellings = {*known, *map(as_identifier, known)}
+    spellings = {*parameters, *map(as_identifier, parameters)}
     for index, text in enumerate(texts):
         try:
             check_condition(text)
@@ -332,7 +332,7 @@ def _where(given: Any, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
             continue
         for name in condition_names(text):
             if name not in spellings:
-                meant = did_you_mean(name, known) or f" Texts have quotes: '{name}'."
+                meant = did_you_mean(name, parameters) or f" Texts have quotes: '{name}'."
                 mistakes.append(f"where[{index}]: there is no parameter {name}.{meant}")
     return tuple(texts), mistakes
 

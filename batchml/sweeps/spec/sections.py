@@ -208,8 +208,8 @@ def _number(value: Any, key: str) -> float:
     return value
 
 
-def _normal(kind: str, given: Any) -> Dimension:
-    mu, sigma = _pair(given, kind, "mu, sigma")
+def _normal(kind: str, value: Any) -> Dimension:
+    mu, sigma = _pair(value, kind, "mu, sigma")
     if sigma <= 0:
         raise SpaceError(f".{kind}: sigma is {format_value(sigma)}; it must be greater than 0.")
     if kind == "lognormal" and abs(mu) + 8 * sigma > 700:  # e^709 is the greatest float
@@ -219,28 +219,28 @@ def _normal(kind: str, given: Any) -> Dimension:
     return Dimension("normal", mu=float(mu), sigma=float(sigma), log=kind == "lognormal")
 
 
-def _range(kind: str, given: Any, table: Mapping[str, Any]) -> Dimension:
-    low, high = _pair(given, kind, "low, high")
+def _range(kind: str, value: Any, table: Mapping[str, Any]) -> Dimension:
+    low, high = _pair(value, kind, "low, high")
     log = kind == "log" or table.get("log", False)
     if not isinstance(log, bool):
         raise SpaceError(f".log: found {format_value(log)}. Expected true or false beside {kind}.")
     if not low < high and not (log and low <= 0):
-        raise SpaceError(f".{kind}: found {format_value(given)}. Expected low < high.")
+        raise SpaceError(f".{kind}: found {format_value(value)}. Expected low < high.")
     if log and not 0 < low < high:
-        raise SpaceError(f".{kind}: log range needs 0 < low < high, got {format_value(given)}.")
+        raise SpaceError(f".{kind}: log range needs 0 < low < high, got {format_value(value)}.")
     if kind == "int":
-        _check_whole(low, high, given)
+        _check_whole(low, high, value)
     step = _step(kind, log, high - low, table)
     return Dimension("int" if kind == "int" else "float", float(low), float(high), log, step)
 
 
-def _check_whole(low: float, high: float, given: Any) -> None:
+def _check_whole(low: float, high: float, value: Any) -> None:
     if low % 1 or high % 1:
         raise SpaceError(
-            f".int: found {format_value(given)}. Expected whole numbers; or write float."
+            f".int: found {format_value(value)}. Expected whole numbers; or write float."
         )
     if max(abs(low), abs(high)) > LARGEST:
-        raise SpaceError(f".int: found {format_value(given)}. At most 2**53 in size.")
+        raise SpaceError(f".int: found {format_value(value)}. At most 2**53 in size.")
 
 
 def _step(kind: str, log: bool, span: float, table: Mapping[str, Any]) -> float | None:
@@ -260,17 +260,17 @@ def _step(kind: str, log: bool, span: float, table: Mapping[str, Any]) -> float 
     return float(step)
 
 
-def _when(given: Any) -> dict[str, tuple[Scalar, ...]]:
-    if not isinstance(given, Mapping):
+def _when(table: Any) -> dict[str, tuple[Scalar, ...]]:
+    if not isinstance(table, Mapping):
         example = 'when = { optimizer = "sgd" }'
-        raise SpaceError(f".when: found {format_value(given)}. Expected a table such as {example}.")
-    found = {}
-    for name, values in given.items():
+        raise SpaceError(f".when: found {format_value(table)}. Expected a table such as {example}.")
+    when = {}
+    for name, values in table.items():
         several = values if isinstance(values, list | tuple) else [values]
         if not several:
             raise SpaceError(f".when.{name}: is empty, so the parameter would never be active.")
-        found[str(name)] = tuple(as_scalar(value, f".when.{name}") for value in several)
-    return found
+        when[str(name)] = tuple(as_scalar(value, f".when.{name}") for value in several)
+    return when
 
 
 def _when_mistakes(
@@ -370,9 +370,9 @@ class ConfirmTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_early_stop(
-    table: EarlyStopTable, goals: int, given: frozenset[str]
+    table: EarlyStopTable, goals: int, keys: frozenset[str]
 ) -> tuple[EarlyStop, list[str]]:
-    """Read `[early_stop]`. `goals`: the number of goals; `given`: the keys that the file has.
+    """Read `[early_stop]`. `goals`: the number of goals; `keys`: the keys that the file has.
 
     The default method is `asha` if `max` is given and there is one goal, otherwise `none`.
     """
@@ -382,7 +382,7 @@ def read_early_stop(
     stop_max = 0 if table.max is UNSET else table.max
     stop_min = default_first_rung(stop_max) if table.min is UNSET else table.min
     mistakes = [
-        f"early_stop.{text}" for text in _stop_mistakes(method, table, stop_min, stop_max, given)
+        f"early_stop.{text}" for text in _stop_mistakes(method, table, stop_min, stop_max, keys)
     ]
     if goals > 1 and method != "none":
         mistakes.append("early_stop.method: several goals have no early stopping.")
@@ -392,20 +392,20 @@ def read_early_stop(
 
 
 def _stop_mistakes(
-    method: StopMethod, table: EarlyStopTable, low: int, high: int, given: frozenset[str]
+    method: StopMethod, table: EarlyStopTable, low: int, high: int, keys: frozenset[str]
 ) -> Iterator[str]:
     if not table.step.strip():
         yield 'step: is empty. Give the name that is printed beside the metric: "epoch".'
     if table.resume is True and method in ("median", "none") and table.method is not UNSET:
         yield f"resume: {method} has no rungs; asha has them, and halving always resumes."
     if method == "none":
-        if given & {"min", "eta", "resume"} and table.method is UNSET and "max" not in given:
+        if keys & {"min", "eta", "resume"} and table.method is UNSET and "max" not in keys:
             yield "max: missing. Without the steps of a full training nothing is stopped early."
         return
-    if table.max is UNSET and "max" not in given:
+    if table.max is UNSET and "max" not in keys:
         yield "max: missing. Give the number of steps of a full training, for example max = 27."
     elif high and low >= high:
-        yield f"{'min' if 'min' in given else 'max'}: min {low} is not below max {high}."
+        yield f"{'min' if 'min' in keys else 'max'}: min {low} is not below max {high}."
 
 
 def read_limits(table: LimitsTable) -> tuple[SweepLimits, list[str]]:
@@ -491,22 +491,22 @@ def read_points(
     points: Sequence[Mapping[str, Any]], space: Space, where: Sequence[str]
 ) -> tuple[tuple[Params, ...], list[str]]:
     """The points with constants filled in, and the mistakes of all points."""
-    found: list[Params] = []
+    all_params: list[Params] = []
     mistakes: list[str] = []
     for index, point in enumerate(points):
         params, wrong = _read_point(point, space)
         if not wrong and not satisfies(where, params):
             wrong = [": does not satisfy `where`."]
-        if not wrong and params in found:
-            wrong = [f": is the same as points[{found.index(params)}]."]
+        if not wrong and params in all_params:
+            wrong = [f": is the same as points[{all_params.index(params)}]."]
         mistakes += [f"points[{index}]{text}" for text in wrong]
-        found.append(params)
-    return tuple(found), mistakes
+        all_params.append(params)
+    return tuple(all_params), mistakes
 
 
 def _read_point(point: Mapping[str, Any], space: Space) -> tuple[Params, list[str]]:
     mistakes = []
-    given: Params = {}
+    params: Params = {}
     for name, value in point.items():
         if name not in space:
             mistakes.append(f".{name}: there is no such parameter.{did_you_mean(name, space)}")
@@ -516,18 +516,18 @@ def _read_point(point: Mapping[str, Any], space: Space) -> tuple[Params, list[st
         except SpaceError as error:
             mistakes.append(f".{name}{error}")
             continue
-        known = as_value(space[name], scalar)
-        if known is None:
+        exact = as_value(space[name], scalar)
+        if exact is None:
             mistakes.append(f".{name}: {format_value(value)} is not in the space.")
         else:
-            given[name] = known
+            params[name] = exact
     for name, dimension in space.items():
         if dimension.kind == "constant":
-            given.setdefault(name, dimension.values[0])
+            params.setdefault(name, dimension.values[0])
     if mistakes:
-        return given, mistakes
-    names = active_parameters(space, given)
-    mistakes += [f".{name}: missing." for name in names if name not in given]
+        return params, mistakes
+    names = active_parameters(space, params)
+    mistakes += [f".{name}: missing." for name in names if name not in params]
     inactive = [name for name in point if name not in names]
     mistakes += [f".{name}: is not active with the other values (when)." for name in inactive]
-    return {name: given[name] for name in names if name in given}, mistakes
+    return {name: params[name] for name in names if name in params}, mistakes
