@@ -38,7 +38,7 @@ from batchml.runs.search import FoundRun, RunFilter, read_commit, read_condition
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent
 from batchml.runs.watch.logs import read_output
-from batchml.runs.watch.wait import follow, wait_and_keep
+from batchml.runs.watch.wait import follow, wait_for_runs
 from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep, start_sweep
@@ -115,7 +115,7 @@ class RunHandle:
 
         Raises TimeoutError after `timeout` seconds; the run continues.
         """
-        (run,) = wait_and_keep(self._context, [self.job_id], timeout, news=self._tell)
+        (run,) = wait_for_runs(self._context, [self.job_id], timeout, on_move=self._tell)
         return self._remember(run)
 
     # --- output -----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class RunHandle:
         parts = read_output(
             context.describe, context.open_log, run, clock=context.clock, pace=context.pace
         )
-        for part in numbering(context, self.job_id, run).printed(parts):
+        for part in numbering(context, self.job_id, run).renumber_output(parts):
             for line in part.lines:
                 yield OutputLine(line.timestamp, line.message, part.child)
             if part.is_damaged:
@@ -437,7 +437,7 @@ class Client:
         Raises NotFound, and TimeoutError after `timeout` seconds; the runs continue.
         """
         job_ids = [run.job_id for run in self.describe(runs)]
-        yield from wait_and_keep(self._context, job_ids, timeout, self._tell, news=self._tell)
+        yield from wait_for_runs(self._context, job_ids, timeout, self._tell, on_move=self._tell)
 
 
 def _current_folder() -> Path:

@@ -113,7 +113,7 @@ class FoundRun(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        return self.run.key if self.run else self._known.key
+        return (self.run.key if self.run else "") or self._known.key
 
     @property
     def queue(self) -> str:

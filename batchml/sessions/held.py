@@ -25,7 +25,7 @@ from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.watch.events import ContactLost
 from batchml.runs.watch.poller import Outages, ReasonReporter, RunPoller
-from batchml.runs.watch.wait import wait_and_keep
+from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.exec.presence import HELD_FOR
 from batchml.runtime.sessions.alloc import LIMIT, RATE, format_seconds
 from batchml.sessions.exec.backends import capture_output
@@ -128,7 +128,7 @@ def wait_until_running(
     outages, delays = Outages(context.clock, notify), backoff(context.pace)
     messages = _WaitMessages(context, notify, reason or (lambda: waiting_reason(context, job_id)))
     while True:
-        (found,) = poller.look([job_id])
+        (found,) = poller.poll([job_id])
         if isinstance(found, ContactLost):
             outages.lost(found.error)
         else:
@@ -224,7 +224,7 @@ def _request_stop(context: "Context", job_id: str, notify: "Notify") -> bool:
 
 def _wait_for_end(context: "Context", job_id: str) -> Run | None:
     try:
-        (run,) = wait_and_keep(context, [job_id], timeout=_END_LIMIT)
+        (run,) = wait_for_runs(context, [job_id], timeout=_END_LIMIT)
     except TimeoutError:
         return None
     return run

@@ -22,7 +22,7 @@ from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
 from batchml.runs.submit import submit_run
-from batchml.runs.watch.wait import wait_and_keep
+from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.transfer.worker import PROGRESS_KEY, REPORT_KEY, REQUEST_VARIABLE
 from batchml.sessions.held import describe_run_cost
 
@@ -154,7 +154,7 @@ class TransferRuns:
             status = read_progress(self._read(PROGRESS_KEY)) if is_running else None
             on_progress(status or TransferStatus(f"{verb}: the run is {run.status.value}"))
 
-        (run,) = wait_and_keep(self._context, [self._job_id], tell=self._notify, see=see)
+        (run,) = wait_for_runs(self._context, [self._job_id], tell=self._notify, on_states=see)
         return run
 
     def _failed(self, run: "Run") -> TransferWorkerFailed:

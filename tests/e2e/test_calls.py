@@ -13,7 +13,7 @@ from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.run import JobStatus, Run
-from batchml.runs.watch.wait import wait
+from batchml.runs.watch.wait import wait_for_runs
 from tests.support.counting import Counted, counting
 from tests.support.fakes import FakeClock
 
@@ -158,7 +158,7 @@ def test_waiting_on_a_thousand_runs_is_a_call_a_second_at_most(tmp_path: Path) -
     clock = FakeClock()
     place = WithSlow(settings, clock, tmp_path)
     place.slow = slow = Slow(clock)
-    assert len(list(wait(place, [str(number) for number in range(1000)]))) == 1000
+    assert len(list(wait_for_runs(place, [str(number) for number in range(1000)]))) == 1000
     assert max(slow.sizes) <= 100
     assert len(slow.at) > 100
     busiest = max(sum(1 for other in slow.at if 0 <= other - start < 10) for start in slow.at)

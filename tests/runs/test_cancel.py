@@ -73,7 +73,7 @@ def test_what_is_not_being_stopped_is_said_after_some_seconds() -> None:
     clock = FakeClock()
     left = stop(FakeBatch(run("a"), run("b"), deaf="b"), clock)
     assert left["a"] == "stopped"
-    assert "shows nothing of it" in left["b"]
+    assert "is not stopping yet" in left["b"]
     assert sum(clock.naps) == PATIENCE
 
 

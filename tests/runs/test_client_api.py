@@ -22,7 +22,7 @@ from batchml.runs.commands.submit import submit as submit_command
 from batchml.runs.options import RunRequest, SubmitOptions, resolve_job, to_request
 from batchml.runs.prepare import prepare, to_requests
 from batchml.runs.search import FoundRun
-from batchml.runs.watch.wait import DeadlineClock, wait, wait_and_keep
+from batchml.runs.watch.wait import DeadlineClock, wait_for_runs
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 
@@ -242,7 +242,7 @@ def test_parameters_that_are_too_long_together_are_refused(tmp_path: Path) -> No
 
 
 def test_one_node_is_not_cancelled_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="All of them: batchml cancel j"):
+    with pytest.raises(UsageError, match="To stop all nodes: batchml cancel j"):
         RunHandle(place_in(tmp_path), "j#1").cancel()
 
 
@@ -281,7 +281,7 @@ def test_waiting_ends_when_it_was_told_to(tmp_path: Path) -> None:
     clock = FakeClock()
     place, start = Endless(settings, clock, tmp_path), clock.monotonic()
     with pytest.raises(TimeoutError, match="The runs go on"):
-        list(wait(place, ["a", "b"], timeout=30))
+        list(wait_for_runs(place, ["a", "b"], timeout=30))
     assert clock.monotonic() == start + 30
 
 
@@ -297,7 +297,7 @@ def test_an_end_that_was_waited_for_is_remembered(tmp_path: Path) -> None:
     place = Done(settings, FakeClock(), tmp_path)
     place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
     place.history.add_job_id("2aaaaaaaaaaaaaaaa", "mine")
-    ended = wait_and_keep(place, ["mine", "another's"])
+    ended = wait_for_runs(place, ["mine", "another's"])
     next(ended)
     ended.close()  # type: ignore[attr-defined]  # who looks at the first alone
     (kept,) = place.history.newest_first("local")

@@ -55,7 +55,7 @@ from batchml.runs.prepare import PreparedRun, prepare, to_requests
 from batchml.runs.search import RunFilter, search
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import RunEnded, RunMessage
-from batchml.runs.watch.wait import follow, wait_and_keep
+from batchml.runs.watch.wait import follow, wait_for_runs
 from batchml.runtime.entry.fetch import claim
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.folder import FolderStore
@@ -369,7 +369,7 @@ def test_whoever_waits_moves_it_and_is_told_of_where_it_is(tmp_path: Path, aws: 
     (record,) = place.history.newest_first("dev")
     assert (record.moved, record.queue, record.status) == (job_id, GPU, "")
     assert plans_of(place).find(record.key) is None
-    (ended,) = wait_and_keep(place, select(place, [job_id]))
+    (ended,) = wait_for_runs(place, select(place, [job_id]))
     assert place.history.newest_first("dev")[0].status == ended.status == "SUCCEEDED"
 
 
@@ -588,7 +588,7 @@ def test_without_a_queue_to_go_to_it_stays_where_it_is(tmp_path: Path, aws: Aws)
     prepared, job_id = submitted(place)
     aws.queues, aws.clock.time = [SPOT], NOW + 1801
     assert prepared.plan is not None
-    with pytest.raises(ServiceError, match="the run stays where it waits"):
+    with pytest.raises(ServiceError, match="the run stays in its queue"):
         watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     assert aws.jobs[job_id]["status"] == "RUNNABLE"
 
@@ -606,7 +606,7 @@ def test_who_waits_goes_on_waiting_where_a_move_is_refused(tmp_path: Path, aws: 
     assert happening.run.status is JobStatus.SUCCEEDED
     (said,) = texts
     assert "It is not moved" in said
-    assert "the run stays where it waits" in said
+    assert "the run stays in its queue" in said
     assert plans_of(place).find(happening.run.key) is None  # it has ended
 
 
@@ -728,7 +728,7 @@ def test_plans_are_the_users_own_and_old_ones_go(tmp_path: Path) -> None:
     os.utime(folder / "old", (long_ago, long_ago))
     plans.keep(plan(key="new"))
     plans.keep(plan(key="newer"))
-    plans.watched("new", "j-1")
+    plans.save_watcher("new", "j-1")
     assert plans.watcher("new") == "j-1"
     assert sorted(each.name for each in folder.iterdir()) == ["new", "new.watcher", "newer"]
     assert plans.find("old") is None

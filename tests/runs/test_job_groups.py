@@ -414,7 +414,7 @@ def test_neither_workers_nor_a_node_come_again_alone() -> None:
     worker = seen(split()[1])
     with pytest.raises(UsageError, match=f"batchml rerun {KEYS[0]}"):
         make_rerun(worker, None)
-    with pytest.raises(UsageError, match=r"All of them again: batchml rerun id$"):
+    with pytest.raises(UsageError, match=r"To run all nodes again: batchml rerun id$"):
         check_runs_alone(Run("id#1", "n", "q", JobStatus.FAILED, node_index=1), {}, "id#1")
 
 

@@ -222,7 +222,7 @@ def test_ticks_are_few_and_enclose_the_values(a: float, b: float) -> None:
 def test_without_steps_a_curve_lies_over_time() -> None:
     slow = Series("a", tuple(Sample(1.0, 600.0 * place, None) for place in range(10)))
     assert make_axis(slow).label == "minutes"
-    assert make_axis(slow).places[-1] == 90.0
+    assert make_axis(slow).positions[-1] == 90.0
     assert make_axis(series_of(1, 2, 3)).label == "step"
 
 
@@ -282,5 +282,5 @@ def test_tensorboard_itself_reads_the_file(tmp_path: Path) -> None:
 def test_patterns_that_found_nothing_are_named() -> None:
     patterns = {"loss": "l=(.)", "acc": "a=(.)", "b:c": "x(.)", "step": "s=(.)"}
     words = describe_unmatched(patterns, ["loss:3", "other"])
-    assert words.endswith("look for: acc (a=(.)), b:c (x(.))")
+    assert words.endswith("of [metrics]: acc (a=(.)), b:c (x(.))")
     assert describe_unmatched(patterns, ["loss", "acc:0", "b:c"]) == ""

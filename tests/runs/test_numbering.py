@@ -96,7 +96,7 @@ def test_an_explanation_calls_children_by_their_first_numbers() -> None:
         "describe_jobs": {"jobs": [job("id", environment=[{"name": MAP, "value": "2 4"}])]},
         "list_jobs": {"jobSummaryList": [child(1), child(0)]},
     }
-    session: Any = SimpleNamespace(client=lambda _: Answering(answers))
+    session: Any = SimpleNamespace(client=lambda _, attempts=5: Answering(answers))
     diagnosis = RenumberedDiagnosis(session, "id", None)
     (array,) = diagnosis.runs(["id"])
     children = diagnosis.children(array, "FAILED")

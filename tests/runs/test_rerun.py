@@ -72,7 +72,7 @@ def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
     assert make_rerun(run(), None).code == "s3://b/code/1"
     assert spec.image == run().image
     assert make_rerun(run(image="busybox"), None).spec.image == "docker.io/library/busybox"
-    assert "not submitted from here" in make_rerun(run(), None).notices[0]
+    assert "not submitted from this machine" in make_rerun(run(), None).notices[0]
     with pytest.raises(UsageError, match="batchml submit JOB -p"):
         make_rerun(run(), None, changes_params=True)
 

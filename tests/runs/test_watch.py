@@ -29,7 +29,7 @@ from batchml.runs.watch.events import (
     StatusChanged,
 )
 from batchml.runs.watch.follow import as_node, follow
-from batchml.runs.watch.poller import wait
+from batchml.runs.watch.poller import poll_until_ended
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, end_mark
 from tests.support.fakes import FakeClock
 
@@ -232,7 +232,7 @@ def test_a_failed_call_is_no_news_of_the_run() -> None:
 
 def test_a_job_that_stays_invisible_ends_the_watch_with_a_reason() -> None:
     clock = FakeClock()
-    with pytest.raises(ServiceUnreachable, match="not known to the service"):
+    with pytest.raises(ServiceUnreachable, match="AWS Batch does not return the job"):
         followed([None], {}, clock)
     assert PACE.startup_limit <= sum(clock.naps) < PACE.startup_limit + PACE.longest
 
@@ -250,15 +250,15 @@ def test_wait_asks_for_all_that_are_left_at_once() -> None:
             for job_id in ids
         }
 
-    ended = list(wait(describe, ["a", "b", "a"], clock=FakeClock(), pace=PACE))
+    ended = list(poll_until_ended(describe, ["a", "b", "a"], clock=FakeClock(), pace=PACE))
     assert [run.job_id for run in ended] == ["a", "b"]
     assert asked == [["a", "b"], ["b"]]
 
 
 def test_a_run_that_vanishes_does_not_keep_anyone_waiting_for_ever() -> None:
     clock = FakeClock()
-    with pytest.raises(ServiceUnreachable, match="not known to the service"):
-        list(wait(lambda ids: {}, ["a"], clock=clock, pace=PACE))
+    with pytest.raises(ServiceUnreachable, match="AWS Batch does not return the job"):
+        list(poll_until_ended(lambda ids: {}, ["a"], clock=clock, pace=PACE))
     assert sum(clock.naps) < PACE.startup_limit + PACE.longest
 
 

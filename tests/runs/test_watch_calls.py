@@ -29,8 +29,8 @@ from batchml.runs.watch.events import (
 )
 from batchml.runs.watch.follow import follow
 from batchml.runs.watch.logs import read_output
-from batchml.runs.watch.parts import RunParts
-from batchml.runs.watch.poller import Limiter, recalling, wait
+from batchml.runs.watch.parts import PartSchedule
+from batchml.runs.watch.poller import Limiter, make_recall, poll_until_ended
 from batchml.runtime.protocol.log_marks import end_mark
 from tests.support.fakes import FakeClock
 from tests.support.watch_world import CALM, Job, Trouble, World, attempt
@@ -57,7 +57,7 @@ def test_waiting_on_a_thousand_runs_makes_at_most_one_call_a_second() -> None:
         return {job_id: Run(job_id, "n", "q", over) for job_id in ids}
 
     ids = [f"j{number}" for number in range(1000)]
-    ended = [run.job_id for run in wait(describe, ids, clock=clock, pace=PACE)]
+    ended = [run.job_id for run in poll_until_ended(describe, ids, clock=clock, pace=PACE)]
     assert sorted(ended) == sorted(ids)
     assert all(later - earlier > 0.999 for earlier, later in pairwise(calls))
 
@@ -70,7 +70,7 @@ def test_a_busy_service_is_asked_less_and_more_again_when_it_recovers() -> None:
         limiter.take()
         before = clock.time
         limiter.take()
-        limiter.went_well()
+        limiter.succeeded()
         return clock.time - before
 
     assert gap() == pytest.approx(1 / 8)
@@ -169,19 +169,19 @@ def test_a_finished_array_is_read_child_by_child() -> None:
 @given(st.integers(2, 1000), st.randoms(use_true_random=False), st.integers(0, 10))
 def test_every_child_that_has_begun_is_asked_about_soon(size: int, random: Any, tick: int) -> None:
     parent = Run("j", "n", "q", JobStatus.PENDING, array_size=size, children={"RUNNING": size})
-    family = RunParts(parent)
+    family = PartSchedule(parent)
     running = set(random.sample(range(size), min(size, 150)))
     waiting = size - len(running)
     counts = {"RUNNING": len(running), "RUNNABLE": waiting}
     parent = Run("j", "n", "q", JobStatus.PENDING, array_size=size, children=counts)
     found: set[int] = set()
     for _ in range(size // 200 + 2):
-        chosen = family.chosen(parent, 400)
+        chosen = family.choose(parent, 400)
         assert len(chosen) == len(set(chosen)) <= 400
         for number in chosen:
             assert family.number(family.job_id(number)) == number
             status = JobStatus.RUNNING if number in running else JobStatus.RUNNABLE
-            family.seen(number, Run(family.job_id(number), "n", "q", status))
+            family.update(number, Run(family.job_id(number), "n", "q", status))
             found.add(number)
     assert running <= found
 
@@ -207,7 +207,9 @@ class Door:
 def test_waiting_goes_on_when_the_user_signs_in_again() -> None:
     clock, told = FakeClock(), list[str]()
     door = Door(clock, 100, 900)
-    (run,) = wait(door.describe, ["j"], clock=clock, pace=PACE, renew=door.renew, tell=told.append)
+    (run,) = poll_until_ended(
+        door.describe, ["j"], clock=clock, pace=PACE, renew=door.renew, tell=told.append
+    )
     assert run.status is JobStatus.SUCCEEDED
     assert told == ["your session has expired"]
     assert door.renewed > 10
@@ -225,7 +227,7 @@ def test_who_does_not_sign_in_for_a_quarter_of_an_hour_is_told_so() -> None:
     clock = FakeClock()
     door = Door(clock, 100, 10_000)
     with pytest.raises(AccessError, match="expired") as raised:
-        list(wait(door.describe, ["j"], clock=clock, pace=PACE))
+        list(poll_until_ended(door.describe, ["j"], clock=clock, pace=PACE))
     assert raised.value.exit_code == 77
     assert 1000 <= clock.time - START < 1100
 
@@ -233,7 +235,7 @@ def test_who_does_not_sign_in_for_a_quarter_of_an_hour_is_told_so() -> None:
 def test_who_was_never_signed_in_is_told_at_once() -> None:
     clock = FakeClock()
     with pytest.raises(AccessError):
-        list(wait(Door(clock, 0, 10_000).describe, ["j"], clock=clock, pace=PACE))
+        list(poll_until_ended(Door(clock, 0, 10_000).describe, ["j"], clock=clock, pace=PACE))
     assert clock.time == START
 
 
@@ -245,10 +247,10 @@ def test_a_refusal_ends_the_wait_and_an_outage_does_not() -> None:
             raise errors.pop()
         return {"j": run_of("SUCCEEDED")}
 
-    assert len(list(wait(describe, ["j"], clock=FakeClock(), pace=PACE))) == 1
+    assert len(list(poll_until_ended(describe, ["j"], clock=FakeClock(), pace=PACE))) == 1
     errors = [ServiceError("DescribeJobs", "ClientException", "no", 400)]
     with pytest.raises(ServiceError):
-        list(wait(describe, ["j"], clock=FakeClock(), pace=PACE))
+        list(poll_until_ended(describe, ["j"], clock=FakeClock(), pace=PACE))
 
 
 def no_log(run: Run, stream: str) -> StreamReader:
@@ -289,10 +291,10 @@ def followed(logs: Logs, seconds: float, status: str = "SUCCEEDED") -> list[RunE
 def test_a_log_stream_that_is_not_there_is_told_of_after_two_minutes_and_at_the_end() -> None:
     gone = Logs("ResourceNotFoundException", "The specified log stream does not exist.")
     (late,) = of_kind(followed(gone, 300), RunMessage)
-    assert late.text == "No output yet: the log stream s is not there so far."
+    assert late.text == "No output yet: the log stream s does not exist."
     (end,) = of_kind(followed(gone, 30), RunMessage)
-    assert "the log stream s is not there" in end.text
-    assert "may keep lines for a shorter time" in end.text
+    assert "the log stream s does not exist" in end.text
+    assert "The retention time of the log group" in end.text
 
 
 def test_a_log_group_that_is_not_there_is_called_by_its_name() -> None:
@@ -355,7 +357,7 @@ class Kept:
     def __init__(self, *records: Record) -> None:
         self.records = list(records)
 
-    def recent(self, env: str | None = None) -> list[Record]:
+    def newest_first(self, env: str | None = None) -> list[Record]:
         return self.records
 
 
@@ -365,15 +367,17 @@ RECORD = Record(key="key", job_id="j", name="n", job_name="n-key", env="e", queu
 def test_a_job_that_is_only_listed_is_found_by_its_name() -> None:
     over = run_of("SUCCEEDED")
     clock = FakeClock()
-    recall = recalling(Listed(over), Kept(RECORD), "e")
-    assert list(wait(lambda ids: {}, ["j"], clock=clock, pace=PACE, recall=recall)) == [over]
+    recall = make_recall(lambda: Listed(over), Kept(RECORD), "e")
+    assert list(poll_until_ended(lambda ids: {}, ["j"], clock=clock, pace=PACE, recall=recall)) == [
+        over
+    ]
     assert clock.time - START >= PACE.startup_limit
 
 
 def test_a_job_that_batch_has_forgotten_is_answered_from_the_history() -> None:
     ended = Record(key="key", job_id="j", name="n", job_name="n-key", env="e", queue="q",
                    status="FAILED", outcome="app-error", exit_code=3)  # fmt: skip
-    recall = recalling(Listed(), Kept(ended), "e")
+    recall = make_recall(lambda: Listed(), Kept(ended), "e")
     seen = list(follow(lambda ids: {}, no_log, "j", clock=FakeClock(), pace=PACE, recall=recall))
     assert isinstance(seen[-1], RunEnded)
     assert seen[-1].run.exit_code == 3
@@ -381,8 +385,8 @@ def test_a_job_that_batch_has_forgotten_is_answered_from_the_history() -> None:
 
 def test_a_job_that_nobody_knows_ends_the_watch_within_a_bound() -> None:
     clock = FakeClock()
-    recall = recalling(Listed(), Kept(RECORD), "e")
-    with pytest.raises(ServiceUnreachable, match="not known to the service"):
+    recall = make_recall(lambda: Listed(), Kept(RECORD), "e")
+    with pytest.raises(ServiceUnreachable, match="AWS Batch does not return the job"):
         list(follow(lambda ids: {}, no_log, "j", clock=clock, pace=PACE, recall=recall))
     assert clock.time - START < PACE.startup_limit + PACE.longest
 

@@ -318,7 +318,7 @@ def test_of_an_array_each_has_its_own_and_what_has_none_is_named(context: Contex
     wanted = with_checkpoints(context, array, array, RerunSpec(SPEC, array=3), [1, 2, 7])
     assert wanted.notices == (
         f"It resumes from steps 10 to 40 of train {OLD}. "
-        "1 of 3 children saved nothing and begin anew: 2.",
+        "1 of 3 children have no checkpoint and start anew: 2.",
     )
     assert ResumeSource.read(str(wanted.spec.env[VARIABLE])).children == "1-2 7"
 
@@ -326,8 +326,12 @@ def test_of_an_array_each_has_its_own_and_what_has_none_is_named(context: Contex
 @pytest.mark.parametrize(
     ("changes", "spec", "words"),
     [
-        ({"status": JobStatus.RUNNING}, SPEC, "is RUNNING: it goes on by itself"),
-        ({}, replace(SPEC, env={"BATCHML_CHECKPOINT_DIR": "/x"}), "of its own"),
+        ({"status": JobStatus.RUNNING}, SPEC, "is RUNNING: it has not ended"),
+        (
+            {},
+            replace(SPEC, env={"BATCHML_CHECKPOINT_DIR": "/x"}),
+            "sets BATCHML_CHECKPOINT_DIR itself",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_refused(
@@ -411,7 +415,7 @@ def test_in_aws_nothing_saved_is_refused_and_a_workspace_is_not_seen(
     place, _ = place_in(tmp_path / "b", account.answer)
     prepared = prepare_again(place, IN_AWS, resume=True, dry_run=True)
     assert prepared is not None
-    assert "which is not seen from here" in prepared.notices[0]
+    assert "which this machine cannot see" in prepared.notices[0]
 
 
 def test_an_image_that_is_not_ours_would_bring_nothing(tmp_path: Path, keys: None) -> None:

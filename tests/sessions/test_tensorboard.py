@@ -128,6 +128,7 @@ class InBucket:
     def __init__(self, **files: bytes) -> None:
         self.files = {name.replace("__", "/"): data for name, data in files.items()}
         self.fetched: list[str] = []
+        self.left_out: list[str] = []
 
     def entries(self) -> Iterator[OutputEntry]:
         return (OutputEntry(name, len(data), 0) for name, data in self.files.items())

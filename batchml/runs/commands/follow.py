@@ -26,13 +26,13 @@ def follow(
     from_start: bool,
     cancel_on_interrupt: bool = False,
     patterns: Mapping[str, str] | None = None,
-    known: Run | None = None,
+    ended: Run | None = None,
     pick: Callable[[OutputLine], bool] | None = None,
 ) -> None:
     """Show a run to its end and exit with its code.
 
-    `patterns` are those of metrics; without them the run's own, from the history. `known` is the
-    run if it has ended. `pick` selects the lines to show. The history keeps the outcome.
+    `patterns` are the patterns of metrics; by default those in the history. `ended` is the run if
+    it has ended. `pick` selects the lines to show. The history keeps the end.
     """
     record = _find_record(context, job_id)
     metrics = Metrics(patterns or (record.patterns if record else {}))
@@ -41,13 +41,14 @@ def follow(
         detaching(context, [job_id], cancel=cancel_on_interrupt),
         open_view(context.clock, metrics, to_stderr=json_) as view,
     ):
-        see = (
+        on_states = (
             None
             if isinstance(view, TerminalView)
             else WaitingText(context, [job_id], view.note).see
         )
-        happenings = log.watch(metrics.watch(wait.follow(context, job_id, known=known, see=see)))
-        run = show_live(happenings, view, from_start=from_start)
+        followed = wait.follow(context, job_id, ended=ended, on_states=on_states)
+        events = log.watch(metrics.watch(followed))
+        run = show_live(events, view, from_start=from_start)
     values = metrics.values if log.is_read else None
     if record is not None and not (record.has_ended and record.measured):
         _keep_end(context, run, values)
@@ -72,16 +73,16 @@ class _Log:
         self.is_read = True
         self._closed: set[bool | None] = set()
 
-    def watch(self, happenings: Iterator[RunEvent]) -> Iterator[RunEvent]:
+    def watch(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
 
-        for happening in happenings:
-            if isinstance(happening, OutputLine):
-                if self._pick is not None and not self._pick(happening):
+        for event in events:
+            if isinstance(event, OutputLine):
+                if self._pick is not None and not self._pick(event):
                     continue
-            elif isinstance(happening, LogClosed):
-                self.is_read = self.is_read and happening.proof not in (CUT, DAMAGED)
-                self._closed.add(happening.is_complete)
-            yield happening
+            elif isinstance(event, LogClosed):
+                self.is_read = self.is_read and event.proof not in (CUT, DAMAGED)
+                self._closed.add(event.is_complete)
+            yield event
 
     @property
     def is_complete(self) -> bool | None:

@@ -73,10 +73,10 @@ class LogView:
         self._held: list[str] = []
         self._outages = Outages(clock, say_lost)
 
-    def take(self, happening: RunEvent) -> None:
+    def take(self, event: RunEvent) -> None:
         """Note an event that is not a line of output."""
-        if isinstance(happening, ContactLost):
-            self._outages.lost(happening.error)
+        if isinstance(event, ContactLost):
+            self._outages.lost(event.error)
 
     def line(self, text: str, child: str = "") -> None:
         self._held.append(f"{child} | {text}\n" if child else f"{text}\n")
@@ -114,8 +114,8 @@ class TerminalView(LogView):
         self._seen = RunProgress(clock, metrics)
         self._bottom = BottomLine(stream, self._status, lambda: window_width(stream))
 
-    def take(self, happening: RunEvent) -> None:
-        self._seen.take(happening)
+    def take(self, event: RunEvent) -> None:
+        self._seen.take(event)
 
     def _status(self, width: int) -> str:
 
@@ -197,11 +197,11 @@ class RunProgress:
             return printable(self._text)
         return waiting_words(self._run, now - self._states[-1][1])
 
-    def take(self, happening: RunEvent) -> None:
+    def take(self, event: RunEvent) -> None:
         """Note an event. No single child of many stands for the run."""
         from batchml.runs.metrics.series import ProgressTrend
 
-        match happening:
+        match event:
             case OutputLine(at, text, child):
                 self._lost = "", 0.0
                 if not child:
@@ -255,7 +255,7 @@ class RunProgress:
         return replace(board, curve=Curve(*status_line_below)) if status_line_below else board
 
 
-def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool) -> Run:
+def show_live(events: Iterable[RunEvent], view: LogView, *, from_start: bool) -> Run:
     """Show all events of a run and return it as it ended.
 
     `from_start`: the run was submitted just now, so it is announced even if it ends before it is
@@ -265,9 +265,9 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
     last: JobStatus | None = None
     silent: dict[str, LogOpened] = {}  # children that have printed nothing yet
     hosts: set[str] = set()  # reported hosts of nodes
-    for happening in happenings:
-        view.take(happening)
-        match happening:
+    for event in events:
+        view.take(event)
+        match event:
             case OutputLine(at, text, child):
                 if child in silent:
                     _open(view, silent.pop(child))
@@ -289,17 +289,17 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
                     hosts.add(words)
                     view.note(words)
             case LogOpened(child=child) if child:
-                silent[child] = happening
+                silent[child] = event
             case LogOpened():
-                _open(view, happening)
+                _open(view, event)
             case LogClosed(child=child) if child in silent:
-                if not happening.is_complete:  # it may have printed something
+                if not event.is_complete:  # it may have printed something
                     _open(view, silent.pop(child))
-                    view.note(_describe_log_end(happening))
+                    view.note(_describe_log_end(event))
             case LogClosed():
-                if not happening.child:
+                if not event.child:
                     view.rule()
-                view.note(_describe_log_end(happening))
+                view.note(_describe_log_end(event))
             case RunEnded(run):
                 view.line(f"{job_title(run)} {run.status}")
                 if run.status is JobStatus.FAILED:

@@ -80,9 +80,9 @@ def logs(
     if found.run is None:
         raise NotFound("Output of run", job_id, [], NOT_KNOWN_WORDS)
     if follow:
-        known = found.run if found.run.status.is_terminal else None
+        ended = found.run if found.run.status.is_terminal else None
         pick = None if start is None and grep is None else _event_filter(start, wanted)
-        following.follow(context, job_id, json_=json_, from_start=False, known=known, pick=pick)
+        following.follow(context, job_id, json_=json_, from_start=False, ended=ended, pick=pick)
     parts = read_output(
         context.describe, context.open_log, found.run, clock=context.clock, pace=context.pace,
         attempt=attempt, since=start, last=tail,
@@ -90,7 +90,7 @@ def logs(
     entries: list[dict[str, Any]] = []
     show = _line_printer()
     is_empty, is_damaged = True, False
-    for part in numbering(context, job_id, found.run).printed(parts):
+    for part in numbering(context, job_id, found.run).renumber_output(parts):
         mine: list[dict[str, Any]] = []
         for line in part.lines:
             is_empty = False

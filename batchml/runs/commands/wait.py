@@ -18,7 +18,7 @@ from batchml.runs.commands.list import found_json
 from batchml.runs.commands.live import WaitingRuns, WaitingText, is_shown, status_line_below
 from batchml.runs.find import load_runs, select
 from batchml.runs.search import FoundRun, keep_ends
-from batchml.runs.watch.wait import wait_and_keep
+from batchml.runs.watch.wait import wait_for_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ def wait(
     see = waited.see if has_line else WaitingText(context, going_on, say).see
     with detaching(context, left), status_line_below(waited, context.clock, has_line):
         try:
-            for run in wait_and_keep(context, going_on, limit, say_lost, see, say):
+            for run in wait_for_runs(context, going_on, limit, say_lost, see, say):
                 asked_as = _requested_id(known, run)
                 known[asked_as] = FoundRun(run, known[asked_as].record)
                 left.remove(asked_as)

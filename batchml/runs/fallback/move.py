@@ -1,13 +1,13 @@
-"""Move a run that finds no host to another queue: when (pure), and how, so that it stays one run.
+"""Move a run that finds no host to another queue: the decision (pure), and the calls.
 
-1. CancelJob in the first queue. It has no effect on a job that has started; then nothing else
-happens. So a job that is FAILED with our reason has never begun, and never will. 2. A look in the
-other queue for a job of the same name: another process may have been faster. 3. The intent in the
-history, SubmitJob, and the id in the history, as for any submission.
+1. CancelJob in the first queue. It has no effect on a job that has started; then the run stays. So
+a job that is FAILED with batchml's reason has never started, and never will. 2. A look-up in the
+other queue of a job with the same name: another process may have made the move. 3. The record in
+the history, SubmitJob, and the job id in the history, as for any submission.
 
-After a kill between any two steps there is one job or none, and the next process goes on at step 2:
-the reason of the first job's end names the other queue. The runtime's claim is the last fence: of
-two jobs that follow the same job only the first runs.
+If a process is killed between two steps, there is one job or none, and the next process continues
+at step 2: the status reason of the first job names the other queue. The runtime's claim is the last
+safeguard: if two jobs continue the same job, only the first one runs.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ from batchml.runs.send import (
 )
 from batchml.runtime.storage.files import write_atomically
 
-PATIENCE = 30.0  # seconds in which AWS Batch ends a waiting job after CancelJob
-POLL_PAUSE = 1.0  # seconds between two polls meanwhile
-WATCHER_GRACE = 600  # seconds past the wait after which a command does the watcher's work
+PATIENCE = 30.0  # seconds until AWS Batch has ended a waiting job after CancelJob
+POLL_PAUSE = 1.0  # seconds between two polls in that time
+WATCHER_GRACE = 600  # seconds that the watcher may be late before a command makes the move
 
-# Fields of a record that describe a run's end: the values before it.
+# Values of the fields of a record that describe the end, for a run that has not ended.
 _NO_END: dict[str, Any] = {
     **dict.fromkeys(("status", "outcome", "reason", "container_reason", "log_group"), ""),
     **dict.fromkeys(("exit_code", "created_at", "started_at", "stopped_at", "cost")),
@@ -53,21 +53,22 @@ _NO_END: dict[str, Any] = {
     "attempts": (), "children": {}, "failures": {}, "metrics": {}, "max_attempts": 1,
 }  # fmt: skip
 
-_MAX_PLAN_AGE = 30 * 86_400  # seconds that a plan is older than the newest one
+_MAX_PLAN_AGE = 30 * 86_400  # seconds by which a plan may be older than the newest plan
 
 _WAITING = (JobStatus.SUBMITTED, JobStatus.RUNNABLE)
 
 
 class FallbackPlan(Struct, frozen=True):
-    """Everything that a move needs.
+    """The plan of a move, made when the run is submitted.
 
-    `requests` are those of the job in the other queue. `keeps`: checkpoints are kept by the run's
-    key, so a run that has begun before may move. `lent` are variables whose values may be secret:
-    they are not stored, but read from the first job.
+    `after` is the time in seconds that the run waits for a host. `requests` are the requests of the
+    job in the other queue. `keeps` is True if checkpoints are stored by the run's key, so that a
+    run that has begun can move. `lent` are the names of environment variables whose values may be
+    secret: the values are not stored, but read from the first job.
     """
 
     key: str
-    after: int  # seconds
+    after: int
     requests: SubmissionRequests
     record: Record
     keeps: bool = False
@@ -75,37 +76,41 @@ class FallbackPlan(Struct, frozen=True):
 
     @property
     def queue(self) -> str:
-        """The other queue: a name in AWS."""
+        """The name of the other queue in AWS."""
         return str(self.requests.submit["jobQueue"])
 
     def about(self, record: Record) -> "FallbackPlan":
-        """The plan for the run as it is finally sent."""
+        """The plan with the final record of the run."""
         tags = dict(record.tags)
         requests = replace(self.requests, submit={**self.requests.submit, "tags": tags})
         return replace(self, requests=requests, record=replace(record, queue=self.queue, tags=tags))
 
 
 class MoveStep(Enum):
-    WAIT = "it may yet begin, or it runs"
-    LEAVE = "its wait is over: cancel it where it is"
-    GO_ON = "it was cancelled for the move: submit it where it goes"
-    OVER = "it has ended, or it can move no more"
+    """What to do with a run that may move."""
+
+    WAIT = "the run waits for a host in time, or it runs"
+    LEAVE = "the time is over: cancel the job in the first queue"
+    GO_ON = "the job was cancelled for the move: submit it in the other queue"
+    OVER = "the run has ended, or it cannot move any more"
 
 
 class MoveDecision(Struct, frozen=True):
+    """The next step. `seconds` is the time until a step after WAIT may be due; 0 if unknown."""
+
     step: MoveStep
-    seconds: float = 0.0  # of WAIT: until the next step may be due; 0: not known
+    seconds: float = 0.0
 
 
 def decide(plan: FallbackPlan, run: Run, now: int, ready: int = 0) -> MoveDecision:
-    """What to do about a run that may move. Pure; times in ms since the epoch.
+    """Decide what to do with a run that may move. Pure; times are in ms since the epoch.
 
-    `ready` is when it was first seen to wait for nothing but a host, where its own times do not
-    show that: for a run with dependencies.
+    `ready` is the time at which a run with dependencies was first seen to wait only for a host,
+    which AWS Batch does not return; 0 if it was not seen yet.
     """
     if run.status.is_terminal:
         return MoveDecision(MoveStep.GO_ON if moved_to(run) == plan.queue else MoveStep.OVER)
-    if run.queue == plan.queue:  # it was moved already: to leave again would end it
+    if run.queue == plan.queue:  # it has moved; another cancel would end the run
         return MoveDecision(MoveStep.OVER)
     if run.status not in _WAITING or run.is_terminated or run.is_cancelled:
         return MoveDecision(MoveStep.WAIT)
@@ -119,20 +124,19 @@ def decide(plan: FallbackPlan, run: Run, now: int, ready: int = 0) -> MoveDecisi
 
 
 def _waiting_since(run: Run, ready: int) -> int:
-    """Since when a run waits for a host; 0 where that is not known yet."""
+    """The time since which a run waits for a host; 0 if that is not known yet."""
     ended = max((each.stopped_at or 0 for each in run.attempts), default=0)
     if ended:
-        return ended  # back in the queue, after its host was lost
+        return ended  # in the queue again, after its host was lost
     return ready if run.depends_on else run.created_at or 0
 
 
 def leave_out_values(
     requests: SubmissionRequests, env: Container[str]
 ) -> tuple[SubmissionRequests, tuple[str, ...]]:
-    """The requests without the values of these variables, and the names of the variables that they
-    had.
+    """The requests without these environment variables, and the names of those they had.
 
-    A document of the requests is in the run's store already.
+    The document of the requests is left out, too: it is in the run's store.
     """
     lent = tuple(
         each["name"]
@@ -152,10 +156,9 @@ def leave_out_values(
 def next_requests(
     requests: SubmissionRequests, job_id: str, values: Mapping[str, str] = {}
 ) -> SubmissionRequests:
-    """The second job's requests, which name the first job: in a tag, and in a variable for the
-    claim.
+    """The requests of the second job: a tag, and a variable for the claim, name the first job.
 
-    `values` are the values of the variables of the first job.
+    `values` are environment variables of the first job.
     """
     more = [{"name": name, "value": value} for name, value in {**values, MOVED: job_id}.items()]
     submit = _with_environment(requests.submit, lambda known: known + more)
@@ -165,7 +168,7 @@ def next_requests(
 
 
 def _container_overrides(submit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The overrides of a job's container, or of the containers of its nodes."""
+    """The container overrides of a job, or of its node ranges."""
     nodes = submit.get("nodeOverrides")
     if nodes is None:
         return [submit["containerOverrides"]]
@@ -175,7 +178,7 @@ def _container_overrides(submit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _with_environment(
     submit: Mapping[str, Any], vary: Callable[[list[dict[str, str]]], list[dict[str, str]]]
 ) -> dict[str, Any]:
-    """The SubmitJob request with other variables; the given one stays as it is."""
+    """A copy of the SubmitJob request with environment variables changed by `vary`."""
     varied = [
         {**each, "environment": vary(list(each.get("environment", ())))}
         for each in _container_overrides(submit)
@@ -191,7 +194,7 @@ def _with_environment(
 
 
 def successor(api: JobApi, run: Run) -> str:
-    """The job that goes on where a job was moved to; empty while there is none. One call.
+    """The job that continues a moved job in the other queue; "" if there is none. One call.
 
     Both jobs have the same name, of which the submission's key is a part.
     """
@@ -201,14 +204,14 @@ def successor(api: JobApi, run: Run) -> str:
     try:
         found = api.find_by_name(queue, run.job_name)
     except ServiceError as error:
-        if error.code == "ClientException":  # the queue is gone, and with it its jobs
+        if error.code == "ClientException":  # the queue was deleted, and its jobs with it
             return ""
         raise
     return keep_one_job(api, found, lambda _: None) if found else ""
 
 
 class Mover:
-    """One run that may move, with the state folder of the process that watches it."""
+    """Moves one run, and keeps the move in the history of this machine."""
 
     def __init__(
         self,
@@ -225,11 +228,13 @@ class Mover:
         self._clock = clock
         self._tell = tell
         self._share = share
-        self._ready = 0
-        self._was_pending = False
+        self._ready = 0  # as in `decide`
 
     def see(self, run: Run, patience: int = 0) -> MoveDecision:
-        """What to do about the run as it is now; `patience`: seconds left to other processes."""
+        """Decide what to do with the run as it is now.
+
+        `patience` are seconds in which another process may make the move first.
+        """
         now = int(self._clock.now() * 1000)
         if run.status in _WAITING and not self._ready:
             self._ready = now
@@ -237,7 +242,7 @@ class Mover:
         return decide(plan, run, now, self._ready)
 
     def step(self, run: Run) -> str:
-        """Do what is due now; the id of the final job, "" while the run may still move."""
+        """Make the move if it is due; the id of the final job, or "" while the run may move."""
         step = self.see(run).step
         if step is MoveStep.OVER:
             return run.job_id
@@ -245,15 +250,14 @@ class Mover:
         return now if now != run.job_id else ""
 
     def move(self, run: Run) -> str:
-        """Move a run whose wait is over; the id of the job that goes on: its own if it started
-        meanwhile.
+        """Move a run whose time is over; the id of the job that goes on: its own if started.
 
-        Raises the errors of CancelJob, DescribeJobs and SubmitJob, and OSError when the intent
-        could not be kept. Then it can be called again.
+        Raises the errors of CancelJob, DescribeJobs and SubmitJob, and OSError if the intent could
+        not be written. After an error the method can be called again.
         """
         flights = InFlight.beside(self._history, self.plan.record.env)
         with flights.flight(self.plan.key):
-            # As it is now: another process of this machine may have had the flight before.
+            # Described again: another process of this machine may just have moved the run.
             now = self._move(self._api().describe([run.job_id]).get(run.job_id, run))
             flights.remove(self.plan.key)
             return now
@@ -262,36 +266,40 @@ class Mover:
         was_left = run.status.is_terminal
         if not was_left:
             self._check(run)
-            run = self._leave(run)
-        return self._go_on(run, was_left) if moved_to(run) == self.plan.queue else run.job_id
+            run = self._cancel(run)
+        return (
+            self._submit_in_other_queue(run, was_left)
+            if moved_to(run) == self.plan.queue
+            else run.job_id
+        )
 
     def _check(self, run: Run) -> None:
-        """Check, before the cancel, that the other queue exists. Raises ServiceError."""
-        self._lent(run)
+        """Check before CancelJob that the other queue takes jobs. Raises ServiceError."""
+        self._read_values(run)
         if not self._api().takes_jobs(self.plan.queue):
             raise ServiceError(
                 "CancelJob",
                 "ClientException",
-                f"The queue {self.plan.queue} is not there, or takes no jobs: the run stays where "
-                "it waits.",
+                f"The queue {self.plan.queue} does not exist, or takes no jobs: the run stays in "
+                "its queue.",
                 400,
             )
 
-    def _lent(self, run: Run) -> dict[str, str]:
+    def _read_values(self, run: Run) -> dict[str, str]:
         """The values that the plan leaves out. Raises ServiceError if AWS does not return them."""
         missing = [name for name in self.plan.lent if name not in run.environment]
         if missing:
             raise ServiceError(
                 "DescribeJobs",
                 "ClientException",
-                f"AWS Batch does not tell the run's variables {', '.join(missing)}: nothing is "
+                f"AWS Batch does not return the run's variables {', '.join(missing)}: nothing is "
                 "submitted without them.",
                 400,
             )
         return {name: run.environment[name] for name in self.plan.lent}
 
-    def _leave(self, run: Run) -> Run:
-        """Cancel the job; the run once it has ended, or is seen to have started after all."""
+    def _cancel(self, run: Run) -> Run:
+        """Cancel the job; the run when it has ended, or after `PATIENCE`: it may have started."""
         api, job_id = self._api(), run.job_id
         api.cancel(job_id, move_reason(self.plan.queue, self.plan.after))
         end = self._clock.monotonic() + PATIENCE
@@ -301,11 +309,11 @@ class Mover:
                 return run
             self._clock.sleep(POLL_PAUSE)
 
-    def _go_on(self, run: Run, was_left: bool) -> str:
+    def _submit_in_other_queue(self, run: Run, was_left: bool) -> str:
         """Submit the job in the other queue, unless another process has.
 
-        A job that another process cancelled is looked for as long as AWS Batch may hide its
-        successor.
+        If another process cancelled the first job (`was_left`), its successor is looked for as long
+        as AWS Batch may not list it yet.
         """
         api, before = self._api(), run.job_id
         record = replace(
@@ -315,29 +323,31 @@ class Mover:
         found = look_up(api, record, self._clock, seconds)
         if found:
             job_id = keep_one_job(api, found, self._tell)
-            self._keep(record)
+            self._keep_intent(record)
             self._history.add_job_id(record.key, job_id)
             self._tell(describe_move_done(self.plan.queue, job_id))
             return job_id
-        requests = next_requests(self.plan.requests, before, self._lent(run))
+        requests = next_requests(self.plan.requests, before, self._read_values(run))
         record = replace(record, tags=requests.submit["tags"])
         self._history.intend(record)
         try:
             submitter = Submitter(api, self._history, self._clock, self._tell, share=self._share)
             job_id = send_intent(submitter, requests, record)
         except (BatchmlError, Interrupted):
-            self._keep(record)  # it was not refused for good: the move can be made again
+            self._keep_intent(
+                record
+            )  # so that the refusal is not final, and the move can be repeated
             self._tell(
-                f"It was taken out of its queue, and is not in {self.plan.queue} yet: whoever "
-                f"waits for it next tries again (batchml wait {before})."
+                f"The run was cancelled in its queue, and is not in {self.plan.queue} yet. To try "
+                f"again: batchml wait {before}"
             )
             raise
-        job_id = self._only(record, job_id)
+        job_id = self._keep_one(record, job_id)
         self._tell(describe_move_done(self.plan.queue, job_id))
         return job_id
 
-    def _only(self, record: Record, job_id: str) -> str:
-        """The job that stays where another machine has made the same move just now."""
+    def _keep_one(self, record: Record, job_id: str) -> str:
+        """The job to keep, if another machine has just made the same move."""
         try:
             found = self._api().find_by_name(record.queue, record.job_name)
         except BatchmlError:
@@ -347,16 +357,16 @@ class Mover:
             self._history.add_job_id(record.key, kept)
         return kept
 
-    def _keep(self, record: Record) -> None:
+    def _keep_intent(self, record: Record) -> None:
         with suppress(OSError):
             self._history.intend(record)
 
 
 class FallbackPlans:
-    """The plans of an environment's runs that may move: one file each, readable by the user alone.
+    """The plans of the runs of an environment that may move: a file for each run.
 
-    A file holds the requests without the values of the job's own variables. It is deleted after the
-    run's end or its move.
+    Only the user can read a file. It has the requests without the values of the job's environment
+    variables. It is deleted after the run's end or its move.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -369,13 +379,11 @@ class FallbackPlans:
     def keep(self, plan: FallbackPlan) -> None:
         """Write the plan to disk. Raises OSError; then nothing may be sent."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._forget_old()
+        self._delete_old()
         write_atomically(str(self._folder / plan.key), encode_plan(plan))
 
-    def _forget_old(self) -> None:
-        """Delete plans of runs that nobody asked about for long: AWS Batch may have forgotten the
-        runs.
-        """
+    def _delete_old(self) -> None:
+        """Delete plans that no command has used for long: AWS Batch may have forgotten the runs."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             times = [(entry.path, entry.stat().st_mtime) for entry in entries]
             newest = max((at for _, at in times), default=0.0)
@@ -389,12 +397,13 @@ class FallbackPlans:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def watched(self, key: str, job_id: str) -> None:
-        """Note the run that watches this one."""
+    def save_watcher(self, key: str, job_id: str) -> None:
+        """Write the job id of the watcher of a run."""
         with suppress(OSError):
             self._folder.joinpath(f"{key}.watcher").write_text(job_id, "utf-8")
 
     def watcher(self, key: str) -> str:
+        """The job id of the watcher of a run; "" without one."""
         try:
             return self._folder.joinpath(f"{key}.watcher").read_text("utf-8").strip()
         except OSError:
@@ -415,15 +424,15 @@ def encode_plan(plan: FallbackPlan) -> bytes:
 
 
 def read_plan(data: bytes) -> FallbackPlan:
-    """Raises msgspec.DecodeError for other data."""
+    """Decode a plan. Raises msgspec.DecodeError for other data."""
     return msgspec.json.decode(data, type=FallbackPlan)
 
 
 def digest_of(data: bytes) -> str:
-    """A digest of a plan: programs in jobs can write to the bucket, too."""
+    """The digest of a plan, since programs in jobs can also write to the bucket."""
     return hashlib.sha256(data).hexdigest()
 
 
 def record_after_move(record: Record, before: str, queue: str) -> Record:
-    """The record of a run that goes on in another queue: its request, and no end."""
+    """The record of a run that goes on in another queue, without an end."""
     return replace(record, **_NO_END, job_id=before, moved=before, queue=queue)

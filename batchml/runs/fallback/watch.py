@@ -140,7 +140,7 @@ def start_watching(context: Context, plan: FallbackPlan, job_id: str, tell: Tell
             f"{error}"
         )
         return
-    plans_of(context).watched(plan.key, watcher)
+    plans_of(context).save_watcher(plan.key, watcher)
 
 
 def plans_of(context: Context) -> FallbackPlans:
@@ -199,7 +199,7 @@ class QueueMoves:
                 found[asked] = self._seen(asked, run) if whole else run
         return found
 
-    def true(self, run: Run) -> Run:
+    def with_own_id(self, run: Run) -> Run:
         now = self._now.get(run.job_id)
         return replace(run, job_id=now) if now else run
 
@@ -271,16 +271,16 @@ class QueueMoves:
         return WATCHER_GRACE if plans_of(self._context).watcher(key) else 0
 
 
-def follow_moves(moves: QueueMoves, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
+def follow_moves(moves: QueueMoves, events: Iterable[RunEvent]) -> Iterator[RunEvent]:
     """The events of a run, wherever it goes on, with its own job id there."""
     last: Run | None = None
-    for happening in happenings:
-        if isinstance(happening, RunEnded | StatusChanged | RunMessage):
-            last = moves.true(happening.run)
-            happening = replace(happening, run=last)
+    for event in events:
+        if isinstance(event, RunEnded | StatusChanged | RunMessage):
+            last = moves.with_own_id(event.run)
+            event = replace(event, run=last)
         while last is not None and moves.news:
             yield RunMessage(last, moves.news.pop(0))
-        yield happening
+        yield event
 
 
 # --- Finding the job that a run is now ------------------------------------------------------------

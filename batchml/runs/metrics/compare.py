@@ -13,9 +13,9 @@ Value = str | int | float | bool | None
 
 
 class RunDifference(Struct, frozen=True):
-    """One fact of two runs; None where a run does not have it. `same` when it is equal."""
+    """A fact of two runs; None if a run does not have the fact."""
 
-    what: str  # "status", "params.lr", "metrics.loss"
+    what: str  # the name of the fact: "status", "params.lr", "metrics.loss"
     left: Value
     right: Value
 
@@ -25,7 +25,7 @@ class RunDifference(Struct, frozen=True):
 
     @property
     def change(self) -> float | None:
-        """The difference of a number; None for anything else."""
+        """The difference of two numbers; None for other values."""
         before, after = _number(self.left), _number(self.right)
         return None if before is None or after is None else after - before
 
@@ -33,17 +33,17 @@ class RunDifference(Struct, frozen=True):
 def compare(left: FoundRun, right: FoundRun, now_ms: int) -> list[RunDifference]:
     """Every fact that either run has, in a fixed order: requests first, then results."""
     one, other = dict(list_facts(left, now_ms)), dict(list_facts(right, now_ms))
-    # In the order of the left run; facts of the right run alone come after their group.
+    # In the order of the left run; facts that only the right run has end their group.
     names = sorted({**one, **other}, key=lambda name: (_group(name), *_position(name, one, other)))
     found = [RunDifference(name, one.get(name), other.get(name)) for name in names]
     return [each for each in found if (each.left, each.right) != (None, None)]
 
 
 def summarize(found: Iterable[RunDifference]) -> list[RunDifference]:
-    """The differences that people look for.
+    """The differences for a table.
 
-    Without a waiting time that is the same to a second, and with the spread of metrics of many
-    children.
+    Waiting times that differ by less than a second are left out; the metrics of many children are
+    replaced by their distribution.
     """
     kept = [each for each in found if not (each.what == "waited" and abs(each.change or 0) < 1)]
     values: dict[str, list[dict[int, float]]] = {}

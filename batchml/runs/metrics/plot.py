@@ -1,4 +1,4 @@
-"""Draw curves of metrics and resource usage into one HTML file without external files, or a PNG."""
+"""Draw curves of metrics and resource usage into a self-contained HTML file, or a PNG."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
-MAX_DRAWN = 600  # points of one curve: more than one for each pixel cannot be seen
+MAX_DRAWN = 600  # points of one curve; the width has fewer pixels
 
-MAX_NODES = 16  # curves in one picture
+MAX_NODES = 16  # curves in one chart
 
 Point = tuple[float, float]
 Charts = Mapping[str, Mapping[str, "Series"]]  # title -> node -> its curve, over time
@@ -60,11 +60,10 @@ text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
 def write_plot(
     path: Path, series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS
 ) -> None:
-    """Draw every metric into a `.html` or `.png` file, and the usage of nodes, one curve for each
-    node.
+    """Draw all metrics, and charts with one curve for each node, into a `.html` or `.png` file.
 
-    Raises UsageError for another suffix, for PNG without matplotlib and if there is nothing to
-    draw; OSError when the file cannot be written.
+    Raises UsageError for another suffix, for PNG without matplotlib, and if there is nothing to
+    draw; OSError if the file cannot be written.
     """
     kind = path.suffix.lower()
     if kind not in (".html", ".htm", ".png"):
@@ -87,14 +86,12 @@ def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS)
 
 
 def _escape(words: str) -> str:
-    """Text escaped for HTML."""
+    """Escape text for HTML."""
     return escape(_printable(words))
 
 
 def _printable(words: str) -> str:
-    """Text without control characters and lone surrogates: a program chooses the names of its
-    metrics.
-    """
+    """Replace control characters and lone surrogates: a program chooses names of metrics."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
 
 
@@ -103,7 +100,7 @@ def _html(series: "Mapping[str, Series]", title: str, charts: Charts) -> bytes:
 
 
 def _colours() -> str:
-    """A colour for each node, evenly around the circle, readable on light and dark backgrounds."""
+    """A colour for each node that is readable on light and dark backgrounds."""
     return "\n".join(
         f".n{i} {{ stroke: hsl({(210 + i * 137) % 360} 65% 50%) }} "
         f"text.n{i} {{ stroke: none; fill: hsl({(210 + i * 137) % 360} 65% 50%) }}"
@@ -112,14 +109,14 @@ def _colours() -> str:
 
 
 class PlotAxis(NamedTuple):
-    """The horizontal axis: steps, or minutes where steps are not known."""
+    """The horizontal axis: a label, and a position for each sample."""
 
     label: str
-    places: list[float]
+    positions: list[float]
 
 
 def make_axis(series: "Series") -> PlotAxis:
-    """The axis of a metric."""
+    """The axis of a metric: steps, or time for a metric without steps."""
     times = [sample.time for sample in series.samples]
     if series.has_steps or times[0] == times[-1]:
         return PlotAxis("step" if series.has_steps else "value", series.steps)
@@ -131,8 +128,8 @@ def make_axis(series: "Series") -> PlotAxis:
 
 
 def _figure(series: "Series") -> str:
-    label, places = make_axis(series)
-    points = list(zip(places, series.values, strict=True))
+    label, positions = make_axis(series)
+    points = list(zip(positions, series.values, strict=True))
     known = [y for _, y in points if _is_drawable(y)]
     name = _escape(series.name)
     words = f"last {_number(series.last)}"
@@ -155,7 +152,7 @@ def _chart(title: str, curves: "Mapping[str, Series]") -> str:
 
 
 def scale_times(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
-    """A unit of time for all curves, and their points in it."""
+    """A unit of time for all curves, and the times of their samples in it, from the first one."""
     times = {name: [sample.time for sample in each.samples] for name, each in curves.items()}
     first = min(map(min, times.values()))
     long = max(map(max, times.values())) - first
@@ -186,7 +183,7 @@ def _svg(points: Sequence[Point], label: str) -> str:
 
 
 def _svg_of_nodes(curves: Sequence[Sequence[Point]], label: str, names: Sequence[str]) -> str:
-    """Several curves with a colour each; the name appears under the pointer."""
+    """The curves of several nodes, each in a colour; a tooltip has the node's name."""
     points = [point for curve in curves for point in curve]
     frame = _Frame(points, 0.0, max(y for _, y in points))
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
@@ -212,7 +209,7 @@ def _legend(names: Sequence[str]) -> str:
 
 
 class _Frame:
-    """The axes of a picture: positions of points, and the grid."""
+    """The axes of a chart: the positions of points, and the grid."""
 
     def __init__(self, points: Sequence[Point], low: float, high: float) -> None:
         self.across = ticks(min(x for x, _ in points), max(x for x, _ in points))
@@ -248,7 +245,7 @@ class _Frame:
 
 
 def _split_at_gaps(points: Sequence[Point]) -> list[list[Point]]:
-    """The parts of the curve between gaps: NaN and infinity cannot be drawn."""
+    """The parts of a curve between values that cannot be drawn."""
     pieces: list[list[Point]] = [[]]
     for point in points:
         if _is_drawable(point[1]):
@@ -277,7 +274,7 @@ def thin_points(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _is_drawable(value: float) -> bool:
-    """Whether a value can be drawn: not NaN, infinity, or so large that no scale is left."""
+    """False for NaN, infinity, and values that are too large for a scale."""
     return abs(value) < 1e300
 
 
@@ -288,7 +285,7 @@ def _height(point: Point) -> float:
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
     size = max(abs(low), abs(high))
-    if high / about - low / about <= size * 1e-12:  # not the difference, which may be infinite
+    if high / about - low / about <= size * 1e-12:  # high - low may be infinite
         pad = size / 10 or 1.0
         low, high = low - pad, high + pad
     rough = high / about - low / about
@@ -303,7 +300,7 @@ def _number(value: float) -> str:
 
 
 def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> bytes:
-    """Draw with matplotlib. Raises UsageError where it is not installed."""
+    """Draw with matplotlib. Raises UsageError if it is not installed."""
     from importlib import import_module
     from io import BytesIO
 
@@ -320,8 +317,8 @@ def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) 
     figure.suptitle(_printable(title), parse_math=False)
     plots = list(figure.subplots(rows, columns, squeeze=False).flat)
     for plot, each in zip(plots, series.values(), strict=False):
-        label, places = make_axis(each)
-        plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
+        label, positions = make_axis(each)
+        plot.plot(positions, each.values, marker="." if len(positions) <= 40 else "")
         plot.set_title(_printable(each.name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.grid(alpha=0.3)

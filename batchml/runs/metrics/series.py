@@ -1,4 +1,4 @@
-"""Metrics of a run, from its output or from `report`, as series that can be drawn."""
+"""Metrics and progress of a run, from its output or from `batchml.runtime.report`."""
 
 import math
 import re
@@ -21,17 +21,19 @@ from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL, parse_mark, re
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
-# The number of samples kept of one metric. Beyond it every second one is dropped: a curve of
-# a million steps needs no more to be drawn, and a run of weeks can be followed.
+# Samples of one metric in memory. When there are more, every second one is dropped: that is enough
+# for a curve, and a run of weeks can be followed.
 MAX_SAMPLES = 8192
 
-MAIN_NODE = "0"  # the rank, of those that train together, whose log has the metrics for `show`
+MAIN_NODE = "0"  # its log has the metrics of ranks that train together
 
 
 class Sample(NamedTuple):
+    """One value of a metric."""
+
     value: float
     time: float  # seconds since the epoch
-    step: float | None  # None where the program gave none
+    step: float | None  # None if the program gave no step
 
 
 class Series(Struct, frozen=True):
@@ -54,14 +56,14 @@ class Series(Struct, frozen=True):
 
     @property
     def steps(self) -> list[float]:
-        """The steps, or 1, 2, 3 where the program gave none."""
+        """The steps, or 1, 2, 3 if the program gave no steps."""
         if not self.has_steps:
             return [float(place) for place in range(1, len(self.samples) + 1)]
         return [sample.step for sample in self.samples if sample.step is not None]
 
 
 class SampleCollector:
-    """One metric that is being read, thinned when it is long; the newest value is always kept."""
+    """Collects the samples of a metric, at most `MAX_SAMPLES`; the newest is always kept."""
 
     def __init__(self) -> None:
         self._kept: list[Sample] = []
@@ -81,7 +83,7 @@ class SampleCollector:
             self._every *= 2
 
     def go_back_to(self, step: float) -> None:
-        """A new attempt went on from a checkpoint: later values of the last one do not count."""
+        """Drop samples from `step` on: a new attempt went on there from a checkpoint."""
         self._kept = [each for each in self.samples() if each.step is None or each.step < step]
         self._newest = None
 
@@ -90,10 +92,10 @@ class SampleCollector:
 
 
 class Metrics:
-    """The metrics of one run: `patterns` is `[metrics]` of a job.toml, name -> regular expression.
+    """Reads the metrics of one run. `patterns` is `[metrics]` of job.toml: name -> pattern.
 
-    A pattern has one group, around the value. A pattern named `step` gives the step for its line
-    and the lines after it. A match that is not a number is ignored.
+    A pattern is a regular expression with one group, around the value. A pattern named `step`
+    finds the step for its line and the lines after it. A match that is not a number is ignored.
     """
 
     def __init__(self, patterns: Mapping[str, str] = {}) -> None:
@@ -101,21 +103,24 @@ class Metrics:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._gathered: dict[str, SampleCollector] = {}
         self._steps: dict[str, float] = {}  # child -> the step of its current line
-        self._may_go_back: dict[str, set[str]] = {}  # metrics, by the child of a new attempt
+        # Child -> metrics without a value in its newest attempt, which may begin at an earlier step
+        self._may_go_back: dict[str, set[str]] = {}
         self._streams: dict[str, str] = {}  # child -> the stream that is being read
-        self._is_one = False  # ranks on many nodes that train together, of which the first reports
-        self.values: dict[str, float] = {}  # the last of each whose last is finite
+        self._is_one_training = (
+            False  # True if ranks on several nodes train together: the main node reports
+        )
+        self.values: dict[str, float] = {}  # the last value of each metric, if it is finite
 
     @property
     def series(self) -> dict[str, Series]:
-        """Name -> the values, for every metric that has any."""
+        """The values of each metric that has any, by name."""
         return {
             name: Series(name, tuple(gathered.samples()))
             for name, gathered in self._gathered.items()
         }
 
     def feed(self, line: str, time: float = 0.0, child: str = "") -> None:
-        """Read one line of output without colours."""
+        """Read one line of output; colours are removed. `time` is in seconds since the epoch."""
         if not self._patterns:
             return
         plain = _ANSI.sub("", line) if "\x1b" in line else line
@@ -141,42 +146,42 @@ class Metrics:
         self._may_go_back[child] = set(self._gathered)
 
     def first(self) -> tuple[str, list[float]] | None:
-        """The metric for a status line: the first of job.toml with values, else the first that was
-        reported.
+        """Name and values of the metric for a status line: the first of job.toml that has values,
+        else the first that was reported.
         """
         names = [name for name in self._patterns if name in self._gathered]
-        # A copy: a status line asks in a thread of its own, while others come in.
+        # A copy: the thread of the status line calls this while metrics are added.
         name = next(iter(names or list(self._gathered)), None)
         if name is None:
             return None
         return name, [sample.value for sample in self._gathered[name].samples()]
 
-    def watch(self, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
+    def watch(self, events: Iterable[RunEvent]) -> Iterator[RunEvent]:
         """Pass on the events of a run, reading their lines and points."""
-        for happening in happenings:
-            if isinstance(happening, OutputLine):
+        for event in events:
+            if isinstance(event, OutputLine):
                 if self._patterns:
-                    child = self._whose(happening.child)
-                    self.feed(happening.text, happening.timestamp / 1000, child)
-            elif isinstance(happening, StatusChanged):
-                self._is_one = happening.run.nodes > 0 and is_supervised(happening.run)
-            elif self._is_one and isinstance(happening, MetricsReported):
-                self._of_stream(happening.stream, "")
-                self.take(happening.points, 0.0)
-            elif isinstance(happening, LogOpened | MetricsReported):
-                child = self._whose(happening.child)
-                self._of_stream(happening.stream, child)
-                if isinstance(happening, MetricsReported):
-                    self.take(happening.points, 0.0, child)
-            yield happening
+                    child = self._whose(event.child)
+                    self.feed(event.text, event.timestamp / 1000, child)
+            elif isinstance(event, StatusChanged):
+                self._is_one_training = event.run.nodes > 0 and is_supervised(event.run)
+            elif self._is_one_training and isinstance(event, MetricsReported):
+                self._of_stream(event.stream, "")
+                self.take(event.points, 0.0)
+            elif isinstance(event, LogOpened | MetricsReported):
+                child = self._whose(event.child)
+                self._of_stream(event.stream, child)
+                if isinstance(event, MetricsReported):
+                    self.take(event.points, 0.0, child)
+            yield event
 
     def _whose(self, part: str) -> str:
-        """The child whose metrics a part's are; "" for the run's own, also for its main node's."""
+        """The child that the metrics of a part belong to; "" for the run, and for its main node."""
         child = _child_of(part)
-        return "" if self._is_one and child == MAIN_NODE else child
+        return "" if self._is_one_training and child == MAIN_NODE else child
 
     def _of_stream(self, stream: str, child: str) -> None:
-        """Another log stream belongs to a new attempt."""
+        """Note the log stream of a child: another stream belongs to a new attempt."""
         if self._streams.get(child, stream) != stream:
             self.new_attempt(child)
         self._streams[child] = stream
@@ -202,35 +207,35 @@ class Metrics:
         gathered.add(sample)
         if math.isfinite(sample.value):
             self.values[name] = sample.value
-        else:  # JSON has no such number; the series has it
+        else:  # JSON has no NaN and infinity
             self.values.pop(name, None)
 
 
 def last_values(series: Mapping[str, Series]) -> dict[str, float]:
-    """The last value of each metric that is finite: JSON, and the history, hold no others."""
+    """The last value of each metric, without NaN and infinity, which JSON cannot hold."""
     return {name: each.last for name, each in series.items() if math.isfinite(each.last)}
 
 
 def describe_unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
-    """The message about patterns without a value in a whole log; "" where all have one.
+    """The message about patterns that matched nothing in a whole log; "" if all have matched.
 
-    `names` are the metrics with values; `loss:3` is the metric of child 3.
+    `names` are the metrics with values; `loss:3` is the metric `loss` of child 3.
     """
     known = {part for name in names for part in (name, name.rpartition(":")[0])}
     missing = [name for name in patterns if name not in known and name != STEP]
     each = ", ".join(f"{name} ({patterns[name]})" for name in missing)
-    return f"No line has what these patterns of [metrics] look for: {each}" if missing else ""
+    return f"No line matches these patterns of [metrics]: {each}" if missing else ""
 
 
 def _child_of(part: str) -> str:
-    """`3` for `3/2`, the second attempt of child 3."""
+    """The child of a part: `3` for `3/2`, the second attempt of child 3."""
     return part.partition("/")[0]
 
 
 def read_series(
     attempts: Iterable[Iterable[tuple[int, str]]], patterns: Mapping[str, str]
 ) -> dict[str, Series]:
-    """The metrics of a run from its log: for each attempt (ms, message), with marks."""
+    """The metrics of a run from its log: (ms, message) of the lines, with marks, by attempt."""
     metrics = Metrics(patterns)
     for number, messages in enumerate(attempts):
         if number:
@@ -247,7 +252,7 @@ def read_series(
 # --- Metrics of an array's children ---------------------------------------------------------------
 
 
-FEW = 4  # children whose values are listed one by one
+FEW = 4  # for up to so many children each value is listed
 
 
 class Spread(Struct, frozen=True):
@@ -260,7 +265,7 @@ class Spread(Struct, frozen=True):
 
 
 def by_child(metrics: Mapping[str, float]) -> dict[str, dict[int, float]]:
-    """Name -> child -> value, for the metrics of children."""
+    """The metrics of children: name -> child -> value."""
     found: dict[str, dict[int, float]] = {}
     for whole, value in metrics.items():
         name, child = child_of(whole)
@@ -270,7 +275,7 @@ def by_child(metrics: Mapping[str, float]) -> dict[str, dict[int, float]]:
 
 
 def child_of(metric: str) -> tuple[str, int | None]:
-    """`("loss", 3)` for `loss:3`; no child for another metric."""
+    """The name and the child of a metric: `("loss", 3)` for `loss:3`, `("loss", None)` else."""
     name, _, child = metric.rpartition(":")
     is_one = bool(name) and child.isascii() and child.isdecimal()
     return (name, int(child)) if is_one else (metric, None)
@@ -284,7 +289,7 @@ def spread(values: Mapping[int, float]) -> Spread:
 
 
 def metric_texts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Each metric and its value; for many children their distribution, in place of the first."""
+    """Each metric with its value; for many children, the distribution of their values."""
     many = {name: each for name, each in by_child(metrics).items() if len(each) > FEW}
     found: dict[str, str] = {}
     for whole, value in metrics.items():
@@ -303,9 +308,7 @@ def _describe_spread(found: Spread) -> str:
 
 
 def metric_lines(series: Mapping[str, Series], width: int = 0) -> list[str]:
-    """A line for each metric: `loss 0.21 (a curve) 0.21 to 2.3, 12 values`; 80 cells unless
-    `width`.
-    """
+    """A line for each metric, of `width` or 80 cells: `loss 0.2 (curve) 0.2 to 2.3, 12 values`."""
     names = max((cells(name) for name in map(printable, series)), default=0)
     lines = []
     for each in series.values():
@@ -321,8 +324,7 @@ def metric_lines(series: Mapping[str, Series], width: int = 0) -> list[str]:
     return lines
 
 
-# --- progress -------------------------------------------------------------------------------------
-# The progress of a run and its estimated end, where its program prints it in a usual form.
+# --- The progress of a run and its estimated end, from common forms of output ---------------------
 
 
 _COUNTED = re.compile(
@@ -333,18 +335,21 @@ _COUNTED = re.compile(
 _BAR = re.compile(r"(?:^|[\s:])(\d{1,3})%\|")  # tqdm: ` 45%|####     | 45/100 [00:10<00:12]`
 _KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12})\s+(?:\[[=>.]|\u2501)")
 _PERCENT = re.compile(r"\bprogress\b[ \t:=]{0,3}(\d{1,3}(?:\.\d+)?) ?%", re.IGNORECASE)
-_MAX_LINE = 2000  # characters: longer lines are no progress lines
+_MAX_LINE = 2000  # characters; longer lines do not show progress
 
-# A smaller part of the run is no base for an estimate.
+# The part of a run after which its end can be estimated.
 _MIN_PROGRESS = 0.005
 
 
 class ProgressReport(NamedTuple):
-    """The progress in one line of output: the epoch, and the part done of it or of the run."""
+    """The progress in a line of output: the epoch (count, total), and the part of it that is done.
+
+    Without an epoch, `part` is the part of the run.
+    """
 
     epoch: tuple[int, int] | None = None
     part: float | None = None  # from 0 to 1
-    is_result: bool = False  # more text follows: the line ends the epoch
+    is_result: bool = False  # True if text follows, such as a loss: the epoch has ended
 
 
 def read_progress(line: str) -> ProgressReport | None:
@@ -370,7 +375,7 @@ def read_progress(line: str) -> ProgressReport | None:
 
 
 def _may_show_progress(line: str) -> bool:
-    """Whether any of the patterns could match; most lines end here."""
+    """True if one of the patterns could match, which is rare; a fast check."""
     return "/" in line or "%" in line or "of" in line.lower()
 
 
@@ -384,42 +389,40 @@ def _part_of_bar(plain: str) -> float | None:
 
 
 class ProgressTrend:
-    """The progress of an attempt. `fraction` is None where it is not known."""
+    """The progress of an attempt. `fraction` is between 0 and 1, None if it is unknown."""
 
     def __init__(self) -> None:
         self.fraction: float | None = None
         self._epoch: tuple[int, int] | None = None
         self._from_zero = False
         self._is_reported = False
-        self._is_in_turns = (
-            False  # a progress bar that starts again and again does not show the whole
-        )
+        self._has_restarted = False  # True after a bar began again: it does not show the whole run
         self._first: tuple[float, float] | None = None
         self._last: tuple[float, float] | None = None
 
     def report(self, step: float, total: float, time: float) -> None:
-        """The program reported its progress with `report`: from now on its output is ignored."""
+        """Note progress that the program reported: from now on its output is ignored."""
         self._is_reported = True
         self._reach(min(1.0, max(0.0, step / total)), time)
 
     def feed(self, line: str, time: float) -> None:
-        """One line of output, and the time when it was written, in seconds."""
-        told = None if self._is_reported else read_progress(line)
-        if told is None:
+        """Note the progress in a line of output; `time` in seconds since the epoch."""
+        found = None if self._is_reported else read_progress(line)
+        if found is None:
             return
-        if told.epoch is not None:
-            self._epoch = told.epoch
-            self._from_zero = self._from_zero or told.epoch[0] == 0
+        if found.epoch is not None:
+            self._epoch = found.epoch
+            self._from_zero = self._from_zero or found.epoch[0] == 0
         if self._epoch is None:
-            self._of_one_bar(told.part or 0.0, time)
+            self._note_bar(found.part or 0.0, time)
             return
         count, of = self._epoch
         done = count if self._from_zero else count - 1
-        part = told.part if told.part is not None else float(told.is_result)
+        part = found.part if found.part is not None else float(found.is_result)
         self._reach(min(1.0, (done + part) / of), time)
 
     def left(self, time: float) -> float | None:
-        """Seconds from `time` to the end, at the pace so far."""
+        """Seconds from `time` to the estimated end; None if that is unknown."""
         if not (self._first and self._last):
             return None
         passed, gained = (b - a for a, b in zip(self._first, self._last, strict=True))
@@ -428,14 +431,14 @@ class ProgressTrend:
         end = self._last[0] + (1 - self._last[1]) * passed / gained
         return max(0.0, end - time)
 
-    def _of_one_bar(self, part: float, time: float) -> None:
+    def _note_bar(self, part: float, time: float) -> None:
         if self.fraction is not None and part < self.fraction:
-            self._is_in_turns = True
+            self._has_restarted = True
             self.fraction = self._first = self._last = None
-        if not self._is_in_turns:
+        if not self._has_restarted:
             self._reach(part, time)
 
     def _reach(self, fraction: float, time: float) -> None:
         if self._first is None or (self.fraction is not None and fraction < self.fraction):
-            self._first = time, fraction  # also of a program that began again
+            self._first = time, fraction  # also after the program began again
         self.fraction, self._last = fraction, (time, fraction)

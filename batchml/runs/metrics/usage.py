@@ -1,4 +1,4 @@
-"""Resource usage of each node of a run, and slow ranks, from marks in the logs. Pure."""
+"""Resource usage of the nodes of a run, slow ranks, and restarts of ranks, from marks in logs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,34 +22,38 @@ if TYPE_CHECKING:
     from batchml.runs.groups.members import GroupMember
     from batchml.runs.search import FoundRun
 
-MAX_MARK_AGE = 120_000  # ms: an older mark is not current
+MAX_MARK_AGE = 120_000  # ms; an older mark does not show current usage
 WAITED, CPU = "waited", "cpu"  # the evidence that a rank is slow
-MIN_WAIT = 10.0  # percent of the time that the others wait: less does not matter
-_WAIT_RATIO = 0.25  # the slow rank waits at most this part of what the others wait
-_MIN_CPU_GAP = 25.0  # the others compute at least this percentage less than the slow rank
-_MIN_CORES = 0.2  # cores: a rank that computes less delays nobody
+MIN_WAIT = 10.0  # percent of the time that the other ranks wait; less does not matter
+_WAIT_RATIO = 0.25  # a slow rank waits at most this part of the time that the others wait
+_MIN_CPU_GAP = 25.0  # percent of CPU time that the others use less than a slow rank
+_MIN_CORES = 0.2  # a rank that uses less CPU is not a slow rank
 
 
 class NodeUsage(Struct, frozen=True):
-    """One container of a run with several: a node, or the head or a worker of a group run."""
+    """A container of a run with several: a node, or the head or a worker of a group run."""
 
     name: str  # "node 1", "head", "workers 3"
     run: Run
 
 
 class UsageSample(Struct, frozen=True):
-    """The newest `usage` and `ranks` marks (runtime/protocol/log_marks.py); else empty."""
+    """The newest values of the `usage` and `ranks` marks of a node, as in log_marks.py.
+
+    `series` has all values of `usage` over time.
+    """
 
     node: NodeUsage
     usage: dict[str, float] = {}
     ranks: dict[int, dict[str, float]] = {}
-    series: dict[str, Series] = {}  # of usage, over time
+    series: dict[str, Series] = {}
 
 
 class SlowRank(Struct, frozen=True):
     """Ranks that all others wait for.
 
-    `others`: percent of the time that the others wait, or by which they compute less.
+    `others` is a percentage: how long the others wait, or how much less CPU they use, according to
+    `evidence`.
     """
 
     ranks: tuple[int, ...]
@@ -61,7 +65,7 @@ class SlowRank(Struct, frozen=True):
 def collect_usage(
     nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int
 ) -> list[UsageSample]:
-    """The usage of each node, from its marks. For a node that runs, old marks do not count."""
+    """The usage of each node, from its marks. Old marks of a running node do not count."""
     owners = {each.log_stream: i for i, node in enumerate(nodes) for each in node.run.attempts}
     usage: dict[int, dict[str, float]] = {}
     ranks: dict[int, dict[int, dict[str, float]]] = {}
@@ -96,12 +100,12 @@ def collect_usage(
 
 
 def find_slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
-    """The ranks that all others wait for, if that is clear.
+    """The ranks that all others wait for; None if there are none, or if it is not clear.
 
-    At most a quarter of the ranks, or all ranks of one node, and at least as many others. The best
-    evidence is what programs report (`batchml.runtime.progress`): a slow rank waits least while the
-    others wait. Without reports it is CPU time: a rank that waits for a message computes less. Not
-    for ranks on GPUs, which use CPU time while they wait.
+    They are at most a quarter of the ranks, or all ranks of one node and at most half of all. The
+    best evidence is the waiting time that programs report (`batchml.runtime.progress`): a slow rank
+    waits least. Without reports it is CPU time: a rank that waits for a message uses less. Ranks on
+    GPUs use CPU time while they wait, so that for them CPU time is no evidence.
     """
     homes: dict[int, str] = {}
     figures: dict[int, dict[str, float]] = {}
@@ -127,7 +131,7 @@ def find_slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
 def _by_wait(
     waited: Mapping[int, float], homes: Mapping[int, str]
 ) -> tuple[list[int], float] | None:
-    usual = sorted(waited.values())[3 * len(waited) // 4]  # of those that do wait
+    usual = sorted(waited.values())[3 * len(waited) // 4]  # the upper quartile
     slow = sorted(rank for rank, share in waited.items() if share <= usual * _WAIT_RATIO)
     if usual < MIN_WAIT or not _are_few(slow, homes):
         return None
@@ -144,7 +148,7 @@ def _by_cpu(cpu: Mapping[int, float], homes: Mapping[int, str]) -> tuple[list[in
 
 
 def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
-    """Whether there are enough others to say that these are slow, and not the others fast."""
+    """True if there are enough other ranks to call these slow."""
     if len({homes[rank] for rank in slow}) == 1:
         is_node = len(slow) == sum(home == homes[slow[0]] for home in homes.values())
         return len(slow) <= (len(homes) // 2 if is_node else max(1, len(homes) // 4))
@@ -152,7 +156,7 @@ def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
 
 
 def describe_slow_ranks(slow: SlowRank) -> str:
-    """One sentence for the user, with the evidence."""
+    """A sentence about slow ranks, with the evidence."""
     numbers = format_ranges(list(slow.ranks))
     who = f"rank {numbers}" if len(slow.ranks) == 1 else f"ranks {numbers}"
     one = "is the slow one" if len(slow.ranks) == 1 else "are the slow ones"
@@ -163,7 +167,7 @@ def describe_slow_ranks(slow: SlowRank) -> str:
     one = one.replace("is the", "may be the").replace("are the", "may be the")
     return (
         f"{where} {one}, by CPU time alone: the others compute {slow.others:.0f} % less. "
-        "batchml.runtime.progress(step, waited=seconds) would tell"
+        "batchml.runtime.progress(step, waited=seconds) would show it"
     )
 
 
@@ -181,7 +185,7 @@ _MEGA = {"net_in": 1e6, "net_out": 1e6}
 
 
 def usage_charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
-    """Title -> node -> its curve, for all usage that any node reported."""
+    """The curves of usage: title -> node -> curve, for each kind of usage that a node reported."""
     found: dict[str, dict[str, Series]] = {}
     for name, title in CHARTS.items():
         by = _MEGA.get(name, 1.0)
@@ -196,23 +200,25 @@ def usage_charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
 # --- Restarts of ranks in place, from the main node's log -----------------------------------------
 
 
-RESTART_FILTER = f'"{AGAIN}"'  # of CloudWatch Logs
-SHOWN = 5  # the last ones
-_OURS = "batchml: "
+RESTART_FILTER = f'"{AGAIN}"'  # a filter pattern of CloudWatch Logs
+SHOWN = 5  # the last restarts are described
+_PREFIX = "batchml: "  # of messages of the runtime
 
 
 class Restart(Struct, frozen=True):
+    """A restart of all ranks in their containers."""
+
     at: int  # ms since the epoch
     why: str  # "node 1 does not answer any more"
 
 
 def find_restarts(marks: Iterable[LogMark]) -> list[Restart]:
-    """The restarts that the runtime reports in its marks; by time."""
+    """The restarts that the runtime reports in these messages, by time."""
     found = []
     for mark in marks:
         text = mark.message.strip()
-        if text.startswith(_OURS) and text.endswith(AGAIN):
-            why = text.removeprefix(_OURS).removesuffix(AGAIN).strip().rstrip(".")
+        if text.startswith(_PREFIX) and text.endswith(AGAIN):
+            why = text.removeprefix(_PREFIX).removesuffix(AGAIN).strip().rstrip(".")
             found.append(Restart(mark.at, why[:1].lower() + why[1:]))
     return sorted(found, key=lambda each: each.at)
 
@@ -220,7 +226,7 @@ def find_restarts(marks: Iterable[LogMark]) -> list[Restart]:
 def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
     """`2 times in place: node 1 is gone, at 10:42; rank 3 on node 1 ended with 1, at 11:05 UTC`.
 
-    The date is given where there are several. Not `is_whole`: only a part of a long log was read.
+    Restarts on several days have dates. `is_whole` is False if only part of a long log was read.
     """
     if not found:
         return ""
@@ -233,7 +239,7 @@ def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
 
 
 def restarts_json(found: Sequence[Restart]) -> dict[str, Any]:
-    """The restarts for `--json`; nothing for a run without."""
+    """The restarts for `--json`; {} without restarts."""
     return {"restarts": [{"at": each.at, "why": each.why} for each in found]} if found else {}
 
 
@@ -245,13 +251,12 @@ def _format_time(ms: int, form: str) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime(form)
 
 
-# --- nodes ----------------------------------------------------------------------------------------
-# Read what the nodes of a run use from their logs, in few calls.
+# --- Reading the logs of nodes, in few calls ------------------------------------------------------
 
 
-MAX_NODES = 64  # containers of one run whose state is asked for: with the run itself one call
-WINDOW = 600_000  # ms: the part of a log, at its end, that is read where the whole is not needed
-READING_TIME = 5.0  # seconds that logs are read before the rest is left unread
+MAX_NODES = 64  # containers of one run that are described, in one call
+WINDOW = 600_000  # ms at the end of a log that are read for the current usage
+READING_TIME = 5.0  # seconds for which logs are read; the rest is not read
 
 
 def find_nodes(
@@ -259,7 +264,7 @@ def find_nodes(
 ) -> list[NodeUsage]:
     """The nodes of a multi-node run, or the head and workers of a group run, that have begun.
 
-    For one node that node; none for any other run. One call at most.
+    For a single node the list has that node; for any other run it is empty. At most one call.
     """
     run = found.run
     if run is None or not (run.started_at or run.attempts):
@@ -286,10 +291,10 @@ def find_nodes(
 def read_usage(
     context: "Context", nodes: Sequence[NodeUsage], whole: bool = False
 ) -> list[UsageSample]:
-    """The newest usage of these nodes, and curves: of the last ten minutes, or of the `whole` run.
+    """The newest usage of these nodes, with curves of the last ten minutes, or of the `whole` run.
 
-    One call for a hundred streams, and the calls that read them. A user without access to logs gets
-    states alone.
+    One call finds a hundred streams; more calls read them. Without access to logs there is no
+    usage.
     """
     if not nodes:
         return []
@@ -323,9 +328,7 @@ def read_usage(
 def read_run_metrics(
     context: "Context", run: Run, nodes: Sequence[NodeUsage], record: Record | None
 ) -> RunMetrics:
-    """The metrics of any run, like `measure`; for ranks that train together those of the main node,
-    which has rank 0.
-    """
+    """Read the metrics of a run; if ranks train together, those of the main node, with rank 0."""
     from msgspec.structs import replace
 
     if nodes and is_supervised(run):
@@ -334,16 +337,13 @@ def read_run_metrics(
     return read_metrics(context, run, record)
 
 
-# --- Restarts of ranks in place -------------------------------------------------------------------
-
-
 def read_restarts(
     context: "Context", run: Run | None, nodes: Sequence[NodeUsage]
 ) -> tuple[list[Restart], bool]:
-    """The restarts of all attempts, and whether the whole log was searched.
+    """The restarts in all attempts, and True if the whole log was searched.
 
-    One call, more for a long log; none for a run without ranks. A user without access to logs gets
-    none.
+    One call, and more for a long log; none for a run without ranks. Without access to logs there
+    are no restarts.
     """
     if run is None or run.node_index is not None or not restarts_in_place(run):
         return [], True

@@ -1,4 +1,4 @@
-"""Work out the requests of a rerun: the same code, image and command."""
+"""Prepare a rerun: the same code, image and command, on request from the last checkpoint."""
 
 import re
 import tempfile
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from batchml.model.job import Group
     from batchml.runs.search import FoundRun
 
-# --- resume ---------------------------------------------------------------------------------------
-# `rerun --resume`: find the checkpoints of a run, and pass their place to the new run.
+# --- `rerun --resume`: find the checkpoints of a run, and tell the new run where they are ---------
 
 
 _FOLDER = "BATCHML_CHECKPOINT_DIR"
-_STORE = re.compile(r"s3://([^/]+)/(.+)")
-_SHOWN = 20  # numbers of children
+_S3_URL = re.compile(r"s3://([^/]+)/(.+)")
+_SHOWN = 20  # numbers of children in a message
 
 
 class SavedCheckpoints(Struct, frozen=True):
-    """The checkpoints that a run, or a child, has saved; none where both fields have their
-    defaults.
+    """The checkpoints of a run or a child: the step of the newest, or a number of files.
+
+    `files` counts files that the program saved in its own way. False if there are none.
     """
 
     step: int | None = None
-    files: int = 0  # of a program that saves files in its own way
+    files: int = 0
 
     def __bool__(self) -> bool:
         return self.step is not None or self.files > 0
@@ -73,19 +73,18 @@ def with_checkpoints(
     wanted: RerunSpec,
     children: Sequence[int] | None,
 ) -> RerunSpec:
-    """The request `wanted`, going on from the checkpoints of `found`, with a notice that names
-    them.
+    """The request `wanted` with the checkpoints of `found`, and a notice about them.
 
-    `whole` is the array that `found` is a child of, else the same; `children` are the indices of
-    those that run again, None for all. Raises UsageError for a run that cannot go on, and NotFound
-    if no checkpoint is found where this machine can look.
+    `whole` is the array of the child `found`, else `found` itself; `children` are the indices of
+    the children that run again, None for all. Raises UsageError for a run that cannot go on, and
+    NotFound if there is no checkpoint where this machine can look.
     """
     _check_can_resume(found, wanted, children is not None)
     is_array = wanted.array is not None
-    told = ResumeSource(
+    source = ResumeSource(
         job=bare_id(whole.job_id),
         name=whole.name,
-        key=_key(whole),
+        key=whole.key,
         store=_store(context, whole),
         folder=str(context.home.runs / bare_id(whole.job_id)) if context.settings.is_local else "",
         children=format_ranges(children or ()),
@@ -94,16 +93,16 @@ def with_checkpoints(
     numbers: list[int | None] = [None]
     if children is not None or is_array:
         numbers = list(range(wanted.array or 0)) if children is None else list(children)
-    seen = _find_checkpoints(context, told, numbers)
+    saved = _find_checkpoints(context, source, numbers)
     first = original_numbers(whole.run, whole.record)
     who = f"{found.name} {original_id(found.job_id, first)}"
-    if seen is None:
+    if saved is None:
         words = _unverified_notice(who)
-    elif not any(seen.values()):
+    elif not any(saved.values()):
         raise _no_checkpoint_error(context, found, who)
     else:
-        words = _resume_notice(who, seen, first)
-    spec = replace(wanted.spec, env={**wanted.spec.env, VARIABLE: told.to_json()})
+        words = _resume_notice(who, saved, first)
+    spec = replace(wanted.spec, env={**wanted.spec.env, VARIABLE: source.to_json()})
     return replace(
         wanted,
         spec=spec,
@@ -116,50 +115,45 @@ def _check_can_resume(found: "FoundRun", wanted: RerunSpec, some: bool) -> None:
     run = found.run
     if run is not None and not run.status.is_terminal and not (some and run.children):
         raise UsageError(
-            f"--resume: {found.name} {found.job_id} is {run.status}: it goes on by itself. To end "
-            f"it first: batchml cancel {found.job_id}"
+            f"--resume: {found.name} {found.job_id} is {run.status}: it has not ended. To end it "
+            f"first: batchml cancel {found.job_id}"
         )
     if _FOLDER in wanted.spec.env:
         raise UsageError(
-            f"--resume: the job names a {_FOLDER} of its own, which every run of it finds: rerun "
-            "it without --resume, and it goes on there."
+            f"--resume: the job sets {_FOLDER} itself, and every run of it uses that folder: "
+            "rerun it without --resume, and it goes on from there."
         )
 
 
-def _key(found: "FoundRun") -> str:
-    known = found.run.key if found.run else ""
-    return known or (found.record.key if found.record else "")
-
-
 def _store(context: Context, found: "FoundRun") -> str:
-    """The bucket folder of a run in AWS; empty where it has none."""
+    """The address of a run's folder in the bucket; "" without one."""
     if context.settings.is_local:
         return ""
-    told = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
-    if told:
-        return told
+    store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
+    if store:
+        return store
 
     bucket = open_cache(context).outputs().get("BucketName", "")
-    return f"s3://{bucket}/runs/{_key(found)}" if bucket and _key(found) else ""
+    return f"s3://{bucket}/runs/{found.key}" if bucket and found.key else ""
 
 
 # --- Finding checkpoints --------------------------------------------------------------------------
 
 
 def _find_checkpoints(
-    context: Context, told: ResumeSource, numbers: Sequence[int | None]
+    context: Context, source: ResumeSource, numbers: Sequence[int | None]
 ) -> Mapping[int | None, SavedCheckpoints] | None:
-    """The checkpoints of each child; None where this machine cannot look.
+    """The checkpoints of each child; None if this machine cannot see them: in a workspace.
 
-    In AWS one call for each 1,000 files.
+    In a bucket, one call for each 1,000 files.
     """
-    if told.folder:
+    if source.folder:
         return {
-            each: _find_in_folder(Path(checkpoint_folder(told.folder, each))) for each in numbers
+            each: _find_in_folder(Path(checkpoint_folder(source.folder, each))) for each in numbers
         }
     if _has_workspace(context):
         return None
-    stored = _STORE.fullmatch(told.store)
+    stored = _S3_URL.fullmatch(source.store)
     if stored is None:
         return {}
     from batchml.aws.s3 import BucketStore
@@ -170,7 +164,7 @@ def _find_checkpoints(
 
 
 def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
-    """The checkpoints of a run of this machine, or of a child."""
+    """The checkpoints of a run on this machine, or of a child."""
     whole, _, child = job_id.partition(":")
     return _find_in_folder(
         Path(checkpoint_folder(str(context.home.runs / whole), int(child) if child else None))
@@ -178,9 +172,7 @@ def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
 
 
 def _find_in_folder(folder: Path) -> SavedCheckpoints:
-    """The checkpoints of a folder, by names and sizes: the runtime checks them before the command
-    starts.
-    """
+    """The checkpoints in a folder, judged by names and sizes: the runtime checks their content."""
     found = list_checkpoints(str(folder))
     whole = (each.step for each in found if looks_whole(str(folder / each.name), each.step))
     step = next(whole, None)
@@ -239,14 +231,16 @@ def _resume_notice(
     if without:
         named = [first[number] if number < len(first) else number for number in without]
         shown = format_ranges(named[:_SHOWN]) + (" ..." if len(without) > _SHOWN else "")
-        words += f" {len(without)} of {len(seen)} children saved nothing and begin anew: {shown}."
+        words += (
+            f" {len(without)} of {len(seen)} children have no checkpoint and start anew: {shown}."
+        )
     return words
 
 
 def _unverified_notice(who: str) -> str:
     return (
-        f"It resumes from what {who} has saved in the workspace, which is not seen from here: "
-        "without a checkpoint there it ends with 78 before its command."
+        f"It resumes from what {who} has saved in the workspace, which this machine cannot see: "
+        "without a checkpoint there it ends with exit code 78 before its command."
     )
 
 
@@ -258,15 +252,14 @@ def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> NotFo
     )
     if before:
         again = f"batchml rerun --resume {display_id(context, before)}{context.env_option}"
-        hint = f"It was to go on from another: {again}"
+        hint = f"It went on from another run; to do that again: {again}"
     return NotFound("Checkpoints of run", who, [], hint)
 
 
-# --- resubmit -------------------------------------------------------------------------------------
+# --- The requests ---------------------------------------------------------------------------------
 
 
 _UNCHANGED = RunRequest()
-_S3 = re.compile(r"s3://([^/]+)/(.+)")
 
 
 def prepare_again(
@@ -278,22 +271,22 @@ def prepare_again(
     request: RunRequest = _UNCHANGED,
     dry_run: bool = False,
 ) -> PreparedRun | None:
-    """Work out the requests of the same run; nothing is sent.
+    """Make the requests of the same run; nothing is sent.
 
-    With `failed`, only the children of an array that failed; None if nothing failed. With `resume`
-    the new run, or each child, goes on from its checkpoint. Parameters, changes, tags and the
-    budget of `request` replace the run's.
+    With `failed`, only the children of an array that failed run again; None if nothing failed. With
+    `resume` the new run, or each child, goes on from its checkpoint. The parameters, changes, tags
+    and cost limit of `request` replace those of the run.
 
     Raises UsageError, ConfigError, and NotFound for code or checkpoints that do not exist.
     """
     if failed and found.run is None and not (found.record and found.record.array_size):
         raise UsageError(
-            "--failed: AWS Batch has forgotten the run, and nobody here saw whether it failed. "
-            "Without --failed it runs again."
+            "--failed: AWS Batch has forgotten the run, and the history does not say whether it "
+            "failed. Without --failed it runs again."
         )
     if failed and _did_not_fail(found.run):
         return None
-    asked_for, children = found, None
+    requested, children = found, None
     parent, _, child = found.job_id.partition(":")
     if child:
         (found,) = load_runs(context, [parent])
@@ -308,7 +301,7 @@ def prepare_again(
     if children is not None:
         wanted = limit_to_children(wanted, children)
     if resume:
-        wanted = with_checkpoints(context, asked_for, found, wanted, children)
+        wanted = with_checkpoints(context, requested, found, wanted, children)
     with unpack_code(context, wanted.code) as code:
         return _prepare(context, found, wanted, code, request, dry_run, images)
 
@@ -316,7 +309,7 @@ def prepare_again(
 def _groups_and_images(
     context: Context, found: "FoundRun"
 ) -> "tuple[tuple[Group, ...], dict[str, str]]":
-    """The groups of a group run that are not in the history, and the image of each group."""
+    """The groups of a group run, if the history does not have them, and the image of each group."""
     from batchml.runs.groups.members import find_members
 
     record, run = found.record, found.run
@@ -325,8 +318,8 @@ def _groups_and_images(
         return (), {
             each.tags.get(GROUP_TAG, ""): each.image for each in workers if each.gang == record.key
         }
-    told = {each.group: each.found.run for each in find_members(context, found) if each.found}
-    known = {group: each for group, each in told.items() if each is not None}
+    members = {each.group: each.found.run for each in find_members(context, found) if each.found}
+    known = {group: each for group, each in members.items() if each is not None}
     groups = groups_of(run, known) if run is not None else ()
     return groups, {group: each.image for group, each in known.items()}
 
@@ -336,43 +329,41 @@ def _prepare(
     found: "FoundRun",
     wanted: RerunSpec,
     code: str,
-    asked: RunRequest,
+    changes: RunRequest,
     dry_run: bool,
     images: Mapping[str, str],
 ) -> PreparedRun:
-    spec, record = wanted.spec, found.record
-    order = RunRequest(
-        # Like a command of the command line: braces may be the shell's.
+    spec = wanted.spec
+    request = RunRequest(
+        # As a command of the command line, since its braces may belong to the shell.
         spec=replace(spec, command=("-",), code=code or False),
         command=spec.command,
-        params=asked.params,
-        changes=asked.changes,
-        tags={**wanted.tags, **asked.tags},
+        params=changes.params,
+        changes=changes.changes,
+        tags={**wanted.tags, **changes.tags},
         own_tags=wanted.own_tags,
         share=wanted.share,
         array=wanted.array,
-        max_cost=wanted.max_cost if asked.max_cost is None else asked.max_cost,
-        include_secrets=True,  # the user has agreed to it once
+        max_cost=wanted.max_cost if changes.max_cost is None else changes.max_cost,
+        include_secrets=True,  # the user has agreed when the code was sent first
     )
-    made = prepare(context, order, dry_run=dry_run, images=images)
+    made = prepare(context, request, dry_run=dry_run, images=images)
     if wanted.own_tags and not made.store.is_read:
         raise UsageError(
             f"--resume: {wanted.spec.image} is not an image that batchml built: nothing in it "
-            "would bring the checkpoints."
+            "would fetch the checkpoints."
         )
-    kept = replace(
-        _as_before(made.requests, made.record, found), spec=record_spec(made.spec, record)
-    )
     workers = [
         replace(each, record=_as_before(each.requests, each.record, found)) for each in made.workers
     ]
     notices = (*wanted.notices, *_children_notices(wanted), *made.notices)
-    kept = replace(kept, spec=record_spec(made.spec, record))
+    first = _as_before(made.requests, made.record, found)
+    kept = replace(first, spec=record_spec(made.spec, found.record))
     return replace(made, record=kept, workers=tuple(workers), notices=notices)
 
 
 def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -> Record:
-    """The record, and the tags of its request, with the job and the commit of the first run."""
+    """The record with the job and the commit of the first run; the tags of its request likewise."""
     record = found.record
     tags = {**requests.submit.get("tags", {})}
     tags.pop("batchml:commit", None)  # the commit of the current folder
@@ -390,7 +381,7 @@ def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -
 
 
 def _did_not_fail(run: Run | None) -> bool:
-    """True for a single run, or child, that did not fail."""
+    """True for a single run, or a child, that did not fail."""
     return run is not None and not run.children and run.status is not JobStatus.FAILED
 
 
@@ -400,8 +391,7 @@ def _children_notices(wanted: RerunSpec) -> Iterator[str]:
         which = format_ranges(wanted.children[:200]) + (" ..." if count > 200 else "")
         what, new = ("Children", f"an array of {count}") if count > 1 else ("Child", "a single run")
         yield (
-            f"{what} {which} of {wanted.size}, as {new}: AWS_BATCH_JOB_ARRAY_INDEX is what it was "
-            "for each."
+            f"{what} {which} of {wanted.size}, as {new}: each keeps its AWS_BATCH_JOB_ARRAY_INDEX."
         )
 
 
@@ -411,14 +401,14 @@ def _failed_children(context: Context, found: "FoundRun") -> list[int]:
     if not known and (found.run is None or found.run.children.get("FAILED")):
         raise NotFound(
             "Children of", found.job_id, [],
-            "AWS Batch has forgotten which of them failed: rerun without --failed runs all again.",
+            "AWS Batch has forgotten which children failed. To run all again: leave out --failed.",
         )  # fmt: skip
     return known
 
 
 @contextmanager
 def unpack_code(context: Context, address: str) -> Iterator[str]:
-    """A temporary folder with the code of a run; an empty string for none.
+    """A context with a temporary folder of the code at an address; "" without an address.
 
     Raises NotFound for code that was deleted.
     """
@@ -438,23 +428,22 @@ def unpack_code(context: Context, address: str) -> Iterator[str]:
 
 
 def _archive(context: Context, where: str, folder: Path) -> Path:
-    stored = _S3.fullmatch(where)
+    stored = _S3_URL.fullmatch(where)
     if stored is None:
-        return context.home.code / Path(where).name  # the state folder may have been moved since
+        return context.home.code / Path(where).name  # the state folder may have been moved
     from batchml.aws.s3 import BucketStore
 
     path = folder / "archive"
-    BucketStore(context.connect(), stored[1]).get_file(
-        stored[2], str(path)
-    )  # none: told by who reads it
+    # A missing object leaves no file, and `unpack` raises FileNotFoundError.
+    BucketStore(context.connect(), stored[1]).get_file(stored[2], str(path))
     return path
 
 
-# --- Partial reruns of an array, explained by the first numbers of the children -------------------
+# --- Explanations of partial reruns ---------------------------------------------------------------
 
 
 class RenumberedDiagnosis(Diagnosis):
-    """A Diagnosis that names children of `whole` by their first numbers; ids are those of AWS."""
+    """A Diagnosis with the first array's numbers for the children of `whole`; ids stay AWS's."""
 
     def __init__(self, session: "Session", whole: str, record: Record | None) -> None:
         super().__init__(session)
@@ -472,7 +461,7 @@ class RenumberedDiagnosis(Diagnosis):
         return tuple(map(self._numbered, super().children(array, status)))
 
     def named(self, found: "Explanation") -> "Explanation":
-        """The run with ids of children as people type them: `batchml logs ID:4`."""
+        """The explanation with ids of children as users type them: `batchml logs ID:4`."""
         if not self._first:
             return found
         return replace(
@@ -487,7 +476,7 @@ class RenumberedDiagnosis(Diagnosis):
         text = re.sub(
             rf"{re.escape(self._whole)}:\d+", lambda it: original_id(it[0], self._first), text
         )
-        # "child 4 of 2" would be one of neither array
+        # Without the size: "child 4 of 2" would fit neither array.
         return re.sub(r"^(child \d+) of \d+(?=$| stands)", r"\1", text)
 
     def _numbered(self, run: Run) -> Run:

@@ -1,5 +1,7 @@
-"""The request of a rerun, from the history's record of the run or from what AWS Batch returns.
-Pure.
+"""Make the request of a rerun, from the record in the history or from the job in AWS Batch. Pure.
+
+A partial rerun of an array is a smaller array, whose children have the numbers that they had in the
+first array. AWS Batch numbers them from 0; only this module converts between the two.
 """
 
 import json
@@ -31,28 +33,28 @@ PLAIN = Launch()
 
 
 def check_runs_alone(run: Run | None, tags: Mapping[str, str], job_id: str, head: str = "") -> None:
-    """Raise UsageError for a part that cannot run by itself: one node, or the workers of a group
-    run.
+    """Raise UsageError for a job that cannot run alone: a node, or the workers of a group run.
 
-    `head` names the run of these workers.
+    `head` is the id or key of the workers' head, for the message.
     """
     if run is not None and run.node_index is not None:
         whole = job_id.partition("#")[0]
         raise UsageError(
-            f"{job_id}: one node does not run alone. All of them again: batchml rerun {whole}"
+            f"{job_id}: a node does not run alone. To run all nodes again: batchml rerun {whole}"
         )
     if is_worker(tags):
         whole = head or tags["batchml:gang"]
         raise UsageError(
-            f"{job_id}: workers do not run without their head. All again: batchml rerun {whole}"
+            f"{job_id}: workers do not run without their head. To run both again: batchml rerun "
+            f"{whole}"
         )
 
 
 def launch_of(run: Run) -> dict[str, Any]:
-    """The JobSpec fields `nodes`, `launch` and `health` of a run that AWS describes, by name.
+    """The JobSpec fields `nodes`, `launch` and `health` of a run, by name.
 
-    Raises UsageError where its variables are of another version, and for nodes that may differ, as
-    other clients can submit them.
+    Raises UsageError if its environment variables are of another version of batchml, and for nodes
+    that may differ, because another client submitted them.
     """
     if run.nodes and not run.key:
         raise UsageError(
@@ -61,15 +63,15 @@ def launch_of(run: Run) -> dict[str, Any]:
         )
     try:
         plan = LaunchPlan.read(run.environment)
-        told = json.loads(run.environment.get(HEALTH) or "{}")
-        health = {name: value for name, value in told.items() if value or name != "bandwidth"}
+        checks = json.loads(run.environment.get(HEALTH) or "{}")
+        health = {name: value for name, value in checks.items() if value or name != "bandwidth"}
         if "bandwidth" in health:
             health["bandwidth"] = f"{health['bandwidth']} B"
-        checks = msgspec.convert(health, Health)
+        converted = msgspec.convert(health, Health)
     except (AttributeError, ValueError) as error:
         raise UsageError(f"{run.job_id}: how its nodes start cannot be read: {error}") from None
     launch = PLAIN if plan is None else _launch(plan)
-    return {"nodes": run.nodes or 1, "launch": launch, "health": checks}
+    return {"nodes": run.nodes or 1, "launch": launch, "health": converted}
 
 
 def _launch(plan: LaunchPlan) -> Launch:
@@ -84,21 +86,23 @@ def _launch(plan: LaunchPlan) -> Launch:
 
 
 def groups_of(head: Run, workers: Mapping[str, Run]) -> tuple[Group, ...]:
-    """The groups of a group run, from its head and the jobs of its workers; none for another run.
+    """The groups of a group run, from its head and the jobs of its workers; () for another run.
 
     Raises UsageError for workers that AWS Batch has forgotten.
     """
     plan = LaunchPlan.read(head.environment)
     if plan is None or not plan.groups:
         return ()
-    own = Group(head.tags.get(GROUP_TAG, "head"), queue=head.queue, resources=_resources(head))
-    found = [own]
+    head_group = Group(
+        head.tags.get(GROUP_TAG, "head"), queue=head.queue, resources=_resources(head)
+    )
+    found = [head_group]
     for group in plan.groups:
         run = workers.get(group.name)
         if run is None:
             raise UsageError(
-                f"{head.job_id}: AWS Batch has forgotten its workers {group.name}, and what they "
-                f"were is not known here. Submit its job again: batchml submit JOB."
+                f"{head.job_id}: AWS Batch has forgotten its workers {group.name}, and the history "
+                f"does not have them. Submit its job again: batchml submit JOB."
             )
         found.append(
             Group(
@@ -124,14 +128,14 @@ def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 # --- All runs -------------------------------------------------------------------------------------
 
 
-# Variables that are new for each run.
+# Prefixes of environment variables that every run gets anew.
 _PER_RUN_PREFIXES = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
-MAP = "BATCHML_ARRAY_MAP"  # "3 17-19 40": the children that are run again
-SIZE = "BATCHML_ARRAY_SIZE"
+MAP = "BATCHML_ARRAY_MAP"  # variable: the children that run again, such as "3 17-19 40"
+SIZE = "BATCHML_ARRAY_SIZE"  # variable: the size of the first array
 
-# `sh -c MAPPING sh COMMAND...`: child 1 of the new array takes the number of the second of those.
-# The shell does it, so that it works in images without our runtime, too.
+# `sh -c MAPPING sh COMMAND...`: child 1 of the new array gets the second of those numbers. A shell
+# does that, so that it also works in images without batchml's runtime.
 MAPPING = (
     "i=${AWS_BATCH_JOB_ARRAY_INDEX:-0}; for r in $" + MAP + "; do a=${r%-*}; n=$((${r#*-}-a+1)); "
     'if [ "$i" -lt "$n" ]; then export AWS_BATCH_JOB_ARRAY_INDEX=$((a+i)); break; fi; '
@@ -139,16 +143,16 @@ MAPPING = (
 )
 
 
-_REFERENCE_MARKS = re.compile("[/:@.]")  # of a reference to a registry
+_REFERENCE_MARKS = re.compile("[/:@.]")  # in a reference, and not in the name of a folder
 _WRAPPER = ("sh", "-c", MAPPING, "sh")
 
 
 class RerunSpec(Struct, frozen=True):
     """What a rerun submits.
 
-    `code` is where the archive lies; empty for none. `size` is the size of the run's array, `array`
-    that of the new one. `children` are the numbers, in the array, of the children that run again;
-    empty for all.
+    `code` is the address of the archive, "" for none. `size` is the size of the first array,
+    `array` the size of the new array. `children` are the numbers in the first array of the
+    children that run again; () for all.
     """
 
     spec: JobSpec
@@ -160,7 +164,7 @@ class RerunSpec(Struct, frozen=True):
     max_cost: float | None = None
     children: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
-    own_tags: dict[str, str] = {}  # of ours
+    own_tags: dict[str, str] = {}  # tags that batchml sets
 
 
 def make_rerun(
@@ -171,14 +175,15 @@ def make_rerun(
 ) -> RerunSpec:
     """The request for the same run.
 
-    `run` is None for a run that AWS has forgotten. `groups` are those of a group run that another
-    machine submitted. Raises UsageError for changed parameters where nobody here knows how the
-    command uses them, for a run of a sweep, and for a run of which nothing is known.
+    `run` is None for a run that AWS Batch has forgotten. `groups` are the groups of a group run
+    that another machine submitted. Raises UsageError for changed parameters if the history does not
+    have the job that uses them, for a run of a sweep, and if neither `run` nor `record` exists.
     """
     if sweep := FoundRun(run, record).sweep:
         raise UsageError(
-            f"The run belongs to a sweep. Its failed trials again: batchml sweeps rerun {sweep} "
-            f"--failed. One of them: --trial N. To go on with it: batchml sweeps resume {sweep}."
+            f"The run belongs to a sweep. To run its failed trials again: batchml sweeps rerun "
+            f"{sweep} --failed; one trial: --trial N. To continue the sweep: batchml sweeps resume "
+            f"{sweep}."
         )
     check_runs_alone(run, FoundRun(run, record).tags, FoundRun(run, record).job_id)
     environment = run.environment if run else {}
@@ -186,21 +191,21 @@ def make_rerun(
     if record is not None and record.spec:
         spec, code = _spec_from_record(record), record.code
         if not environment:
-            notices.append("Variables that --set-env gave are not remembered: give them again.")
+            notices.append("The history does not have the variables of --set-env: set them again.")
     elif changes_params:
         raise UsageError(
-            "-p: the run was not submitted from here, so that its command is known but not how its "
-            "parameters go into it. Submit its job: batchml submit JOB -p ..."
+            "-p: the run was not submitted from this machine, so it is not known how its command "
+            "uses parameters. Submit its job: batchml submit JOB -p ..."
         )
     elif run is not None:
         spec = with_nodes_of(_spec_from_run(run), run, groups)
         code = environment.get("BATCHML_CODE", "")
         notices.append(
-            "It was not submitted from here: secrets, shared memory and which failures are worth "
-            "another attempt are not known and not repeated."
+            "The run was not submitted from this machine: its secrets, shared memory and rules for "
+            "another attempt are not known, and the new run has none."
         )
     else:
-        raise UsageError("AWS Batch has forgotten the run, and its job is not remembered here.")
+        raise UsageError("AWS Batch has forgotten the run, and the history does not have its job.")
     env = {
         **spec.env,
         **{k: v for k, v in environment.items() if not k.startswith(_PER_RUN_PREFIXES)},
@@ -221,14 +226,14 @@ def make_rerun(
     return _with_children(wanted, parse_ranges(mapped)) if mapped else wanted
 
 
-def limit_to_children(wanted: RerunSpec, places: Sequence[int]) -> RerunSpec:
+def limit_to_children(wanted: RerunSpec, indices: Sequence[int]) -> RerunSpec:
     """The request for some children: a smaller array, or a single run for one child.
 
-    `places` are indices in the array that `wanted` runs again. The program finds the number that
-    the child had in the first array.
+    `indices` are those of the array that `wanted` runs again. AWS_BATCH_JOB_ARRAY_INDEX is the
+    number that the child had in the first array.
     """
     known = wanted.children
-    return _with_children(wanted, [known[place] if known else place for place in places])
+    return _with_children(wanted, [known[index] if known else index for index in indices])
 
 
 def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
@@ -243,28 +248,28 @@ def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
 
 
 def original_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
-    """The numbers that the children of a run had in the first array, in their own order.
+    """The numbers that the children of a partial rerun had in the first array, by their indices.
 
-    One number for a single run that stands for a child. Empty where every child has its own number.
+    One number for a single run that is the rerun of a child; () for other runs.
     """
     kept: Any = record.spec.get("env", {}) if record else {}
     mapped = (run.environment.get(MAP, "") if run else "") or str(kept.get(MAP, ""))
     try:
         return tuple(parse_ranges(mapped))
-    except UsageError:  # somebody else's variable
+    except UsageError:  # a variable of another program
         return ()
 
 
 def original_id(job_id: str, first: Sequence[int]) -> str:
-    """`"id:4"` for `"id:1"`, where the second child was number 4."""
+    """The id with the number in the first array: `id:4` for `id:1`, if that child was number 4."""
     whole, _, index = job_id.partition(":")
     known = index.isdecimal() and int(index) < len(first)
     return f"{whole}:{first[int(index)]}" if known else job_id
 
 
 def rerun_id(job_id: str, first: Sequence[int]) -> str | None:
-    """`"id:1"` for `"id:4"`; the run itself where it stands for that one child; None for no such
-    child.
+    """The id in AWS Batch: `id:1` for `id:4`, or `id` if the rerun has one child; None for a child
+    that was not run again.
     """
     whole, colon, number = job_id.partition(":")
     if not (first and colon):
@@ -275,18 +280,18 @@ def rerun_id(job_id: str, first: Sequence[int]) -> str | None:
 
 
 def plain_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The program's own command, without the wrapper that gives children their first numbers."""
+    """The command without the wrapper that sets the numbers of the first array."""
     return command[len(_WRAPPER) :] if command[: len(_WRAPPER)] == _WRAPPER else command
 
 
 def _tags(run: Run | None, record: Record | None) -> dict[str, str]:
-    """The user's own tags."""
+    """The tags that the user set."""
     tags = {**(record.tags if record else {}), **(run.tags if run else {})}
     return {name: value for name, value in tags.items() if not name.startswith("batchml")}
 
 
 def _spec_from_record(record: Record) -> JobSpec:
-    """The job as it was sent, with the image that was sent."""
+    """The job as it was submitted, with its image."""
     try:
         spec = msgspec.convert(record.spec, JobSpec)
     except msgspec.ValidationError as error:
@@ -295,9 +300,9 @@ def _spec_from_record(record: Record) -> JobSpec:
 
 
 def _spec_from_run(run: Run) -> JobSpec:
-    """A job that leads to the same requests, as far as AWS describes them."""
+    """A job that leads to the same requests, as far as AWS Batch returns them."""
     return JobSpec(
-        # A bare name is a folder here; for AWS Batch it is an official image of Docker Hub.
+        # In a JobSpec, a bare name is a folder; in AWS Batch, an official image of Docker Hub.
         image=run.image if _REFERENCE_MARKS.search(run.image) else f"docker.io/library/{run.image}",
         command=run.command,
         name=to_name(run.name),
@@ -311,9 +316,9 @@ def _spec_from_run(run: Run) -> JobSpec:
 
 
 def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
-    """The job as the new run's record keeps it.
+    """The job for the record of the new run.
 
-    Variables of the command line may be secrets: only variables that the job's file had, and
+    Environment variables of the command line may be secrets: only those of the job's file, and
     batchml's own, are kept.
     """
     table: dict[str, Any] = msgspec.to_builtins(spec)
@@ -325,7 +330,7 @@ def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
 
 
 def format_ranges(chosen: Sequence[int]) -> str:
-    """`"3 17-19 40"` for 3, 17, 18, 19 and 40: rising numbers, each once."""
+    """`3 17-19 40` for 3, 17, 18, 19 and 40; the numbers are sorted and distinct."""
     found: list[list[int]] = []
     for number in chosen:
         if found and number == found[-1][1] + 1:
@@ -336,28 +341,24 @@ def format_ranges(chosen: Sequence[int]) -> str:
 
 
 def parse_ranges(text: str) -> list[int]:
-    """The numbers that `ranges` wrote. Raises UsageError for another text."""
+    """Parse the result of `format_ranges`. Raises UsageError for another text."""
     found: list[int] = []
     for word in text.split():
         first, _, last = word.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
-            raise UsageError(f"{MAP} is {text!r}, which says no children.")
+            raise UsageError(f"{MAP} is {text!r}: not a list of numbers.")
         found += range(int(first), min(int(last or first), int(first) + 10_000) + 1)
     return found
 
 
-# --- numbering ------------------------------------------------------------------------------------
-# The numbers of the children of a partial rerun of an array.
-#
-# AWS Batch numbers the children of each array from 0. After a partial rerun people go on to use
-# the numbers of the first array; only this module converts between the two.
+# --- Renumbering the events and the output of a partial rerun -------------------------------------
 
 
-_CHILD_PREFIX = re.compile(r"^(Child |\[)(\d+)\b")  # how a message about a child begins
+_CHILD_PREFIX = re.compile(r"^(Child |\[)(\d+)\b")  # the start of a message about a child
 
 
 class Numbering:
-    """The numbers of one run's children, from the history or from what AWS Batch returns."""
+    """Gives the children of a partial rerun the numbers that they had in the first array."""
 
     def __init__(self, first: Sequence[int] = ()) -> None:
         self._first = tuple(first)
@@ -366,30 +367,30 @@ class Numbering:
         if run is not None and not self._first:
             self._first = original_numbers(run, None)
 
-    def named(self, child: str) -> str:
-        """`"4"` for `"1"`, and `"4/2"` for `"1/2"`, where the second child was number 4."""
+    def to_original(self, child: str) -> str:
+        """`4` for `1`, and `4/2` for `1/2`, if child 1 was number 4 of the first array."""
         index, slash, attempt = child.partition("/")
         return f"{self._number(index)}{slash}{attempt}" if index else ""
 
-    def renumber(self, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
-        """The same events, each child under its first number."""
-        for each in happenings:
+    def renumber(self, events: Iterable[RunEvent]) -> Iterator[RunEvent]:
+        """The same events, with the numbers of the first array."""
+        for each in events:
             if not self._first:
                 yield each
             elif isinstance(each, RunMessage):
                 text = _CHILD_PREFIX.sub(lambda it: it[1] + self._number(it[2]), each.text)
                 yield replace(each, text=text)
             else:
-                yield self._renamed(each)
+                yield self._with_number(each)
 
-    def printed(self, parts: Iterable[AttemptOutput]) -> Iterator[AttemptOutput]:
-        """The same output, each child under its first number."""
+    def renumber_output(self, parts: Iterable[AttemptOutput]) -> Iterator[AttemptOutput]:
+        """The same output, with the numbers of the first array."""
         for part in parts:
-            yield self._renamed(part) if self._first else part
+            yield self._with_number(part) if self._first else part
 
-    def _renamed(self, what: Any) -> Any:
-        child = getattr(what, "child", "")
-        return replace(what, child=self.named(child)) if child else what
+    def _with_number(self, item: Any) -> Any:
+        child = getattr(item, "child", "")
+        return replace(item, child=self.to_original(child)) if child else item
 
     def _number(self, index: str) -> str:
         at = int(index)
@@ -397,13 +398,13 @@ class Numbering:
 
 
 def numbering(context: "Context", job_id: str, run: Run | None = None) -> Numbering:
-    """The numbering of a run of this machine, or of `run`; for others AWS Batch is asked."""
+    """The numbering of a run, from `run` or the history; later `learn` may complete it."""
     known = context.history.recent(context.env)
     record = next((each for each in known if each.job_id == job_id), None)
     return Numbering(original_numbers(run, record))
 
 
 def display_id(context: "Context", job_id: str) -> str:
-    """The id of a child as `select` takes it: with its first number, if it has one."""
+    """The id of a child for users: with its number in the first array."""
     record = context.history.records(context.env).get(job_id.partition(":")[0])
     return original_id(job_id, original_numbers(None, record))

@@ -1,6 +1,6 @@
-"""Follow runs to their end: one poller for all of them, and logs that lose no line.
+"""Follow runs to their end, with their output.
 
-`follow.follow` yields what happens to one run, its children and nodes, as values (`events`);
-`poller.wait` waits for many runs with one call for each hundred of them; `logs.printed` reads what
-there is. The caller decides what to show.
+`follow.follow` yields the events of one run, its children and nodes; `poller.wait` waits for many
+runs, with one call for each hundred; `logs.read_output` reads the output so far. The caller decides
+what to show.
 """

@@ -1,7 +1,7 @@
-"""Events of a run that is followed; the caller decides what to show.
+"""The events of a run that is followed. The caller decides what to show.
 
-`child` names the part of the run: "" the run itself, "3" the child or node 3, "3/2" its second
-attempt.
+`child` names the part of the run: "" is the run itself, "3" is child or node 3, "3/2" is the second
+attempt of child 3. Times are in milliseconds since the epoch.
 """
 
 from msgspec import Struct
@@ -9,22 +9,23 @@ from msgspec import Struct
 from batchml.model.logcheck import LogCheck
 from batchml.model.run import Run
 
-MARKED = "marked"  # the end mark counts as many lines as came
-PROVEN = "proven"  # the embedded server found in the log what was written, and nothing else
-QUIET = "quiet"  # no end mark; nothing more came
-SHORT = "short"  # the end mark counts more or fewer lines than came
+# Values of LogClosed.proof
+MARKED = "marked"  # the end mark counts as many lines as were read
+PROVEN = "proven"  # the embedded server has checked that the log is what was written
+QUIET = "quiet"  # there is no end mark, and no more lines came
+SHORT = "short"  # the end mark counts more or fewer lines than were read
 CUT = "cut"  # the log could not be read to its end
 DAMAGED = "damaged"  # the embedded server found that the log is not what was written
 
 
 class StatusChanged(Struct, frozen=True):
-    """The run has a new state, or some children of an array have."""
+    """The run, or some children of an array, have a new state."""
 
     run: Run
 
 
 class RunMessage(Struct, frozen=True):
-    """A message about progress: why a run waits, a child that failed, a missing log."""
+    """A message for the user: why the run waits, that a child failed, that a log is missing."""
 
     run: Run
     text: str
@@ -39,13 +40,18 @@ class LogOpened(Struct, frozen=True):
 
 
 class HostAssigned(Struct, frozen=True):
-    """Where the attempt runs, as the embedded server says; yielded once if all parts agree."""
+    """The host mark of the embedded server; yielded once for all parts on the same host.
 
-    how: dict[str, str]
+    `host` has the keys `executor`, `image` and `environment`.
+    """
+
+    host: dict[str, str]
 
 
 class OutputLine(Struct, frozen=True, gc=False):
-    timestamp: int  # ms
+    """One line of output."""
+
+    timestamp: int
     text: str
     child: str = ""
 
@@ -67,7 +73,7 @@ class UsageReported(Struct, frozen=True):
 
 
 class LogClosed(Struct, frozen=True):
-    """The output of an attempt has ended. `proof` is one of the constants above."""
+    """The output of an attempt has ended. `proof`, a constant above, says if it is whole."""
 
     stream: str
     lines: int
@@ -77,23 +83,25 @@ class LogClosed(Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool | None:
-        """Whether all lines came; None where nobody knows."""
+        """True if all lines were read, None if that cannot be known."""
         if self.proof in (MARKED, PROVEN):
             return True
         return None if self.proof == QUIET else False
 
 
 class PollingPaused(Struct, frozen=True):
-    """All lines so far were yielded: a caller that buffers lines prints them now."""
+    """All lines so far were yielded: a caller that buffers lines should print them."""
 
 
 class ContactLost(Struct, frozen=True):
-    """No contact for now; the run goes on."""
+    """AWS Batch, or the log, cannot be reached now; the run goes on."""
 
     error: str
 
 
 class RunEnded(Struct, frozen=True):
+    """The last event: the run has ended, and its output was read."""
+
     run: Run
 
 

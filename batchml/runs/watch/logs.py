@@ -1,4 +1,4 @@
-"""Print the output of a run so far: all lines or the last ones, with those of children or nodes."""
+"""Read the output of a run so far: all lines or the last lines, also of children and nodes."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,7 +11,7 @@ from batchml.clock import Clock
 from batchml.context import PollIntervals
 from batchml.model.logcheck import LogCheck
 from batchml.model.run import Attempt, Run
-from batchml.runs.watch.parts import OpenLog, RunParts, describe_missing_log
+from batchml.runs.watch.parts import OpenLog, PartSchedule, describe_missing_log
 from batchml.runs.watch.poller import MAX_DESCRIBE, Describe, Limiter
 from batchml.runtime.protocol.log_marks import parse_mark
 
@@ -23,12 +23,12 @@ class AttemptOutput(Struct, frozen=True):
     child: str
     number: int
     stream: str
-    lines: Iterator[LogLine]  # read while it is iterated
-    reader: StreamReader  # knows afterwards whether the log exists
+    lines: Iterator[LogLine]  # iterating reads the log
+    reader: StreamReader  # has the result of the reading: a missing log, a check
 
     @property
     def note(self) -> str:
-        """The message about a missing or incomplete log; call it after the lines were read."""
+        """A message about a missing or incomplete log, or ""; valid after the lines were read."""
         if self.reader.missing:
             over = self.run.status.is_terminal
             return describe_missing_log(self.run, self.stream, self.reader.missing, is_over=over)
@@ -36,7 +36,7 @@ class AttemptOutput(Struct, frozen=True):
 
     @property
     def check(self) -> LogCheck | None:
-        """The embedded server's check of the log of an attempt that has ended."""
+        """The embedded server's check of the log, for an attempt that has ended."""
         return self.reader.check
 
     @property
@@ -55,10 +55,10 @@ def read_output(
     since: int | None = None,
     last: int | None = None,
 ) -> Iterator[AttemptOutput]:
-    """Yield the output of each attempt, of each child or node, in order; marks are left out.
+    """Yield the output of each attempt of the run, its children or nodes, in order, without marks.
 
-    `attempt` selects one by its number. `since` is in ms since the epoch. `last` is a number of
-    lines of each child.
+    `attempt` selects one attempt by its number. `since` is in ms since the epoch. `last` is the
+    number of lines at the end of each child.
     """
     limiter = Limiter(clock, pace.log_rate)
     for child, part in _parts(describe, run):
@@ -79,15 +79,15 @@ def _read_attempt(
     since: int | None,
     limiter: Limiter,
 ) -> AttemptOutput:
-    shown = f"{child}/{number}" if child and number > 1 else child
+    name = f"{child}/{number}" if child and number > 1 else child
     reader = open_log(run, attempt.log_stream).restart(since)
     return AttemptOutput(
-        run, shown, number, attempt.log_stream, _read_lines(reader, limiter), reader
+        run, name, number, attempt.log_stream, _read_lines(reader, limiter), reader
     )
 
 
 def _read_lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
-    """All lines so far. No further call is made after the end mark's count is reached."""
+    """All lines so far. After as many lines as the end mark counts, no further call is made."""
     count, promised = 0, -1
     while True:
         limiter.take()
@@ -112,16 +112,16 @@ def _read_last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[
 
 
 def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:
-    """The run itself, or its children or nodes that have begun, in their order."""
+    """The run itself, or its children or nodes that AWS Batch returns, in their order."""
     if not (run.array_size or (run.nodes and run.node_index is None)):
         yield "", run
         return
-    family = RunParts(run)
-    for start in range(0, family.size, MAX_DESCRIBE):
-        numbers = range(start, min(start + MAX_DESCRIBE, family.size))
-        found = describe([family.job_id(number) for number in numbers])
+    parts = PartSchedule(run)
+    for start in range(0, parts.size, MAX_DESCRIBE):
+        numbers = range(start, min(start + MAX_DESCRIBE, parts.size))
+        found = describe([parts.job_id(number) for number in numbers])
         for number in numbers:
-            part = found.get(family.job_id(number))
+            part = found.get(parts.job_id(number))
             if part is not None:
                 yield str(number), part
 

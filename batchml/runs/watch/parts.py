@@ -1,4 +1,4 @@
-"""The jobs of a run whose output is read: the run itself, children of an array, or nodes."""
+"""Read the output of the jobs of a run: the run itself, the children of an array, or nodes."""
 
 from array import array
 from collections import Counter
@@ -29,16 +29,18 @@ from batchml.runs.watch.events import (
 from batchml.runs.watch.poller import LogGate
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, parse_mark, read_points
 
-# --- tail -----------------------------------------------------------------------------------------
-# Read the output of one attempt: each line once, and proof that no line is missing.
+# --- The output of one attempt: each line once, and proof that no line is missing -----------------
 
 
-# A clock this far from AWS's has its requests refused, so a run that stopped longer ago has.
+# Seconds between this machine's clock and AWS's, at most: AWS refuses requests with another time.
 _MAX_SKEW = 300.0
 
 
 class Tail:
-    """The output of one attempt. Each `step` makes one call."""
+    """The output of one attempt. Each `step` makes one call.
+
+    `number` counts attempts from 1; `child` is the name of the part in the events.
+    """
 
     def __init__(
         self,
@@ -58,12 +60,12 @@ class Tail:
         self._gate = gate
         self._began = clock.monotonic()
         self._lines = 0
-        self._seen = array("q")  # a hash of each event, to recognise it in a second reading
+        self._seen = array("q")  # a hash of each line, to recognise it when the log is read again
         self._promised: int | None = None
         self._opened = False
         self._quiet_since: float | None = None
-        self._over_since: float | None = None
-        self._known: Counter[int] = Counter()  # in a reading from the start: events seen before
+        self._end_seen_at: float | None = None
+        self._known: Counter[int] = Counter()  # hashes of lines to skip when the log is read again
         self._was_read_again = False
         self._was_read_late = False
         self._check: LogCheck | None = None
@@ -82,12 +84,12 @@ class Tail:
 
     @property
     def is_overdue(self) -> bool:
-        """True when the stream does not exist, long after the attempt has begun."""
+        """True if the log stream does not exist, although the attempt began some time ago."""
         waited = self._clock.monotonic() - self._began
         return bool(self.missing) and waited >= self._pace.stream_report_after
 
     def step(self) -> list[RunEvent]:
-        """The events of one page."""
+        """Read one page; its events."""
         page = self._gate.page(self._reader)
         now = self._clock.monotonic()
         self.last_read = now
@@ -98,28 +100,28 @@ class Tail:
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now
-        events = [(hash(line), line) for line in page.lines]
+        lines = [(hash(line), line) for line in page.lines]
         if self._known:
-            events = [(event, line) for event, line in events if not self._was_seen(event)]
+            lines = [(digest, line) for digest, line in lines if not self._was_seen(digest)]
         if page.caught_up:
             self._known.clear()
-        self._seen.extend(event for event, _ in events)
-        return self._told([line for _, line in events])
+        self._seen.extend(digest for digest, _ in lines)
+        return self._to_events([line for _, line in lines])
 
-    def _was_seen(self, event: int) -> bool:
-        """Whether a second reading from the start returns this event again; equal events count."""
-        if self._known[event] <= 0:
+    def _was_seen(self, digest: int) -> bool:
+        """True if a line was read before the log was read again; equal lines are counted."""
+        if self._known[digest] <= 0:
             return False
-        self._known[event] -= 1
+        self._known[digest] -= 1
         return True
 
-    def _told(self, lines: list[LogLine]) -> list[RunEvent]:
-        """The events of a page of up to ten thousand lines; the usual page takes the short path."""
+    def _to_events(self, lines: list[LogLine]) -> list[RunEvent]:
+        """The events of the lines of a page, of which there may be ten thousand."""
         found: list[RunEvent] = []
         for timestamp, message in lines:
             mark = parse_mark(message)
             if mark is not None:
-                found += self._told_by_mark(*mark)
+                found += self._read_mark(*mark)
                 continue
             if not self._opened:
                 found += self._open()
@@ -127,7 +129,7 @@ class Tail:
             found.append(OutputLine(timestamp, message, self._child))
         return found
 
-    def _told_by_mark(self, kind: str, values: dict[str, str]) -> list[RunEvent]:
+    def _read_mark(self, kind: str, values: dict[str, str]) -> list[RunEvent]:
         if kind == "host":
             return [HostAssigned(values)]
         if kind == "metrics":
@@ -136,7 +138,7 @@ class Tail:
         if kind == "usage":
             usage = {name: float(value) for name, value in values.items()}
             return [UsageReported(self.stream, usage, self._child)]
-        if kind != "end":  # of ranks, which `show` reads
+        if kind != "end":  # the marks of ranks are for `show`
             return []
         self._promised = int(values["lines"])
         return self._open()
@@ -149,20 +151,19 @@ class Tail:
 
     @property
     def is_whole(self) -> bool:
-        """The end mark has come, and as many lines as it counts."""
+        """True if the end mark was read, and as many lines as it counts."""
         return self._promised is not None and self._lines == self._promised
 
     def try_to_close(self, stopped_at: int | None) -> list[RunEvent]:
-        """Close the output of an attempt that has ended, if it is complete or the quiet rule says
-        so.
+        """Close the output of an attempt that has ended, if it is complete or no more lines come.
 
-        Call it after a read that began when the end was known.
+        Call this method after a read that began when the end of the attempt was known.
         """
         if self._check is not None:
             return self.close(self._proof()) if self._check.is_final else []
         now = self._clock.monotonic()
-        if self._over_since is None:
-            self._over_since = now
+        if self._end_seen_at is None:
+            self._end_seen_at = now
             self._quiet_since = now if self._quiet_since is not None else None
         if not self.is_whole:
             if not self.caught_up or not self._is_quiet(now, stopped_at):
@@ -184,20 +185,20 @@ class Tail:
         return [*opened, closed] if self._opened else []
 
     def _is_quiet(self, now: float, stopped_at: int | None) -> bool:
-        """Two reads `settle` seconds apart brought nothing, and the end was `quiet` seconds ago."""
+        """True `quiet` seconds after the end, if nothing new came for `settle` seconds."""
         if self._quiet_since is None or now - self._quiet_since < self._pace.settle:
             return False
         return self._since_stop(now, stopped_at) >= self._pace.quiet
 
     def _since_stop(self, now: float, stopped_at: int | None) -> float:
-        """Seconds since the end, at least: AWS's clock and this machine's may differ."""
-        seen = now - (now if self._over_since is None else self._over_since)
+        """Seconds since the end at least, as the clocks of AWS and of this machine may differ."""
+        seen = now - (now if self._end_seen_at is None else self._end_seen_at)
         if stopped_at is None:
             return seen
         return max(seen, self._clock.now() - stopped_at / 1000 - _MAX_SKEW)
 
     def _start_over(self) -> None:
-        """Read everything again, for lines that arrived late with earlier timestamps."""
+        """Read the log again from its start, for late lines with earlier timestamps."""
         self._reader = self._reader.restart()
         self._known = Counter(self._seen)
         self._quiet_since = None
@@ -213,28 +214,26 @@ class Tail:
         return QUIET if self._promised is None else MARKED
 
 
-# --- parts ----------------------------------------------------------------------------------------
+# --- The output of one job ------------------------------------------------------------------------
 
 
 OpenLog = Callable[[Run, str], StreamReader]
 
 
 def describe_missing_log(run: Run, stream: str, missing: str, *, is_over: bool) -> str:
-    """The message for an attempt without a log; `missing` is "group" or "stream"."""
+    """The message for an attempt without a log. `missing` is "group" or "stream"."""
     if missing == "group":
         return f"No output: the log group {run.log_group} does not exist in this region."
     if not is_over:
-        return f"No output yet: the log stream {stream} is not there so far."
+        return f"No output yet: the log stream {stream} does not exist."
     return (
-        f"No output: the log stream {stream} is not there. The log group {run.log_group} may keep "
-        "lines for a shorter time than that."
+        f"No output: the log stream {stream} does not exist. The retention time of the log group "
+        f"{run.log_group} may be over."
     )
 
 
 class WatchedJob:
-    """One job and its attempts in order: the lines of an attempt come after all lines of the
-    attempt before.
-    """
+    """One job whose attempts are read one after the other."""
 
     def __init__(
         self,
@@ -254,10 +253,10 @@ class WatchedJob:
         self._pace = pace
         self._gate = gate
         self._tails: dict[str, Tail] = {}
-        self._noted: set[str] = set()  # streams whose absence was reported
+        self._reported: set[str] = set()  # missing streams that were reported
         self._given_up = False
 
-    def seen(self, run: Run) -> None:
+    def update(self, run: Run) -> None:
         self.run = run
 
     @property
@@ -266,12 +265,12 @@ class WatchedJob:
 
     @property
     def is_done(self) -> bool:
-        """The job has ended, and its output was read."""
+        """True if the job has ended, and its output was read."""
         return self.has_ended and self.current() is None
 
     @property
     def may_have_ended(self) -> bool:
-        """The output says that the job has ended, but its state was not asked for since."""
+        """True if the log has an end mark, but the last known state is not final."""
         found = self.current()
         return found is not None and found[0].has_end_mark and not self.has_ended
 
@@ -308,7 +307,7 @@ class WatchedJob:
 
     @property
     def is_caught_up(self) -> bool:
-        """The last read brought nothing new."""
+        """True if the last read reached the end of the log."""
         found = self.current()
         return found is not None and found[0].caught_up
 
@@ -318,18 +317,16 @@ class WatchedJob:
         if found is None:
             return []
         tail, attempt = found
-        happenings = tail.step()
+        events = tail.step()
         stopped_at = self._stopped_at(attempt)
         if stopped_at is not None or self.has_ended:
-            happenings += tail.try_to_close(stopped_at)
+            events += tail.try_to_close(stopped_at)
         if tail.missing and (tail.is_closed or tail.is_overdue):
-            happenings += self._note_missing(tail, attempt)
-        return happenings
+            events += self._note_missing(tail, attempt)
+        return events
 
     def _stopped_at(self, attempt: Attempt) -> int | None:
-        """When the attempt ended, in ms; an attempt has ended at the latest when the next one
-        begins.
-        """
+        """The time when the attempt ended, in ms; None while it goes on."""
         assert self.run is not None
         if attempt.stopped_at is not None:
             return attempt.stopped_at
@@ -337,9 +334,9 @@ class WatchedJob:
 
     def _note_missing(self, tail: Tail, attempt: Attempt) -> list[RunEvent]:
         assert self.run is not None
-        if tail.stream in self._noted or (tail.is_closed and not attempt.started_at):
+        if tail.stream in self._reported or (tail.is_closed and not attempt.started_at):
             return []
-        self._noted.add(tail.stream)
+        self._reported.add(tail.stream)
         where = f"[{self.child}] " if self.child else ""
         text = describe_missing_log(self.run, tail.stream, tail.missing, is_over=tail.is_closed)
         return [RunMessage(self.run, where + text)]
@@ -348,35 +345,34 @@ class WatchedJob:
         """Stop reading this job's output."""
         self._given_up = True
         cut = [tail.close() for tail in self._tails.values() if not tail.is_closed]
-        return [happening for each in cut for happening in each]
+        return [event for each in cut for event in each]
 
 
-# --- Children of an array, or nodes, to ask about ------------------------------------------------
+# --- Which children of an array, or nodes, are described next -------------------------------------
 
 
-_MAX_ALL = 99  # ids of one call, in addition to the run's own
+_MAX_ALL = 99  # parts that are all described in one call, together with the run
 _BEGUN = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
 
 
-class RunParts:
-    """The children of an array (`ID:3`) or nodes of a multi-node run (`ID#3`), by number.
+class PartSchedule:
+    """Chooses the children of an array (`ID:3`) or nodes (`ID#3`) that are described next.
 
-    Their ids are known, so no call lists them. While few are left, DescribeJobs gets all of them.
-    Of many it gets those that are running; and while the array counts more started children than
-    were seen, the others in turn.
+    Their ids follow from their numbers, so no call lists them. While few have not ended, all are
+    described. Of many, those that are running; and while the array counts more started children
+    than are known, the others in turn.
     """
 
     def __init__(self, parent: Run) -> None:
         self.is_array = parent.array_size > 0
         self.size = parent.array_size or parent.nodes
         self._parent_id = parent.job_id
-        self._active: dict[
-            int, int
-        ] = {}  # number -> the count of calls when it was last asked about
+        # Number of a running part -> the round in which it was last described
+        self._polled_in_round: dict[int, int] = {}
         self._round = 0
         self._ended: set[int] = set()
-        self._missed: dict[int, int] = {}  # times in a row
-        self._turn = 0
+        self._times_missing: dict[int, int] = {}  # in rounds in a row
+        self._next_turn = 0
 
     def job_id(self, number: int) -> str:
         return f"{self._parent_id}{':' if self.is_array else '#'}{number}"
@@ -388,61 +384,61 @@ class RunParts:
     def all_ended(self) -> bool:
         return len(self._ended) == self.size
 
-    def seen(self, number: int, run: Run) -> None:
-        self._missed.pop(number, None)
-        self._active.pop(number, None)
+    def update(self, number: int, run: Run) -> None:
+        self._times_missing.pop(number, None)
+        self._polled_in_round.pop(number, None)
         if run.status.is_terminal:
             self._ended.add(number)
         elif run.status in _BEGUN:
-            self._active[number] = self._round
+            self._polled_in_round[number] = self._round
 
-    def missing(self, number: int, parent: Run) -> None:
-        """Note that AWS Batch does not know a part. If its parent has ended and it stays unknown,
-        it never existed.
-        """
-        self._missed[number] = self._missed.get(number, 0) + 1
-        if parent.status.is_terminal and self._missed[number] >= 2:
-            self.leave(number)
+    def note_missing(self, number: int, parent: Run) -> None:
+        """Note that AWS Batch does not return a part. After its parent's end it never existed."""
+        self._times_missing[number] = self._times_missing.get(number, 0) + 1
+        if parent.status.is_terminal and self._times_missing[number] >= 2:
+            self.drop(number)
 
-    def leave(self, number: int) -> None:
-        """Stop asking about a part."""
-        self._active.pop(number, None)
+    def drop(self, number: int) -> None:
+        """Do not describe a part any more."""
+        self._polled_in_round.pop(number, None)
         self._ended.add(number)
 
-    def chosen(self, parent: Run, most: int) -> list[int]:
-        """The parts to ask about next; at most `most`, a multiple of a hundred."""
+    def choose(self, parent: Run, most: int) -> list[int]:
+        """The parts to describe next; at most `most`, a multiple of a hundred."""
         if not self._has_begun(parent):
             return []
         self._round += 1
         if self.size - len(self._ended) <= _MAX_ALL:
             return [number for number in range(self.size) if number not in self._ended]
-        by_age = sorted(self._active, key=lambda number: (self._active[number], number))
+        by_age = sorted(
+            self._polled_in_round, key=lambda number: (self._polled_in_round[number], number)
+        )
         chosen = by_age[: most // 2]
-        if self._hidden(parent) > 0:
-            chosen += self._others(most - len(chosen))
+        if self._count_unseen(parent) > 0:
+            chosen += self._next_unknown(most - len(chosen))
         return chosen
 
-    def _others(self, most: int) -> list[int]:
-        """The next parts of which nothing is known."""
-        turn = (number % self.size for number in range(self._turn, self._turn + self.size))
-        unknown = (n for n in turn if n not in self._ended and n not in self._active)
+    def _next_unknown(self, most: int) -> list[int]:
+        """The next parts that were not described yet, or had not begun."""
+        turn = (
+            number % self.size for number in range(self._next_turn, self._next_turn + self.size)
+        )
+        unknown = (n for n in turn if n not in self._ended and n not in self._polled_in_round)
         found = list(islice(unknown, most))
         if found:
-            self._turn = (found[-1] + 1) % self.size
+            self._next_turn = (found[-1] + 1) % self.size
         return found
 
     def _has_begun(self, parent: Run) -> bool:
         if self.is_array and not parent.status.is_terminal:
-            return self._begun(parent) > 0
+            return self._count_begun(parent) > 0
         return parent.status in _BEGUN
 
-    def _begun(self, parent: Run) -> int:
+    def _count_begun(self, parent: Run) -> int:
         return sum(parent.children.get(status, 0) for status in _BEGUN)
 
-    def _hidden(self, parent: Run) -> int:
-        """The number of started parts that were not seen yet; after the parent's end all that are
-        left.
-        """
+    def _count_unseen(self, parent: Run) -> int:
+        """The number of parts that have begun but are not known; after the parent's end, of all."""
         if parent.status.is_terminal:
             return self.size - len(self._ended)
-        return self._begun(parent) - len(self._ended) - len(self._active)
+        return self._count_begun(parent) - len(self._ended) - len(self._polled_in_round)

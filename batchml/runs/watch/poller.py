@@ -1,4 +1,4 @@
-"""One poller for any number of runs: a hundred ids a call, no faster than the service allows."""
+"""Poll the states of runs: a hundred in a call, no faster than AWS allows, through outages."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -10,22 +10,21 @@ from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnrea
 from batchml.model.run import Record, Run, run_from_record
 from batchml.runs.watch.events import ContactLost
 
-# --- intervals ------------------------------------------------------------------------------------
-# When the next poll is due, and how many calls a second are made.
+# --- When the next poll is due, and how many calls a second are made ------------------------------
 
 
 class PollCadence:
-    """When a poll is due: soon after a change, less and less often while nothing changes."""
+    """The time of the next poll: soon after a change, ever later while nothing changes."""
 
     def __init__(self, first: float, most: float) -> None:
         self._first = first
         self._most = most
         self._delay = first
         self._earliest = 0.0
-        self.next = 0.0  # on the monotonic clock; at once
+        self.next = 0.0  # on the monotonic clock; 0: now
 
     def done(self, now: float, *, news: bool, rest: float = 0.0) -> None:
-        """Note a poll; the next one is due after `rest` seconds at the earliest."""
+        """Note a poll; the next poll is due after `rest` seconds at the earliest."""
         if news:
             self._delay = self._first
         self._earliest = now + rest
@@ -39,7 +38,7 @@ class PollCadence:
 
 
 _MIN_RATE = 0.25  # calls a second
-_GROW_AFTER = 20  # calls that went well
+_GROW_AFTER = 20  # successful calls
 
 
 class Limiter:
@@ -54,8 +53,8 @@ class Limiter:
         self._top = rate
         self._rate = rate
         self._next = 0.0
-        self._well = 0
-        self._held_back = False
+        self._successes = 0
+        self._has_waited = False
         self._failed_at = float("-inf")
 
     def take(self) -> None:
@@ -64,31 +63,31 @@ class Limiter:
             return
         wait = self._next - self._clock.monotonic()
         if wait > 0:
-            self._held_back = True
+            self._has_waited = True
             self._clock.sleep(wait)
         self._next = self._clock.monotonic() + 1 / self._rate
 
-    def went_well(self) -> None:
-        self._well += 1
+    def succeeded(self) -> None:
+        self._successes += 1
         if self._rate is None or self._top is None:
             return
-        if self._well >= _GROW_AFTER and self._held_back:
-            self._well, self._held_back = 0, False
+        if self._successes >= _GROW_AFTER and self._has_waited:
+            self._successes, self._has_waited = 0, False
             self._rate = min(self._rate * 1.2, self._top)
 
     def failed(self) -> None:
         now = self._clock.monotonic()
-        self._well = 0
+        self._successes = 0
         if self._rate is not None and now - self._failed_at >= 1:
             self._failed_at = now
             self._rate = max(self._rate / 2, min(_MIN_RATE, self._rate))
 
 
 class ReasonReporter:
-    """Reports why something waits, ever less often.
+    """Reports why a run waits, ever less often.
 
-    It asks `why` after `first` seconds of waiting, then after pauses that double up to `most`
-    seconds, and tells the answer. It repeats an answer only with `repeats`.
+    After `first` seconds of waiting, and then after pauses that double up to `most` seconds, `why`
+    returns the reason, and `tell` gets it. The same reason is repeated only with `repeats`.
     """
 
     def __init__(
@@ -108,10 +107,10 @@ class ReasonReporter:
         self._repeats = repeats
         self._last = ""
         self._pause = 0.0
-        self._next = float("inf")  # while nothing waits
+        self._next = float("inf")  # infinite while no run waits
 
     def see(self, waits: bool) -> None:
-        """Take note at each poll whether it waits now."""
+        """Note at each poll whether a run waits."""
         now = self._clock.monotonic()
         if not waits:
             self._next = float("inf")
@@ -126,17 +125,14 @@ class ReasonReporter:
                 self._tell(words)
 
 
-# --- poller ---------------------------------------------------------------------------------------
-
-
 # --- Outages: how long failed calls are tolerated -------------------------------------------------
 
 
-_TRIES = 5  # failures at least, before an outage is permanent
+_TRIES = 5  # failures before an outage is permanent, at least
 
 
 def is_temporary(error: BatchmlError) -> bool:
-    """True for a failure that may be gone at the next call.
+    """True for a failure after which the next call may succeed.
 
     A user can sign in again, and a service that failed with 5xx recovers.
     """
@@ -146,10 +142,11 @@ def is_temporary(error: BatchmlError) -> bool:
 
 
 class ServiceContact:
-    """Failures of one kind of call, and how long they are tolerated.
+    """Decides how long failures of one kind of call are tolerated.
 
-    `renew` is called so that the next call reads new credentials. A user who was never admitted
-    gets the error at once; otherwise there are `absence` seconds to sign in again. The service may
+    `renew` is called so that the next call reads new credentials. If no call has succeeded yet, an
+    AccessError is raised at once; otherwise there are `absence` seconds to sign in again. The
+    service may
     be unreachable for `patience` seconds before its first answer and for `absence` seconds after
     it. `is_known` is for the log of a run whose state is known: it may be unreachable for `no_log`
     seconds.
@@ -194,12 +191,12 @@ class ServiceContact:
             raise unreachable_error(str(error), limit) from error
 
 
-_REPORT_AFTER = 10.0  # seconds without contact before a message
-_SAME_OUTAGE = 40.0  # seconds: longer than any pause between two attempts
+_REPORT_AFTER = 10.0  # seconds of an outage before a message
+_SAME_OUTAGE = 40.0  # seconds between two failures of one outage, at most
 
 
 class Outages:
-    """Reports each outage once, when it lasts. `lost` is called at each failure."""
+    """Reports each outage once, if it lasts. Call `lost` after each failure."""
 
     def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
         self._clock = clock
@@ -218,36 +215,36 @@ class Outages:
 
 
 class _FailureSeries:
-    """Failures in a row."""
+    """Consecutive failures."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._tries = 0
 
     def is_over(self, now: float, limit: float) -> bool:
-        """Count one more failure: True when several have lasted for `limit` seconds."""
+        """Count a failure; True if there were several, over at least `limit` seconds."""
         self._since = now if self._since is None else self._since
         self._tries += 1
         return now - self._since >= limit and self._tries >= _TRIES
 
 
 class LogGate:
-    """Limits and tolerates failures of calls for logs; all streams of a run share one."""
+    """Makes the calls for logs, within the rate limit; all streams of a run share it."""
 
     def __init__(self, limiter: Limiter, contact: ServiceContact) -> None:
         self._limiter = limiter
         self._contact = contact
 
     def page(self, reader: StreamReader) -> LogPage:
-        """The next page of a stream, when the rate limit allows it."""
+        """Wait until the rate limit allows a call; the next page of a stream."""
         self._limiter.take()
         page = reader.read_page()
-        self._limiter.went_well()
+        self._limiter.succeeded()
         self._contact.made()
         return page
 
     def run_ended(self) -> None:
-        """Count the time without logs from now on."""
+        """The run has ended: count the time without logs from now on."""
         self._contact.made()
 
     def failed(self, error: BatchmlError) -> None:
@@ -257,7 +254,7 @@ class LogGate:
 
 
 class MissingJobs:
-    """Jobs that DescribeJobs does not return yet; that is normal just after a submission."""
+    """Jobs that DescribeJobs does not return, which is normal just after a submission."""
 
     def __init__(self, clock: Clock, pace: PollIntervals) -> None:
         self._clock = clock
@@ -268,19 +265,19 @@ class MissingJobs:
         self._since.pop(job_id, None)
 
     def is_over(self, job_id: str) -> bool:
-        """Call it each time that the job is missing: True when it was missing for too long."""
+        """Note that a job is missing; True if it has been missing for too long."""
         now = self._clock.monotonic()
         return now - self._since.setdefault(job_id, now) >= self._pace.startup_limit
 
     def given_up(self, job_id: str) -> ServiceUnreachable:
         return unreachable_error(
-            f"{unknown_job_text(job_id)}: it forgets a run some days after its end",
+            f"{unknown_job_text(job_id)}: it forgets a job some days after its end",
             self._pace.startup_limit,
         )
 
 
 def unknown_job_text(job_id: str) -> str:
-    return f"Job {job_id} is not known to the service"
+    return f"AWS Batch does not return the job {job_id}"
 
 
 def unreachable_error(problem: str, limit: float) -> ServiceUnreachable:
@@ -292,14 +289,12 @@ def unreachable_error(problem: str, limit: float) -> ServiceUnreachable:
 
 MAX_DESCRIBE = 100  # ids of one DescribeJobs
 
-Describe = Callable[[Sequence[str]], dict[str, Run]]
+Describe = Callable[[Sequence[str]], dict[str, Run]]  # by job id; a run may be missing
 Recall = Callable[[str], Run | None]
 
 
 class RunPoller:
-    """Asks for the state of runs. `recall` finds a run that DescribeJobs does not return: in
-    ListJobs, or in the history of this machine.
-    """
+    """Polls the states of runs. `recall` finds a run that DescribeJobs does not return."""
 
     def __init__(
         self,
@@ -316,12 +311,12 @@ class RunPoller:
         self._contact = ServiceContact(clock, pace, renew)
         self._invisible = MissingJobs(clock, pace)
 
-    def look(self, job_ids: Sequence[str]) -> Iterator[Run | ContactLost]:
-        """Yield each run as it is now, call by call; LinesLost for a call that failed.
+    def poll(self, job_ids: Sequence[str]) -> Iterator[Run | ContactLost]:
+        """Yield each run as it is now, call by call; ContactLost after a failed call.
 
         Raises ServiceUnreachable or AccessError after failures that lasted too long.
         """
-        for found in self.answers(job_ids):
+        for found in self.poll_calls(job_ids):
             if isinstance(found, ContactLost):
                 yield found
                 return
@@ -329,14 +324,14 @@ class RunPoller:
             yield from runs.values()
             for job_id in asked:
                 if job_id not in runs:
-                    yield self.missing(job_id)
+                    yield self.find_missing(job_id)
 
-    def answers(
+    def poll_calls(
         self, job_ids: Sequence[str]
     ) -> Iterator[tuple[Sequence[str], dict[str, Run]] | ContactLost]:
-        """Yield the requested ids and the runs found, call by call; nothing after a failed call.
+        """Yield the ids of each call and the runs by their ids; nothing after a failed call.
 
-        A missing run is no failure here.
+        Runs may be missing: see `find_missing`.
         """
         for start in range(0, len(job_ids), MAX_DESCRIBE):
             asked = job_ids[start : start + MAX_DESCRIBE]
@@ -348,17 +343,16 @@ class RunPoller:
                 self._contact.lost(error)
                 yield ContactLost(str(error))
                 return
-            self._limiter.went_well()
+            self._limiter.succeeded()
             self._contact.made()
             for job_id in runs:
                 self._invisible.seen(job_id)
             yield asked, runs
 
-    def missing(self, job_id: str) -> Run | ContactLost:
-        """The run that DescribeJobs did not return, from other sources; None while it may still
-        appear.
+    def find_missing(self, job_id: str) -> Run | ContactLost:
+        """A run that DescribeJobs did not return, from `recall`; ContactLost while it may appear.
 
-        Raises ServiceUnreachable when it stays unknown.
+        Raises ServiceUnreachable if it stays missing.
         """
         if not self._invisible.is_over(job_id):
             return ContactLost(unknown_job_text(job_id))
@@ -372,7 +366,7 @@ class RunPoller:
         return found
 
 
-def wait(
+def poll_until_ended(
     describe: Describe,
     job_ids: Iterable[str],
     *,
@@ -385,8 +379,8 @@ def wait(
     """Yield each run when it has ended; one call for a hundred runs.
 
     `tell` gets a message for each outage that lasts: the user may have to sign in again. Raises
-    ServiceUnreachable when the service, or a run, cannot be found for too long; AccessError when
-    nobody signs in again.
+    ServiceUnreachable if AWS cannot be reached, or a run not be found, for too long; AccessError if
+    the user does not sign in again.
     """
     poller = RunPoller(describe, clock, pace, recall=recall, renew=renew)
     left = list(dict.fromkeys(job_ids))
@@ -394,7 +388,7 @@ def wait(
     delays = backoff(pace)
     while left:
         done: set[str] = set()
-        for seen in poller.look(left):
+        for seen in poller.poll(left):
             if isinstance(seen, ContactLost):
                 if outages is not None:
                     outages.lost(seen.error)
@@ -412,28 +406,30 @@ def wait(
 
 
 class Listing(Protocol):
-    """ListJobs of a queue, by job name: BatchApi implements it."""
+    """ListJobs of a queue, by job name; JobApi implements it."""
 
     def list_recent(self, queue: str, since: int = 0, name: str = "") -> Iterable[Run]: ...
 
 
 class RunRecords(Protocol):
-    def recent(self, env: str | None = None) -> list[Record]: ...
+    """The records of an environment's runs; History implements it."""
+
+    def newest_first(self, env: str | None = None) -> list[Record]: ...
 
 
-def recalling(listing: Listing, history: RunRecords, env: str) -> Callable[[str], Run | None]:
-    """The `recall` function of `follow` and `wait` for the runs of an environment.
+def make_recall(listing: Callable[[], Listing], history: RunRecords, env: str) -> Recall:
+    """The `recall` function of RunPoller for the runs of an environment.
 
-    AWS Batch lists a job before it describes it, and forgets it some days after its end: then the
-    history's record of that end is the answer.
+    AWS Batch may list a job before it describes it. It forgets a job some days after its end: then
+    the history has the end.
     """
 
     def recall(job_id: str) -> Run | None:
-        record = next((each for each in history.recent(env) if each.job_id == job_id), None)
+        record = next((each for each in history.newest_first(env) if each.job_id == job_id), None)
         if record is None:
             return None
         if record.job_name:
-            for run in listing.list_recent(record.queue, name=record.job_name):
+            for run in listing().list_recent(record.queue, name=record.job_name):
                 if run.job_id == job_id:
                     return run
         return run_from_record(record) if record.has_ended else None

@@ -1,4 +1,4 @@
-"""Wait for runs to end, with an optional timeout."""
+"""Wait for runs to end, or follow a run, with an optional timeout, also to another queue."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -8,8 +8,7 @@ from batchml.clock import Clock
 from batchml.runs.find import with_child_failures
 from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.follow import follow as follow_run
-from batchml.runs.watch.poller import recalling
-from batchml.runs.watch.poller import wait as wait_for_runs
+from batchml.runs.watch.poller import make_recall, poll_until_ended
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeadlineClock:
-    """A clock that raises TimeoutError for a sleep beyond a moment."""
+    """A clock whose `sleep` raises TimeoutError after some seconds."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -39,71 +38,58 @@ class DeadlineClock:
 
 
 def with_deadline(clock: Clock, timeout: float | None) -> Clock:
-    """`clock`, or one that ends after `timeout` seconds."""
+    """`clock` itself without a timeout, else a DeadlineClock."""
     return clock if timeout is None else DeadlineClock(clock, timeout)
 
 
-def wait(
+def wait_for_runs(
     context: "Context",
     job_ids: Sequence[str],
     timeout: float | None = None,
     tell: Callable[[str], None] | None = None,
-    see: "Callable[[Mapping[str, Run]], None] | None" = None,
-    news: Callable[[str], None] = lambda _: None,
+    on_states: "Callable[[Mapping[str, Run]], None] | None" = None,
+    on_move: Callable[[str], None] = lambda _: None,
 ) -> "Iterator[Run]":
-    """Yield each run when it has ended.
+    """Yield each run when it has ended, and keep its end in the history.
 
-    `tell` gets a message when contact stays lost, `see` gets each state of the runs on the way,
-    `news` messages about runs that move to another queue. Raises TimeoutError, ServiceUnreachable,
-    AccessError.
+    `tell` gets a message about a long outage, `on_states` the runs after each poll, `on_move` a
+    message about a run that moves to another queue. Raises TimeoutError after `timeout` seconds,
+    ServiceUnreachable, AccessError.
     """
     from batchml.runs.fallback.watch import QueueMoves
 
     def describe(ids: Sequence[str]) -> "dict[str, Run]":
-        told = context.describe(ids)
-        if see is not None:
-            see(told)
-        return told
+        runs = context.describe(ids)
+        if on_states is not None:
+            on_states(runs)
+        return runs
 
     moves = QueueMoves(context, describe)
 
-    def described(ids: Sequence[str]) -> "dict[str, Run]":
+    def describe_moved(ids: Sequence[str]) -> "dict[str, Run]":
         found = moves(ids)
         while moves.news:
-            news(moves.news.pop(0))
+            on_move(moves.news.pop(0))
         return found
 
-    ended = wait_for_runs(
-        described,
+    ended: list[Run] = []
+    polled = poll_until_ended(
+        describe_moved,
         job_ids,
         clock=with_deadline(context.clock, timeout),
         pace=context.pace,
-        recall=_recalling(context),
+        recall=make_recall(lambda: context.batch, context.history, context.env),
         renew=context.renew,
         tell=tell,
     )
-    yield from map(moves.true, ended)
-
-
-def wait_and_keep(
-    context: "Context",
-    job_ids: Sequence[str],
-    timeout: float | None = None,
-    tell: Callable[[str], None] | None = None,
-    see: "Callable[[Mapping[str, Run]], None] | None" = None,
-    news: Callable[[str], None] = lambda _: None,
-) -> "Iterator[Run]":
-    """Like `wait`; the ends are kept in the history, which remembers longer than AWS Batch."""
-    ended: list[Run] = []
     try:
-        for found in wait(context, job_ids, timeout, tell, see, news):
-            run = with_child_failures(context, found)
-            ended.append(run)
-            yield run
+        for run in map(moves.with_own_id, polled):
+            ended.append(with_child_failures(context, run))
+            yield ended[-1]
     finally:
         if ended:
-            ours = {record.job_id for record in context.history.recent(context.env)}
-            with suppress(OSError):  # a full disk is no reason to lose what is known now
+            ours = {record.job_id for record in context.history.newest_first(context.env)}
+            with suppress(OSError):  # a full disk must not hide the ends
                 context.history.add_ends(run for run in ended if run.job_id in ours)
 
 
@@ -111,45 +97,35 @@ def follow(
     context: "Context",
     job_id: str,
     timeout: float | None = None,
-    known: "Run | None" = None,
-    see: "Callable[[Mapping[str, Run]], None] | None" = None,
+    ended: "Run | None" = None,
+    on_states: "Callable[[Mapping[str, Run]], None] | None" = None,
 ) -> "Iterator[RunEvent]":
-    """Yield the events of a run until it has ended. Raises as `wait` does.
+    """Yield the events of a run until it has ended. Raises what `wait_for_runs` raises.
 
-    `known` is the run if it has ended: then AWS, which may have forgotten it, is not asked. `see`
-    gets each state of the run and of its parts on the way.
+    `ended` is the run if it has ended: it is not described again, since AWS Batch may have
+    forgotten it. `on_states` gets the run and its parts after each poll.
     """
     from batchml.runs.fallback.watch import QueueMoves, follow_moves
 
-    numbers = numbering(context, job_id, known)
+    numbers = numbering(context, job_id, ended)
 
     def describe(job_ids: Sequence[str]) -> "dict[str, Run]":
-        if known is not None and list(job_ids) == [job_id]:
-            return {job_id: known}
-        told = context.describe(job_ids)
-        numbers.learn(told.get(job_id))
-        if see is not None:
-            see(told)
-        return told
+        if ended is not None and list(job_ids) == [job_id]:
+            return {job_id: ended}
+        runs = context.describe(job_ids)
+        numbers.learn(runs.get(job_id))
+        if on_states is not None:
+            on_states(runs)
+        return runs
 
     moves = QueueMoves(context, describe)
-    happenings = follow_run(
+    events = follow_run(
         moves,
         context.open_log,
         job_id,
         clock=with_deadline(context.clock, timeout),
         pace=context.pace,
-        recall=_recalling(context),
+        recall=make_recall(lambda: context.batch, context.history, context.env),
         renew=context.renew,
     )
-    yield from numbers.renumber(follow_moves(moves, happenings))
-
-
-def _recalling(context: "Context") -> "Callable[[str], Run | None]":
-    """How to find a run that AWS Batch does not describe; nothing is read before that happens."""
-
-    def recall(job_id: str) -> "Run | None":
-
-        return recalling(context.batch, context.history, context.env)(job_id)
-
-    return recall
+    yield from numbers.renumber(follow_moves(moves, events))

@@ -19,7 +19,7 @@ from batchml.runs.commands.options import takes_options
 from batchml.runs.held import last_message
 from batchml.runs.options import RunRequest, SubmitOptions, option_rows, to_request
 from batchml.runs.submit import submitted_json
-from batchml.runs.watch.wait import wait_and_keep
+from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.sessions.notebook import PORT
 from batchml.sessions.commands.held import (
     NEVER,
@@ -368,7 +368,7 @@ def _end_and_report(context: "Context", job_id: str) -> int:
 
 def _report_end(context: "Context", job_id: str) -> int:
     """Report the end of a run that ended by itself, and its cost; return its exit code."""
-    (run,) = wait_and_keep(context, [job_id])
+    (run,) = wait_for_runs(context, [job_id])
     message = last_message(context, run)
     if message:
         say(f"Its last message: {printable(message)}")

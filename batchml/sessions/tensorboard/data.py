@@ -306,7 +306,7 @@ class ShownRun:
         # A copy with its own SDK session: threads must not create clients of one session.
         context = self._context.with_settings(self._context.settings)
         try:
-            for _ in self._points.watch(follow(context, self.job_id, known=known)):
+            for _ in self._points.watch(follow(context, self.job_id, ended=known)):
                 pass
         except BatchmlError as error:
             self._notify(f"{self.name} is no longer followed: {error}")
