@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from batchml.aws.batch.responses import to_run, to_summary
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, translate_errors
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import (
@@ -31,23 +31,27 @@ from batchml.model.run import Run
 MOST_CALLS = 6
 LAST_LINES = 200
 _MAX_DESCRIBE = 100
-_TRIES = 2  # of a call to other services than AWS Batch
+_TRIES = 2  # of a call to a service other than AWS Batch
 
 T = TypeVar("T")
 
 
 class Diagnosis:
-    """`calls` counts the calls; `failed_calls` has the failed calls, each with the reason."""
+    """Makes at most `max_calls` calls for one explanation.
 
-    def __init__(self, session: Session, most: int = MOST_CALLS) -> None:
+    `calls` counts the calls; `failed_calls` lists the failed calls, each with the reason.
+    """
+
+    def __init__(self, session: Session, max_calls: int = MOST_CALLS) -> None:
         self._session = session
-        self._most = most
+        self._max_calls = max_calls
         self.calls = 0
         self.failed_calls: list[str] = []
 
     @property
     def left(self) -> int:
-        return self._most - self.calls
+        """The number of calls that are left."""
+        return self._max_calls - self.calls
 
     # --- AWS Batch --------------------------------------------------------------------------
 
@@ -57,162 +61,144 @@ class Diagnosis:
         Raises AccessError, ServiceError, ServiceUnreachable.
         """
         self.calls += 1
-        with translate_errors("DescribeJobs"):
-            ids = list(job_ids[:_MAX_DESCRIBE])
-            found = self._session.client("batch").describe_jobs(jobs=ids)["jobs"]
-        return tuple(map(to_run, found))
+        ids = list(job_ids[:_MAX_DESCRIBE])
+        answer = call(self._session.client("batch"), "DescribeJobs", jobs=ids)
+        return tuple(map(to_run, answer["jobs"]))
 
     def children(self, array: Run, status: str) -> tuple[Run, ...]:
         """The first 1,000 children of an array in a state, by index."""
 
-        def ask() -> tuple[Run, ...]:
-            found = self._session.client("batch").list_jobs(
-                arrayJobId=array.job_id, jobStatus=status
-            )["jobSummaryList"]
-            children = [to_summary(each, array.queue) for each in found]
+        def convert(answer: Mapping[str, Any]) -> tuple[Run, ...]:
+            children = [to_summary(each, array.queue) for each in answer["jobSummaryList"]]
             return tuple(sorted(children, key=lambda each: each.array_index or 0))
 
-        return self._try("batch:ListJobs", ask) or ()
+        request = {"arrayJobId": array.job_id, "jobStatus": status}
+        return self._ask("batch:ListJobs", convert, **request) or ()
 
     def running(self, queue: str) -> tuple[str, ...]:
         """The job ids of the first hundred running runs of a queue."""
 
-        def ask() -> tuple[str, ...]:
-            found = self._session.client("batch").list_jobs(
-                jobQueue=queue, jobStatus="RUNNING", maxResults=_MAX_DESCRIBE
-            )["jobSummaryList"]
-            return tuple(each["jobId"] for each in found)
+        def convert(answer: Mapping[str, Any]) -> tuple[str, ...]:
+            return tuple(each["jobId"] for each in answer["jobSummaryList"])
 
-        return self._try("batch:ListJobs", ask) or ()
+        request = {"jobQueue": queue, "jobStatus": "RUNNING", "maxResults": _MAX_DESCRIBE}
+        return self._ask("batch:ListJobs", convert, **request) or ()
 
     def queue(self, name: str) -> QueueState | None:
-        """A queue that does not exist has the status DELETED."""
+        """The queue; if it does not exist, its status is DELETED."""
 
-        def ask() -> QueueState:
-            found = self._session.client("batch").describe_job_queues(jobQueues=[name])
-            return next(map(to_queue, found["jobQueues"]), QueueState(name, status="DELETED"))
+        def convert(answer: Mapping[str, Any]) -> QueueState:
+            return next(map(to_queue, answer["jobQueues"]), QueueState(name, status="DELETED"))
 
-        return self._try("batch:DescribeJobQueues", ask)
+        return self._ask("batch:DescribeJobQueues", convert, jobQueues=[name])
 
     def environments(self, names: Sequence[str]) -> tuple[ComputeState, ...] | None:
-        """In the order of `names`."""
+        """The compute environments that exist, in the order of `names`."""
 
-        def ask() -> tuple[ComputeState, ...]:
-            found = self._session.client("batch").describe_compute_environments(
-                computeEnvironments=list(names)
-            )["computeEnvironments"]
-            known = sorted(map(to_compute, found), key=lambda each: names.index(each.name))
-            return tuple(known)
+        def convert(answer: Mapping[str, Any]) -> tuple[ComputeState, ...]:
+            found = map(to_compute, answer["computeEnvironments"])
+            return tuple(sorted(found, key=lambda each: names.index(each.name)))
 
-        return self._try("batch:DescribeComputeEnvironments", ask)
+        request = {"computeEnvironments": list(names)}
+        return self._ask("batch:DescribeComputeEnvironments", convert, **request)
 
     def snapshot(self, queue: str) -> QueueSnapshot | None:
-        def ask() -> QueueSnapshot:
-            return to_snapshot(self._session.client("batch").get_job_queue_snapshot(jobQueue=queue))
-
-        return self._try("batch:GetJobQueueSnapshot", ask)
+        """The front of a queue."""
+        return self._ask("batch:GetJobQueueSnapshot", to_snapshot, jobQueue=queue)
 
     def consumable(self, name: str) -> ConsumableState | None:
-        def ask() -> ConsumableState:
-            found = self._session.client("batch").describe_consumable_resource(
-                consumableResource=name
-            )
-            return ConsumableState(
-                name, found.get("totalQuantity", 0), found.get("inUseQuantity", 0)
-            )
+        """A consumable resource."""
 
-        return self._try("batch:DescribeConsumableResource", ask)
+        def convert(answer: Mapping[str, Any]) -> ConsumableState:
+            total, in_use = answer.get("totalQuantity", 0), answer.get("inUseQuantity", 0)
+            return ConsumableState(name, total, in_use)
+
+        return self._ask("batch:DescribeConsumableResource", convert, consumableResource=name)
 
     # --- Hosts ------------------------------------------------------------------------------
 
     def hosts(self, cluster: str) -> int | None:
-        """The number of hosts in the cluster of a compute environment, at most 100."""
+        """The number of hosts in the ECS cluster of a compute environment, at most 100."""
 
-        def ask() -> int:
-            found = self._client("ecs").list_container_instances(cluster=cluster)
-            return len(found["containerInstanceArns"])
+        def convert(answer: Mapping[str, Any]) -> int:
+            return len(answer["containerInstanceArns"])
 
-        return self._try("ecs:ListContainerInstances", ask)
+        return self._ask("ecs:ListContainerInstances", convert, cluster=cluster)
 
     def activities(self, environments: Iterable[str]) -> tuple[ScalingActivity, ...] | None:
         """The last activities of the compute environments' Auto Scaling groups, newest first.
 
-        They are selected from the last hundred activities of all groups, by the group's name:
-        AWS Batch seems to name groups `NAME-asg-...` after the compute environment.
+        They are selected from the last hundred activities of all groups by the group's name: AWS
+        Batch seems to name groups `NAME-asg-...` after the compute environment.
         """
         names = tuple(environments)
 
-        def ask() -> tuple[ScalingActivity, ...]:
-            found = self._client("autoscaling").describe_scaling_activities()["Activities"]
-            return _of_groups(tuple(map(to_activity, found)), names)
+        def convert(answer: Mapping[str, Any]) -> tuple[ScalingActivity, ...]:
+            return _of_groups(tuple(map(to_activity, answer["Activities"])), names)
 
-        return self._try("autoscaling:DescribeScalingActivities", ask)
+        return self._ask("autoscaling:DescribeScalingActivities", convert)
 
     def host_types(self, names: Sequence[str]) -> tuple[HostType, ...] | None:
         """The instance types with these names or families that the region has.
 
         None if they fill more than one page: the largest type might be on another page.
         """
+
+        def convert(answer: Mapping[str, Any]) -> tuple[HostType, ...] | None:
+            if answer.get("NextToken"):
+                return None
+            return tuple(map(to_host_type, answer["InstanceTypes"]))
+
         values = [name if "." in name else f"{name}.*" for name in names]
-
-        def ask() -> tuple[HostType, ...] | None:
-            found = self._client("ec2").describe_instance_types(
-                Filters=[{"Name": "instance-type", "Values": values}]
-            )
-            is_whole = not found.get("NextToken")
-            return tuple(map(to_host_type, found["InstanceTypes"])) if is_whole else None
-
-        return self._try("ec2:DescribeInstanceTypes", ask)
+        filters = [{"Name": "instance-type", "Values": values}]
+        return self._ask("ec2:DescribeInstanceTypes", convert, Filters=filters)
 
     def architecture(self, ami: str) -> str | None:
-        """`x86_64` or `arm64`; "" for an image that does not exist."""
+        """`x86_64` or `arm64`; "" if the image does not exist."""
 
-        def ask() -> str:
-            found = self._client("ec2").describe_images(ImageIds=[ami])["Images"]
-            return str(found[0].get("Architecture", "")) if found else ""
+        def convert(answer: Mapping[str, Any]) -> str:
+            return next((str(each.get("Architecture", "")) for each in answer["Images"]), "")
 
-        return self._try("ec2:DescribeImages", ask)
+        return self._ask("ec2:DescribeImages", convert, ImageIds=[ami])
 
     def instance(self, instance_id: str) -> InstanceState | None:
-        def ask() -> InstanceState | None:
-            found = self._client("ec2").describe_instances(InstanceIds=[instance_id])
-            each = [one for group in found["Reservations"] for one in group["Instances"]]
-            return to_machine(each[0]) if each else None
+        """An EC2 instance; None if EC2 does not know it."""
 
-        return self._try("ec2:DescribeInstances", ask)
+        def convert(answer: Mapping[str, Any]) -> InstanceState | None:
+            found = (each for group in answer["Reservations"] for each in group["Instances"])
+            return next(map(to_instance, found), None)
+
+        return self._ask("ec2:DescribeInstances", convert, InstanceIds=[instance_id])
 
     # --- The log ----------------------------------------------------------------------------
 
     def last_lines(self, group: str, stream: str) -> tuple[str, ...] | None:
         """The last lines of a stream, at most 200."""
 
-        def ask() -> tuple[str, ...]:
-            page = self._client("logs").get_log_events(
-                logGroupName=group, logStreamName=stream, limit=LAST_LINES
-            )
-            return tuple(event["message"] for event in page["events"])
+        def convert(answer: Mapping[str, Any]) -> tuple[str, ...]:
+            return tuple(event["message"] for event in answer["events"])
 
-        return self._try("logs:GetLogEvents", ask)
+        request = {"logGroupName": group, "logStreamName": stream, "limit": LAST_LINES}
+        return self._ask("logs:GetLogEvents", convert, **request)
 
-    def _client(self, service: str) -> Any:
-        return self._session.client(service, attempts=_TRIES)
-
-    def _try(self, action: str, ask: Callable[[], T]) -> T | None:
+    def _ask(
+        self, action: str, convert: Callable[[Mapping[str, Any]], T], **request: Any
+    ) -> T | None:
+        """Convert the answer of a call; None if the call failed, or if no call is left."""
         if self.left <= 0:
             return None
         self.calls += 1
+        service, _, operation = action.partition(":")
         try:
-            with translate_errors(action.partition(":")[2]):
-                return ask()
+            client = self._session.client(service, attempts=5 if service == "batch" else _TRIES)
+            with translate_errors(operation):
+                return convert(call(client, operation, **request))
+        except ServiceUnreachable:
+            self.failed_calls.append(f"{action} (no answer)")
         except BatchmlError as error:
-            self.failed_calls.append(f"{action} ({_why(error)})")
+            code = str(getattr(error, "code", "")) or "refused"
+            self.failed_calls.append(f"{action} ({code})")
         return None
-
-
-def _why(error: BatchmlError) -> str:
-    if isinstance(error, ServiceUnreachable):
-        return "no answer"
-    return str(getattr(error, "code", "")) or "refused"
 
 
 # --- From AWS's JSON ------------------------------------------------------------------------------
@@ -307,7 +293,7 @@ def to_host_type(raw: Mapping[str, Any]) -> HostType:
     )
 
 
-def to_machine(raw: Mapping[str, Any]) -> InstanceState:
+def to_instance(raw: Mapping[str, Any]) -> InstanceState:
     reason = raw.get("StateReason") or {}
     return InstanceState(
         instance_id=raw["InstanceId"],

@@ -1,11 +1,11 @@
-"""EC2 launch templates, with the user data of hosts, and placement groups.
+"""EC2 launch templates with the user data of hosts, placement groups, and AMIs.
 
-AWS Batch wants user data in the MIME format and adds a part. A script of the user data may run
-again at the next boot, so each leaves the same result when it is repeated.
+AWS Batch needs user data in the MIME format and adds a part of its own. A script of the user data
+may run again at the next boot, so each script has the same result when it is repeated.
 
 Source: EC2 API reference, RequestLaunchTemplateData; AWS Batch User Guide, "Use Amazon EC2 launch
 templates" (AWS Batch ignores instance types, profile, subnets and market options of a template; but
-the market option of a capacity block is in AWS's own samples for it: (U), decision 035), "Amazon
+AWS's samples for capacity blocks set their market option: decision 035), "Amazon
 EC2 user data in launch templates"; Amazon ECS Developer Guide, "Container agent configuration".
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries
 from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, WorkspaceMount, owner_tags
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
@@ -28,7 +28,7 @@ from batchml.model.environment import Compute
 
 
 MAX_USER_DATA = 16 * 1024  # bytes before base64; EC2
-METADATA = "169.254.169.254"
+METADATA = "169.254.169.254"  # the instance metadata service
 
 _BOUNDARY = "==BATCHML=="
 _TRIES = 12  # of a mount, five seconds apart
@@ -37,7 +37,8 @@ _TRIES = 12  # of a mount, five seconds apart
 class UserDataPart(NamedTuple):
     """A script of the user data.
 
-    A `boothook` runs at every boot, before Docker and the ECS agent; a `script` once, before ECS.
+    A `boothook` runs at every boot, before Docker and the ECS agent. A `script` runs once, before
+    the ECS agent.
     """
 
     kind: str
@@ -55,9 +56,9 @@ def make_user_data(
     lets_privileged: bool = False,
     is_spot: bool = False,
 ) -> str:
-    """The user data of an instance, not encoded. Raises ConfigError if it exceeds 16 KB.
+    """The user data of an instance before base64. Raises ConfigError if it exceeds 16 KB.
 
-    `stop_seconds` is the time of a container between SIGTERM and SIGKILL.
+    `stop_seconds` is the time that a container has between SIGTERM and SIGKILL.
     """
     parts = [UserDataPart("boothook", _firewall())]
     mount = _mount(workspace)
@@ -75,18 +76,18 @@ def to_mime(parts: Iterable[UserDataPart]) -> str:
     for kind, text in parts:
         lines += [f"--{_BOUNDARY}", f'Content-Type: {_TYPES[kind]}; charset="us-ascii"', ""]
         lines += [text.rstrip("\n"), ""]
-    made = "\n".join([*lines, f"--{_BOUNDARY}--", ""])
-    size = len(made.encode())
+    message = "\n".join([*lines, f"--{_BOUNDARY}--", ""])
+    size = len(message.encode())
     if size > MAX_USER_DATA:
         raise ConfigError("The user data", [f"{size} bytes; EC2 allows {MAX_USER_DATA}."])
-    return made
+    return message
 
 
 def _firewall() -> str:
-    """Keep jobs from the instance metadata, and so from the instance's role.
+    """Block the instance metadata for jobs, so that they cannot use the instance's role.
 
-    Jobs share the host's network, so a hop limit alone does not do that. Their own credentials come
-    from 169.254.170.2, which this rule does not block.
+    Jobs share the host's network, so a hop limit does not suffice. The credentials of their own
+    role come from 169.254.170.2, which this rule does not block.
     """
     return f"""\
 #!/bin/bash
@@ -98,8 +99,8 @@ iptables -w 10 -C "${{rule[@]}}" 2> /dev/null || iptables -w 10 -I "${{rule[@]}}
 def _notices() -> str:
     """A service that writes EC2's spot notices to a file for batchml/runtime/telemetry/spot.py.
 
-    The firewall keeps containers from reading them at the source. A restart of the service keeps
-    the folder, because containers have mounted it. See `docs/decisions/027-notices.md`.
+    The firewall keeps containers from reading the notices themselves. A restart of the service must
+    not replace the folder, because containers have mounted it. See `docs/decisions/027-notices.md`.
     """
     return f"""\
 #!/bin/bash
@@ -143,7 +144,7 @@ systemctl start --no-block batchml-notice
 
 
 def _agent(stop_seconds: int, has_gpus: bool, lets_privileged: bool) -> str:
-    """Set keys of the agent's file one by one: AWS Batch writes ECS_CLUSTER into the same file."""
+    """Configure the ECS agent, key by key, because AWS Batch writes ECS_CLUSTER to the file."""
     settings = {
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
         "ECS_CONTAINER_STOP_TIMEOUT": f"{stop_seconds}s",
@@ -173,14 +174,14 @@ put() {{
 
 
 def _mount(workspace: WorkspaceMount) -> str:
-    """Mount the workspace before the agent starts: else jobs would write to the host's disk."""
+    """Mount the workspace before the ECS agent starts; otherwise jobs could write to the disk."""
     if workspace.kind == "none":
         return ""
     efs = workspace.kind == "efs"
-    # The AMIs of AWS and ours have the programs that mount; other AMIs may lack them.
+    # AWS's AMIs and ours have the program that mounts; other AMIs may lack it.
     program, package = ("mount.efs", "amazon-efs-utils") if efs else ("mount.lustre", LUSTRE)
     command = _mount_efs(workspace) if efs else _mount_lustre(workspace)
-    # Every user of a job may write. An access point has permissions of its own.
+    # Any user of a container may write. An access point has its own permissions.
     share = "" if workspace.access_point else f"\n        chmod 1777 {WORKSPACE}"
     return f"""\
 #!/bin/bash
@@ -231,7 +232,7 @@ _NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTem
 _NO_GROUP = "InvalidPlacementGroup.Unknown"
 _SAME_GROUP = "InvalidPlacementGroup.Duplicate"
 _GROUP_IN_USE = "InvalidPlacementGroup.InUse"
-_HASH = "batchml content "  # in a version's description, before the hash
+_HASH = "batchml content "  # before the hash in a version's description
 
 
 class LaunchTemplate(Struct, frozen=True):
@@ -243,7 +244,7 @@ class LaunchTemplate(Struct, frozen=True):
 
 
 def compute_user_data(site: Site, compute: Compute) -> str:
-    """The user data of a compute environment's instances."""
+    """The user data for the instances of a compute environment."""
     return make_user_data(
         workspace=site.workspace,
         stop_seconds=compute.stop_seconds,
@@ -256,9 +257,9 @@ def compute_user_data(site: Site, compute: Compute) -> str:
 def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str, Any]:
     """The CreateLaunchTemplate request for the compute environment `name`.
 
-    The security groups are those of the compute environment. The description has a hash of the
-    content (see `content_hash`), by which an unchanged template is recognized. Raises ConfigError
-    if the user data exceeds 16 KB.
+    The compute environment has the security groups. The description has a hash of the content (see
+    `content_hash`), by which `setup` recognizes an unchanged template. Raises ConfigError if the
+    user data exceeds 16 KB.
     """
     tags = site.tagged(name, compute.tags)
     named = {**tags, "Name": site.named(name)}
@@ -267,7 +268,7 @@ def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
-            # The nodes of a multi-node job have a network of their own, one hop away.
+            # The nodes of a multi-node job are in another network, one hop away.
             "HttpPutResponseHopLimit": 1,
             "HttpProtocolIpv6": "disabled",
             "InstanceMetadataTags": "disabled",
@@ -347,10 +348,9 @@ class LaunchApi:
     def template(self, name: str) -> LaunchTemplate | None:
         """The newest version of a launch template; None if it does not exist."""
         try:
-            with translate_errors("DescribeLaunchTemplateVersions"):
-                found = self._client.describe_launch_template_versions(
-                    LaunchTemplateName=name, Versions=["$Latest"]
-                )["LaunchTemplateVersions"]
+            request = {"LaunchTemplateName": name, "Versions": ["$Latest"]}
+            answer = call(self._client, "DescribeLaunchTemplateVersions", **request)
+            found = answer["LaunchTemplateVersions"]
         except ServiceError as error:
             if error.code in _NO_TEMPLATE:
                 return None
@@ -359,68 +359,59 @@ class LaunchApi:
 
     def templates(self, env: str) -> dict[str, LaunchTemplate]:
         """The newest version of every launch template of an environment, by name."""
-        with translate_errors("DescribeLaunchTemplates"):
-            pages = self._client.get_paginator("describe_launch_templates").paginate(
-                Filters=[_tagged(env)]
-            )
-            names = [each["LaunchTemplateName"] for p in pages for each in p["LaunchTemplates"]]
-        found = {name: self.template(name) for name in sorted(names)}
+        entries = read_entries(
+            self._client, "DescribeLaunchTemplates", "LaunchTemplates", Filters=[_tagged(env)]
+        )
+        names = sorted(each["LaunchTemplateName"] for each in entries)
+        found = {name: self.template(name) for name in names}
         return {name: template for name, template in found.items() if template is not None}
 
     def groups(self, env: str) -> list[str]:
         """The names of an environment's placement groups."""
-        with translate_errors("DescribePlacementGroups"):
-            found = self._client.describe_placement_groups(Filters=[_tagged(env)])
-            return sorted(group["GroupName"] for group in found["PlacementGroups"])
+        answer = call(self._client, "DescribePlacementGroups", Filters=[_tagged(env)])
+        return sorted(group["GroupName"] for group in answer["PlacementGroups"])
 
     def delete_images(self, env: str, keep: str = "") -> list[str]:
         """Deregister the AMIs of an environment, with their snapshots. Return their ids.
 
         The AMI with the id `keep` stays.
         """
-        with translate_errors("DescribeImages"):
-            found = self._client.describe_images(Owners=["self"], Filters=[_tagged(env)])["Images"]
-        for image in found:
-            if image["ImageId"] == keep:
-                continue
-            with translate_errors("DeregisterImage"):
-                self._client.deregister_image(ImageId=image["ImageId"])
+        request = {"Owners": ["self"], "Filters": [_tagged(env)]}
+        images = call(self._client, "DescribeImages", **request)["Images"]
+        to_delete = [image for image in images if image["ImageId"] != keep]
+        for image in to_delete:
+            call(self._client, "DeregisterImage", ImageId=image["ImageId"])
             for mapping in image.get("BlockDeviceMappings", ()):
                 snapshot = mapping.get("Ebs", {}).get("SnapshotId")
                 if snapshot:
-                    with translate_errors("DeleteSnapshot"):
-                        self._client.delete_snapshot(SnapshotId=snapshot)
-        return [image["ImageId"] for image in found if image["ImageId"] != keep]
+                    call(self._client, "DeleteSnapshot", SnapshotId=snapshot)
+        return [image["ImageId"] for image in to_delete]
 
     def create_template(self, request: Mapping[str, Any]) -> LaunchTemplate:
         """Create a launch template. Return its first version."""
-        with translate_errors("CreateLaunchTemplate"):
-            made = self._client.create_launch_template(**request)["LaunchTemplate"]
-            version = int(made["LatestVersionNumber"])
+        created = call(self._client, "CreateLaunchTemplate", **request)["LaunchTemplate"]
+        version = int(created["LatestVersionNumber"])
         return LaunchTemplate(request["LaunchTemplateName"], version, content_hash(request))
 
     def add_version(self, request: Mapping[str, Any]) -> LaunchTemplate:
         """Create a version of an existing launch template, from a CreateLaunchTemplate request."""
-        given = {key: value for key, value in request.items() if key != "TagSpecifications"}
-        with translate_errors("CreateLaunchTemplateVersion"):
-            made = self._client.create_launch_template_version(**given)["LaunchTemplateVersion"]
-            version = int(made["VersionNumber"])
+        untagged = {key: value for key, value in request.items() if key != "TagSpecifications"}
+        answer = call(self._client, "CreateLaunchTemplateVersion", **untagged)
+        version = int(answer["LaunchTemplateVersion"]["VersionNumber"])
         return LaunchTemplate(request["LaunchTemplateName"], version, content_hash(request))
 
     def delete_template(self, name: str) -> None:
         """Delete a launch template with all its versions, if it exists."""
         try:
-            with translate_errors("DeleteLaunchTemplate"):
-                self._client.delete_launch_template(LaunchTemplateName=name)
+            call(self._client, "DeleteLaunchTemplate", LaunchTemplateName=name)
         except ServiceError as error:
             if error.code not in _NO_TEMPLATE:
                 raise
 
     def create_placement_group(self, request: Mapping[str, Any]) -> None:
-        """Create a placement group, or accept the one that an earlier call created."""
+        """Create a placement group, if an earlier call has not created it already."""
         try:
-            with translate_errors("CreatePlacementGroup"):
-                self._client.create_placement_group(**request)
+            call(self._client, "CreatePlacementGroup", **request)
         except ServiceError as error:
             tags = {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
             ours = error.code == _SAME_GROUP and self.groups(tags["batchml:env"])
@@ -430,8 +421,7 @@ class LaunchApi:
     def delete_placement_group(self, name: str) -> bool:
         """Delete a placement group, if it exists. Return False while instances use it."""
         try:
-            with translate_errors("DeletePlacementGroup"):
-                self._client.delete_placement_group(GroupName=name)
+            call(self._client, "DeletePlacementGroup", GroupName=name)
         except ServiceError as error:
             if error.code == _GROUP_IN_USE:
                 return False

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.aws.credentials_help import allow_statement, explain_denial, parse_denial
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries
 from batchml.aws.session import Session
 from batchml.errors import (
     AccessError,
@@ -44,11 +44,13 @@ PUSH_ACTIONS = (
 
 
 class Repository(Struct, frozen=True):
-    name: str  # with its prefix
+    """A repository of ECR."""
+
+    name: str  # batchml/NAME
     uri: str  # REGISTRY/batchml/NAME
     arn: str
     is_immutable: bool
-    scans: bool
+    scans: bool  # whether ECR scans images at a push
 
 
 class PushedImage(Struct, frozen=True):
@@ -62,13 +64,13 @@ class PushedImage(Struct, frozen=True):
 
 
 class RegistryLogin(Struct, frozen=True):
-    """A password of ECR for the Docker engine. It is stored nowhere."""
+    """The user and password with which the Docker engine pushes to ECR. They are not stored."""
 
     user: str
     password: str
 
     def __repr__(self) -> str:
-        return f"Login({self.user!r}, ...)"
+        return f"RegistryLogin({self.user!r}, ...)"
 
 
 # --- Requests -------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def repository_name(image: str) -> str:
 def create_repository(
     image: str, env: str, tags: Mapping[str, str], kms_key: str = ""
 ) -> dict[str, Any]:
-    """CreateRepository. Without `kms_key` (an ARN), AWS's key for ECR encrypts the images.
+    """The CreateRepository request. `kms_key` is the ARN of a key; without it, AWS's key is used.
 
     The key cannot be changed later.
     """
@@ -97,9 +99,9 @@ def create_repository(
 
 
 def lifecycle_policy(repository: str, keep: int = KEEP) -> dict[str, Any]:
-    """PutLifecyclePolicy: keep the newest `keep` images; delete images without a tag in a day."""
+    """The PutLifecyclePolicy request: keep the newest `keep` images, and untagged images a day."""
     policy = {"rules": [
-        _rule(1, "What has no tag", "untagged",
+        _rule(1, "Images without a tag", "untagged",
               countType="sinceImagePushed", countUnit="days", countNumber=1),
         _rule(2, f"All but the newest {keep}", "any",
               countType="imageCountMoreThan", countNumber=keep),
@@ -117,7 +119,7 @@ def _rule(priority: int, text: str, status: str, **selection: str | int) -> dict
 
 
 def repair_requests(repository: Repository) -> list[tuple[str, dict[str, Any]]]:
-    """The operations that give a repository made by others the settings of ours."""
+    """The operations, with requests, that give an existing repository the settings of ours."""
     found: list[tuple[str, dict[str, Any]]] = []
     name = {"repositoryName": repository.name}
     if not repository.is_immutable:
@@ -159,10 +161,10 @@ class Ecr:
     def ensure(
         self, image: str, env: str, tags: Mapping[str, str] | None = None, kms_key: str = ""
     ) -> tuple[Repository, bool]:
-        """Create the image's repository, or mend its settings. Return it, and whether it is new."""
+        """Create an image's repository or correct its settings. Return it and whether it is new."""
         name = repository_name(image)
         found = self.repository(image)
-        made = found is None
+        is_new = found is None
         if found is None:
             try:
                 self._call("CreateRepository", create_repository(image, env, tags or {}, kms_key))
@@ -176,9 +178,10 @@ class Ecr:
             self._call(operation, request)
         if not self._has_lifecycle(name):
             self._call("PutLifecyclePolicy", lifecycle_policy(name))
-        return found, made
+        return found, is_new
 
     def repository(self, image: str) -> Repository | None:
+        """The repository of an image, or None."""
         name = repository_name(image)
         try:
             answer = self._call("DescribeRepositories", {"repositoryNames": [name]})
@@ -186,8 +189,7 @@ class Ecr:
             if error.code == "RepositoryNotFoundException":
                 return None
             raise
-        with translate_errors("DescribeRepositories"):
-            return _to_repository(answer["repositories"][0])
+        return _to_repository(answer["repositories"][0])
 
     def find(self, image: str, tag: str) -> PushedImage | None:
         """The image with this tag, or None."""
@@ -199,20 +201,18 @@ class Ecr:
             if error.code in ("ImageNotFoundException", "RepositoryNotFoundException"):
                 return None
             raise
-        with translate_errors("DescribeImages"):
-            return next((_to_pushed(detail, tag) for detail in answer["imageDetails"]), None)
+        return next((_to_pushed(detail, tag) for detail in answer["imageDetails"]), None)
 
     def list_images(self, image: str) -> list[PushedImage]:
-        """The images of a repository that have tags, newest first."""
-        name = repository_name(image)
-        request = {"repositoryName": name, "filter": {"tagStatus": "TAGGED"}}
+        """The tagged images in the repository of an image, the newest first."""
+        request = {
+            "repositoryName": repository_name(image),
+            "filter": {"tagStatus": "TAGGED"},
+        }
         found: list[PushedImage] = []
         try:
-            with translate_errors("DescribeImages"):
-                pages = self._client.get_paginator("describe_images").paginate(**request)
-                for page in pages:
-                    for detail in page["imageDetails"]:
-                        found += [_to_pushed(detail, tag) for tag in detail["imageTags"]]
+            for detail in read_entries(self._client, "DescribeImages", "imageDetails", **request):
+                found += [_to_pushed(detail, tag) for tag in detail["imageTags"]]
         except ServiceError as error:
             if error.code != "RepositoryNotFoundException":
                 raise
@@ -220,16 +220,13 @@ class Ecr:
 
     def list_repositories(self) -> list[Repository]:
         """The repositories `batchml/*` of this account and region."""
-        with translate_errors("DescribeRepositories"):
-            pages = self._client.get_paginator("describe_repositories").paginate()
-            every = [_to_repository(one) for page in pages for one in page["repositories"]]
-        return [one for one in every if one.name.startswith(_PREFIX)]
+        entries = read_entries(self._client, "DescribeRepositories", "repositories")
+        return [each for each in map(_to_repository, entries) if each.name.startswith(_PREFIX)]
 
     def login(self) -> RegistryLogin:
-        """Get a password for 12 hours."""
+        """Get a password that is valid for 12 hours."""
         answer = self._call("GetAuthorizationToken", {})
-        with translate_errors("GetAuthorizationToken"):
-            token = answer["authorizationData"][0]["authorizationToken"]
+        token = answer["authorizationData"][0]["authorizationToken"]
         user, _, password = base64.b64decode(token).decode().partition(":")
         return RegistryLogin(user, password)
 
@@ -247,14 +244,12 @@ class Ecr:
         return self._session.client("ecr")
 
     def _call(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        method = re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()
-        with translate_errors(operation):
-            answer: dict[str, Any] = getattr(self._client, method)(**request)
-            return answer
+        return call(self._client, operation, **request)
 
 
 def image_not_pushed(reference: str, command: str) -> NotFound:
-    return NotFound("Image", reference, (), f"It is not in ECR. Put it there: {command}")
+    """The error for an image that `command` must push to ECR first."""
+    return NotFound("Image", reference, (), f"It is not in ECR. Push it: {command}")
 
 
 def _to_repository(found: Mapping[str, Any]) -> Repository:
@@ -282,7 +277,7 @@ def _to_pushed(detail: Mapping[str, Any], tag: str) -> PushedImage:
 # --- The Docker engine ----------------------------------------------------------------------------
 
 
-# `notify(text, is_step)`: a step is a line of its own; other texts come many times a second.
+# Called as `notify(text, is_step)`: show each step in its own line; other texts change often.
 NotifyBuild = Callable[[str, bool], None]
 
 SILENCE = 900.0  # seconds without an answer, while a registry stores a layer
@@ -290,7 +285,7 @@ _LAST_LINES = 15
 _LONGEST_STEP = 100
 
 _NO_ENGINE = (
-    "Images are built and pushed by a Docker engine, and none answers{why}. Install an engine "
+    "No Docker engine answers{why}, and it is needed to build and push images. Install an engine "
     "(https://docs.docker.com/engine/install) and start it; `docker info` must work for you. "
     "For an engine on another machine, set DOCKER_HOST."
 )
@@ -305,7 +300,7 @@ _FULL = (
 
 
 class EngineImage(Struct, frozen=True):
-    """An image that the engine has."""
+    """An image in the Docker engine."""
 
     reference: str
     id: str
@@ -319,18 +314,19 @@ class ImageEngine:
     """
 
     def __init__(self) -> None:
-        self._made: Any = None
+        self._api_client: Any = None
 
     @property
     def _api(self) -> Any:
-        if self._made is None:
+        if self._api_client is None:
             import docker
 
             where = docker.utils.kwargs_from_env()
-            self._made = docker.APIClient(version="auto", timeout=SILENCE, **where)
-        return self._made
+            self._api_client = docker.APIClient(version="auto", timeout=SILENCE, **where)
+        return self._api_client
 
     def find(self, reference: str) -> EngineImage | None:
+        """The image with this name in the engine, or None."""
         with _engine():
             import docker
 
@@ -341,7 +337,7 @@ class ImageEngine:
             return EngineImage(reference, found["Id"], int(found["Size"]))
 
     def list_images(self) -> list[EngineImage]:
-        """The images `batchml/*`."""
+        """The images `batchml/*` in the engine."""
         with _engine():
             found = self._api.images(filters={"reference": "batchml/*"})
         return [
@@ -351,7 +347,7 @@ class ImageEngine:
         ]
 
     def build(self, recipe: Recipe, notify: NotifyBuild) -> EngineImage:
-        """Build the image. It gets its name only after the last step.
+        """Build an image. The engine names it only after the last step.
 
         Raises ImageError with the step that failed and the last lines of its output.
         """
@@ -374,11 +370,11 @@ class ImageEngine:
     def push(
         self, recipe: Recipe, uri: str, arn: str, login: RegistryLogin, notify: NotifyBuild
     ) -> str:
-        """Push the image to REGISTRY/NAME. Return its digest.
+        """Push an image to the repository `uri` (REGISTRY/NAME). Return its digest.
 
-        After a failure, the registry does not have the image, but has the layers that were sent;
-        the next push continues with the others. Raises TagTaken, AccessError, ServiceUnreachable,
-        ImageError.
+        `arn` is the ARN of the repository. After a failure, the registry keeps the layers that were
+        sent, and the next push sends only the other layers. Raises TagTaken, AccessError,
+        ServiceUnreachable, ImageError.
         """
         target = f"{uri}:{recipe.tag}"
         auth = {"username": login.user, "password": login.password}
@@ -397,7 +393,7 @@ class ImageEngine:
                     if is_step is not None:
                         notify(str(output), is_step)
             finally:
-                self._api.remove_image(target)  # the name alone: the image has another name
+                self._api.remove_image(target)  # removes only this name of the image
         if not digest:
             raise to_push_error("the engine's answer ended early", target, arn)
         return digest
@@ -457,12 +453,12 @@ class PushOutput:
     def __init__(self, title: str) -> None:
         self._title = title
         self._layers: set[str] = set()
-        self._there: set[str] = set()  # in the registry before the push
+        self._existing: set[str] = set()  # were in the registry before the push
         self._done: set[str] = set()
-        self._bytes: dict[str, tuple[int, int]] = {}  # of a layer: sent, total
+        self._bytes: dict[str, tuple[int, int]] = {}  # by layer: sent, total
 
     def read(self, entry: Mapping[str, Any]) -> bool | None:
-        """Return None if the text stays as it was, else whether a layer is finished."""
+        """Return whether a layer is finished; None if the text has not changed."""
         layer, status = str(entry.get("id", "")), str(entry.get("status", ""))
         if not layer or layer in self._done:
             return None
@@ -476,14 +472,15 @@ class PushOutput:
             return False
         if status == "Pushed" or status == "Layer already exists" or status.startswith("Mounted"):
             self._layers.add(layer)
-            (self._done if status == "Pushed" else self._there).add(layer)
+            if status != "Pushed":
+                self._existing.add(layer)
             self._done.add(layer)
             return True
         return None
 
     def __str__(self) -> str:
-        there = f", {len(self._there)} were there" if self._there else ""
-        text = f"{self._title}: {len(self._done)} of {len(self._layers)} layers{there}"
+        existing = f", {len(self._existing)} already there" if self._existing else ""
+        text = f"{self._title}: {len(self._done)} of {len(self._layers)} layers{existing}"
         if self._bytes:
             sent, total = (
                 sum(numbers) / 1e6 for numbers in zip(*self._bytes.values(), strict=True)
@@ -493,13 +490,13 @@ class PushOutput:
 
 
 def to_push_error(text: str, target: str, arn: str) -> BatchmlError:
-    """The error that explains to the user why a push ended. `arn` is the repository's."""
+    """The error that explains a failed push to the user. `arn` is the ARN of the repository."""
     low = text.lower()
     if any(word in low for word in ("unauthorized", "no basic auth", "authentication required",
                                     "authorization token has expired")):  # fmt: skip
         return AccessError(
-            f"The registry refuses the login of ECR ({text}), {target} is not pushed. A login is "
-            "valid for 12 hours, for this account's registry: check the machine's clock and "
+            f"{target} was not pushed: the registry refuses the login of ECR ({text}). A login is "
+            "valid for 12 hours and for this account's registry: check the machine's clock and "
             "`aws sts get-caller-identity`, then push again."
         )
     if "not authorized to perform" in low or low.startswith("denied"):
@@ -511,7 +508,7 @@ def to_push_error(text: str, target: str, arn: str) -> BatchmlError:
     busy = "toomanyrequests" in low or "rate exceeded" in low
     why = "the registry is too busy" if busy else "the connection ended"
     return ServiceUnreachable(
-        f"{target} is not pushed, {why}: {text}. Push again: only the missing layers are sent."
+        f"{target} was not pushed, {why}: {text}. Push again: only the missing layers are sent."
     )
 
 

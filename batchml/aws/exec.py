@@ -1,8 +1,8 @@
-"""ECS Exec and Session Manager: start a command in a container, or forward a port to it.
+"""ECS Exec and Session Manager: start a command in a container, or forward a port to a container.
 
 Sources: Amazon ECS API Reference, ExecuteCommand, DescribeTasks (ManagedAgent); AWS Systems Manager
 API Reference, StartSession; AWS CLI, customizations/ecs/executecommand.py and sessionmanager.py,
-which have the arguments of the program session-manager-plugin.
+which show the arguments of the program session-manager-plugin.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call
 from batchml.aws.session import Session
 from batchml.errors import ExecUnavailable, ServiceError
 
@@ -21,13 +21,13 @@ FORWARD = "AWS-StartPortForwardingSession"
 
 _CONTAINER = "default"  # AWS Batch's name for a job's only container
 _AGENT = "ExecuteCommandAgent"
-_BY_NAME = "AWS_SSM_START_SESSION_RESPONSE"
-_LAST_WITHOUT = (1, 2, 497, 0)  # the newest plugin that reads the session from an argument only
+_SESSION_VARIABLE = "AWS_SSM_START_SESSION_RESPONSE"
+_LAST_WITHOUT_VARIABLE = (1, 2, 497, 0)  # the newest plugin that needs the session as argument
 _ARN = re.compile(r"arn:[\w-]+:ecs:(?P<region>[\w-]+):\d*:task/(?:(?P<cluster>.+)/)?(?P<id>[^/]+)")
 
 
 class EcsTask(Struct, frozen=True):
-    """A task of ECS, and the container of it that a run is."""
+    """A task of ECS, with its container that belongs to the run."""
 
     arn: str
     region: str
@@ -35,9 +35,9 @@ class EcsTask(Struct, frozen=True):
     id: str
     container: str = _CONTAINER
     runtime_id: str = ""
-    is_enabled: bool = True  # it was started with ECS Exec
-    agent: str = ""  # the state of ECS Exec's agent; "" for unknown
-    why: str = ""  # the reason for that state
+    is_enabled: bool = True  # whether the task was started with ECS Exec
+    agent: str = ""  # the state of ECS Exec's agent; "" if it is unknown
+    why: str = ""  # the reason for the agent's state
 
     @property
     def target(self) -> str:
@@ -46,7 +46,7 @@ class EcsTask(Struct, frozen=True):
 
 
 class SsmSession(Struct, frozen=True):
-    """A new session of Session Manager, not yet connected. `session` has its secret token."""
+    """A new session of Session Manager, not yet connected. `session` has a secret token."""
 
     session: dict[str, str]  # SessionId, StreamUrl, TokenValue
     target: dict[str, Any]
@@ -58,7 +58,7 @@ class SsmSession(Struct, frozen=True):
 
 
 def parse_task_arn(arn: str) -> EcsTask:
-    """Raises ExecUnavailable for other ARNs."""
+    """Parse the ARN of a task of ECS. Raises ExecUnavailable for other texts."""
     found = _ARN.fullmatch(arn)
     if found is None or not found["cluster"]:
         raise ExecUnavailable(f"{arn or 'The empty ARN'} is not the ARN of a task of ECS.")
@@ -134,16 +134,16 @@ def plugin_arguments(
     Versions after 1.2.497 read the session from a variable instead.
     """
     session, variables = json.dumps(opened.session), {}
-    if parse_version(version) > _LAST_WITHOUT:
-        variables[_BY_NAME] = session
-        session = _BY_NAME
+    if parse_version(version) > _LAST_WITHOUT_VARIABLE:
+        variables[_SESSION_VARIABLE] = session
+        session = _SESSION_VARIABLE
     target = json.dumps(opened.target)
     arguments = [plugin, session, opened.region, "StartSession", profile, target, opened.endpoint]
     return arguments, variables
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """`(1, 2, 650, 0)`; zeros for a text that is no version."""
+    """Parse `1.2.650.0` to `(1, 2, 650, 0)`; other texts to zeros."""
     words = text.strip().split(".")
     if not all(word.isascii() and word.isdigit() for word in words) or len(words) > 4:
         return (0, 0, 0, 0)
@@ -160,20 +160,19 @@ class ExecApi:
     def find(self, arn: str) -> EcsTask:
         """Find the run's container by its task's ARN. Raises ExecUnavailable."""
         task = parse_task_arn(arn)
-        with translate_errors("ecs:DescribeTasks"):
-            answer = self._session.client("ecs").describe_tasks(
-                cluster=task.cluster, tasks=[task.arn]
-            )
+        request = {"cluster": task.cluster, "tasks": [task.arn]}
+        answer = call(self._session.client("ecs"), "ecs:DescribeTasks", **request)
         found = parse_task(task, answer)
         check_exec(found)
         return found
 
     def open_command(self, task: EcsTask, command: str) -> SsmSession:
         """Start a command in the container. Raises ExecUnavailable."""
-        client = self._session.client("ecs", attempts=1)  # a second call would be a second command
+        client = self._session.client(
+            "ecs", attempts=1
+        )  # if the call were repeated, two commands could run
         try:
-            with translate_errors("ecs:ExecuteCommand"):
-                answer = client.execute_command(**exec_request(task, command))
+            answer = call(client, "ecs:ExecuteCommand", **exec_request(task, command))
         except ServiceError as error:
             raise _explain(error) from error
         session = {
@@ -181,29 +180,26 @@ class ExecApi:
             "StreamUrl": answer["session"]["streamUrl"],
             "TokenValue": answer["session"]["tokenValue"],
         }
-        return SsmSession(session, {"Target": task.target}, *_of(client))
+        return SsmSession(session, {"Target": task.target}, *_region_and_endpoint(client))
 
     def open_forward(self, task: EcsTask, port: int, local_port: int) -> SsmSession:
         """Start a session that forwards a port. Raises ExecUnavailable."""
         client = self._session.client("ssm", attempts=1)
         request = forward_request(task, port, local_port)
         try:
-            with translate_errors("ssm:StartSession"):
-                answer = client.start_session(**request)
+            answer = call(client, "ssm:StartSession", **request)
         except ServiceError as error:
             raise _explain(error) from error
         session = {name: answer[name] for name in ("SessionId", "TokenValue", "StreamUrl")}
-        return SsmSession(session, request, *_of(client))
+        return SsmSession(session, request, *_region_and_endpoint(client))
 
     def end(self, opened: SsmSession) -> None:
         """End a session that was not connected."""
-        with translate_errors("ssm:TerminateSession"):
-            self._session.client("ssm", attempts=1).terminate_session(
-                SessionId=opened.session["SessionId"]
-            )
+        client = self._session.client("ssm", attempts=1)
+        call(client, "ssm:TerminateSession", SessionId=opened.session["SessionId"])
 
 
-def _of(client: Any) -> tuple[str, str]:
+def _region_and_endpoint(client: Any) -> tuple[str, str]:
     return client.meta.region_name, client.meta.endpoint_url
 
 
@@ -225,7 +221,7 @@ _EARLY = ("TargetNotConnected", "TargetNotConnectedException")
 
 
 def _explain(error: ServiceError) -> Exception:
-    """The error with an explanation, if its code has one."""
+    """The error that explains a refusal; the error itself for other codes."""
     text = _REFUSED.get(error.code)
     if not text:
         return error

@@ -1,8 +1,8 @@
 """FSx for Lustre: its association with a bucket, and tasks that export, import or release files.
 
-Automatic export copies a file to the bucket some time after it was closed, and nothing reports
-when. The end of an export task reports that all files are in the bucket. AWS refuses such a task
-while automatic export is on, so automatic export is paused for it.
+Automatic export copies a file to the bucket some time after it was closed, and AWS does not report
+when. An export task ends when all files are in the bucket. AWS refuses such a task while automatic
+export is on, so automatic export is paused during the task.
 
 Sources: Amazon FSx API reference, CreateDataRepositoryTask, UpdateDataRepositoryAssociation; FSx
 for Lustre User Guide, "Automatically export updates", "Using data repository tasks".
@@ -15,17 +15,16 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_token_pages
 from batchml.aws.session import Session
 from batchml.errors import NotFound
 
 TaskType = Literal[
     "EXPORT_TO_REPOSITORY", "IMPORT_METADATA_FROM_REPOSITORY", "RELEASE_DATA_FROM_FILESYSTEM"
 ]
-EVENTS = ("NEW", "CHANGED", "DELETED")  # as in cfn/storage.yaml
-REPORTS = ".batchml/archive/tasks"  # below the association's prefix, as AWS demands
+EVENTS = ("NEW", "CHANGED", "DELETED")  # the events of automatic export, as in cfn/storage.yaml
+REPORTS = ".batchml/archive/tasks"  # the folder for reports, below the association's prefix
 
-_TASKS = "describe_data_repository_tasks"
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 
 
@@ -50,7 +49,7 @@ class DataRepositoryAssociation(Struct, frozen=True):
 
 
 class DataRepositoryTask(Struct, frozen=True):
-    """A data repository task, with its numbers of files."""
+    """A data repository task, with the numbers of its files."""
 
     id: str
     type: str
@@ -59,7 +58,7 @@ class DataRepositoryTask(Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     reason: str = ""
-    report: str = ""  # s3://...: the list of its failures
+    report: str = ""  # the s3:// URL of the list of files that failed
 
     @property
     def is_over(self) -> bool:
@@ -75,9 +74,9 @@ def task_request(
     paths: Sequence[str] = (),
     release_days: int = 0,
 ) -> dict[str, Any]:
-    """The CreateDataRepositoryTask request. Without paths, it is for all files.
+    """The CreateDataRepositoryTask request. Without `paths`, the task is for all files.
 
-    A release frees the space of files that were not opened for `release_days`.
+    A release task frees the space of files that were not opened for `release_days`.
     """
     request: dict[str, Any] = {
         "Type": kind,
@@ -114,15 +113,16 @@ def association_request(
     }
 
 
-def key_prefix(place: str) -> str:
-    """The prefix of `s3://BUCKET/PREFIX`."""
-    return place.removeprefix("s3://").partition("/")[2].strip("/")
+def key_prefix(url: str) -> str:
+    """The prefix of `s3://BUCKET/PREFIX/`, without slashes around it."""
+    return url.removeprefix("s3://").partition("/")[2].strip("/")
 
 
 def parse_report(report: bytes) -> list[str]:
-    """The files that a task's report lists as failed, each with the reason.
+    """The files that the report of a task lists as failed, each with the reason.
 
-    A line is `path,status,reason` and more. Source: "Task completion reports".
+    The report is CSV: `path,status,reason` and more. Source: FSx for Lustre User Guide, "Task
+    completion reports".
     """
     rows = csv.reader(io.StringIO(report.decode("utf-8", "replace")))
     return [
@@ -133,7 +133,7 @@ def parse_report(report: bytes) -> list[str]:
 
 
 class FsxApi:
-    """Amazon FSx's calls, with our types. Each raises what `translate_errors` does."""
+    """Amazon FSx's calls, with our types. Each raises what `call` does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -141,51 +141,48 @@ class FsxApi:
     def association(self, file_system: str) -> DataRepositoryAssociation:
         """The association of a file system with its bucket. Raises NotFound."""
         filters = [{"Name": "file-system-id", "Values": [file_system]}]
-        for each in self._pages("describe_data_repository_associations", Filters=filters):
-            return _link(each)
-        raise NotFound("Link to a bucket", file_system, [], "batchml setup makes one.")
+        pages = read_token_pages(
+            self._client, "DescribeDataRepositoryAssociations", Filters=filters
+        )
+        for page in pages:
+            for detail in page["Associations"]:
+                return _association(detail)
+        kind = "Data repository association of the file system"
+        raise NotFound(kind, file_system, [], "batchml setup creates it.")
 
     def change(self, link: DataRepositoryAssociation, exports: Sequence[str], token: str) -> None:
-        """Begin to set the events of automatic export; none turns it off."""
-        with translate_errors("UpdateDataRepositoryAssociation"):
-            self._client.update_data_repository_association(
-                **association_request(link, exports, token)
-            )
+        """Begin to set the events of automatic export; without events it is off."""
+        request = association_request(link, exports, token)
+        call(self._client, "UpdateDataRepositoryAssociation", **request)
 
     def begin(self, request: Mapping[str, Any]) -> DataRepositoryTask:
-        with translate_errors("CreateDataRepositoryTask"):
-            return _task(self._client.create_data_repository_task(**request)["DataRepositoryTask"])
+        """Create a task, and return it."""
+        answer = call(self._client, "CreateDataRepositoryTask", **request)
+        return _task(answer["DataRepositoryTask"])
 
     def task(self, task_id: str) -> DataRepositoryTask:
-        (found,) = self._pages(_TASKS, TaskIds=[task_id])
-        return _task(found)
+        """Read the present state of a task."""
+        (found,) = self._tasks(TaskIds=[task_id])
+        return found
 
     def running(self, file_system: str) -> list[DataRepositoryTask]:
-        """The tasks that have not ended. AWS runs one after the other."""
+        """The tasks that have not ended. AWS runs them one after the other."""
         filters = [
             {"Name": "file-system-id", "Values": [file_system]},
             {"Name": "task-lifecycle", "Values": ["PENDING", "EXECUTING", "CANCELING"]},
         ]
-        return [_task(each) for each in self._pages(_TASKS, Filters=filters)]
+        return self._tasks(Filters=filters)
 
-    def _pages(self, operation: str, **request: Any) -> list[Any]:
-        """The results of all pages; botocore has no paginator for these operations."""
-        found: list[Any] = []
-        more: dict[str, str] = {}
-        while True:
-            with translate_errors(operation.title().replace("_", "")):
-                page = getattr(self._client, operation)(**request, **more)
-                found += page["DataRepositoryTasks" if operation == _TASKS else "Associations"]
-            if not page.get("NextToken"):
-                return found
-            more = {"NextToken": page["NextToken"]}
+    def _tasks(self, **request: Any) -> list[DataRepositoryTask]:
+        pages = read_token_pages(self._client, "DescribeDataRepositoryTasks", **request)
+        return [_task(detail) for page in pages for detail in page["DataRepositoryTasks"]]
 
     @property
     def _client(self) -> Any:
         return self._session.client("fsx")
 
 
-def _link(detail: Mapping[str, Any]) -> DataRepositoryAssociation:
+def _association(detail: Mapping[str, Any]) -> DataRepositoryAssociation:
     s3 = detail.get("S3", {})
     return DataRepositoryAssociation(
         id=detail["AssociationId"],

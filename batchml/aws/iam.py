@@ -1,15 +1,15 @@
-"""The permissions that each command needs, and a simulation of the caller's policies.
+"""The IAM permissions that each command needs, and a simulation of the caller's policies.
 
 Sources: Service Authorization Reference (actions and their resources); IAM API Reference,
 SimulatePrincipalPolicy.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries
 from batchml.aws.session import CallerIdentity, Session
 from batchml.model.environment import Environment
 
@@ -32,7 +32,7 @@ PermissionResult = Literal[
 ]
 
 # Kinds of resources and their ARNs, with `*` for the free part of a name. Actions without a
-# resource, and those on resources that have no name before they are created, are simulated on ANY.
+# resource, and actions on resources that get their names later, are simulated on ANY.
 ANY = "*"
 _ARNS = {
     "stack": "cloudformation:{region}:{account}:stack/batchml-{env}-*/*",
@@ -45,9 +45,9 @@ _ARNS = {
     "bucket itself": "s3:::batchml-{env}-{account}-{region}",
     "results": "s3:::batchml-{env}-{account}-{region}/runs/*",
     "archive": "s3:::batchml-{env}-{account}-{region}/workspace/*",
-    "half sent": "s3:::batchml-{env}-{account}-{region}/workspace/.batchml/archive/uploads/*",
+    "upload": "s3:::batchml-{env}-{account}-{region}/workspace/.batchml/archive/uploads/*",
     "file system": "fsx:{region}:{account}:file-system/*",
-    "link": "fsx:{region}:{account}:association/*",
+    "association": "fsx:{region}:{account}:association/*",
     "task": "fsx:{region}:{account}:task/*",
     "consumable": "batch:{region}:{account}:consumable-resource/batchml-*",
     "compute": "batch:{region}:{account}:compute-environment/batchml-{env}-*",
@@ -115,7 +115,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "stream": "logs:GetLogEvents",
     },
-    # A missing permission of these two makes an explanation less certain, or a cost unknown.
+    # Without some of these permissions an explanation is less certain, or a cost is unknown.
     "explain": {
         ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
         "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot "
@@ -130,14 +130,14 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "ec2:DescribeSpotPriceHistory pricing:GetProducts",
         "host": "ecs:DescribeContainerInstances",
     },
-    # Also for `compute hosts` and `queue`. The view leaves out what is not allowed, and says so.
+    # Also for `compute hosts` and `queue`. They leave out facts that they may not read, and say so.
     "top": {
         ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
         "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot ec2:DescribeInstances",
         "cluster": "ecs:ListContainerInstances",
         "host": "ecs:DescribeContainerInstances",
     },
-    # In addition to `submit`: files in transfer to and from a file system, and the archive.
+    # In addition to `submit`: transfers of files to and from a file system, and the archive.
     "workspace": {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "results": "s3:GetObject s3:PutObject s3:DeleteObject",
@@ -150,7 +150,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "cluster": "ecs:ExecuteCommand",
         "ecs task": "ecs:DescribeTasks ecs:ExecuteCommand ssm:StartSession",
     },
-    # `compute score` and `compute list`: spot placement scores, and instances that are kept warm.
+    # `compute score` and `compute list`: spot placement scores, and instances that always run.
     "compute": {
         ANY: "ec2:GetSpotPlacementScores ec2:DescribeInstanceTypes ec2:DescribeSpotPriceHistory "
         "batch:DescribeComputeEnvironments",
@@ -175,7 +175,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     },
 }  # fmt: skip
 
-# Permissions for some environments only, on any resource.
+# Permissions that only some environments need, on any resource.
 _NETWORK = {
     "setup": "ec2:CreateVpc ec2:ModifyVpcAttribute ec2:CreateSubnet ec2:CreateSecurityGroup "
     "ec2:AuthorizeSecurityGroupIngress ec2:AuthorizeSecurityGroupEgress ec2:CreateRouteTable "
@@ -200,12 +200,12 @@ _FSX = {
     "workspace": "fsx:DescribeDataRepositoryAssociations fsx:DescribeDataRepositoryTasks",
     "teardown": "fsx:DeleteFileSystem fsx:DeleteDataRepositoryAssociation",
 }
-# For the archive of a file system that is linked to the bucket.
-_LINKED = {
+# For the archive of a file system with a data repository association.
+_ASSOCIATED = {
     "file system": "fsx:CreateDataRepositoryTask",
-    "link": "fsx:UpdateDataRepositoryAssociation",
+    "association": "fsx:UpdateDataRepositoryAssociation",
     "task": "fsx:CreateDataRepositoryTask fsx:TagResource",
-    "half sent": "s3:DeleteObject",
+    "upload": "s3:DeleteObject",
 }
 _AMI = {
     "setup": "imagebuilder:CreateComponent imagebuilder:CreateImageRecipe "
@@ -218,7 +218,7 @@ _AMI = {
 _RESERVED = {"compute": "ec2:DescribeCapacityReservations"}
 _BUDGET = {"setup": "budgets:ModifyBudget", "teardown": "budgets:ModifyBudget"}
 
-_SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for the rest
+_SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for all other kinds
 
 
 class Permission(Struct, frozen=True, order=True):
@@ -231,8 +231,9 @@ class Permission(Struct, frozen=True, order=True):
 class PermissionCheck(Struct, frozen=True):
     """The result of the simulation for an action on an ARN.
 
-    `missing`: a statement in the caller's own policies helps. `denied` (explicitly), `organization`
-    and `boundary`: only the owner of the policy can help. `conditional`: it depends on the request.
+    `missing`: a statement in the caller's own policies would help. `denied` (explicitly),
+    `organization` and `boundary`: only the owner of the policy can help. `conditional`: the result
+    depends on the request.
     """
 
     permission: Permission
@@ -243,11 +244,11 @@ class PermissionCheck(Struct, frozen=True):
 def needed_permissions(environment: Environment) -> dict[Command, tuple[Permission, ...]]:
     """The permissions that each command needs for this environment, sorted."""
     found = {
-        command: {*_read(kinds), *_read({ANY: _only_here(environment, command)})}
+        command: {*_read(kinds), *_read({ANY: _conditional_actions(environment, command)})}
         for command, kinds in _COMMON.items()
     }
     if environment.storage.workspace == "fsx-lustre":
-        found["workspace"] |= {*_read(_LINKED)}
+        found["workspace"] |= {*_read(_ASSOCIATED)}
     return {command: tuple(sorted(each)) for command, each in found.items()}
 
 
@@ -258,7 +259,8 @@ def _read(kinds: Mapping[str, str]) -> Iterable[Permission]:
             yield Permission(action, kind)
 
 
-def _only_here(environment: Environment, command: Command) -> str:
+def _conditional_actions(environment: Environment, command: Command) -> str:
+    """The actions that a command needs because of the settings of this environment."""
     network, workspace = environment.network, environment.storage.workspace
     amis = {environment.ami, *(compute.ami for compute in environment.compute.values())}
     parts = [
@@ -270,11 +272,11 @@ def _only_here(environment: Environment, command: Command) -> str:
         (_RESERVED, any(compute.reservation for compute in environment.compute.values())),
         (_BUDGET, environment.budget is not None),
     ]
-    return " ".join(part.get(command, "") for part, is_here in parts if is_here)
+    return " ".join(part.get(command, "") for part, is_needed in parts if is_needed)
 
 
 def arn_of(kind: str, identity: CallerIdentity, region: str, env: str) -> str:
-    """The ARN of a kind of resource, with `*` for the free part; "*" for no resource."""
+    """The ARN pattern of a kind of resource; "*" for the kind ANY."""
     if kind == ANY:
         return ANY
     words = {"region": region, "account": identity.account, "env": env}
@@ -291,7 +293,7 @@ def simulation_requests(
 ) -> list[tuple[dict[str, Permission], dict[str, Any]]]:
     """The SimulatePrincipalPolicy requests, each with its permissions by "action ARN".
 
-    There is one for each service with resources, and one for all actions without resources.
+    There is a request for each service with resources, and a request for all other actions.
     """
     groups: dict[str, list[Permission]] = {}
     for permission in sorted(set(wanted)):
@@ -312,7 +314,7 @@ def simulation_requests(
 
 
 def _context(env: str) -> list[dict[str, Any]]:
-    """The condition keys of our requests."""
+    """The condition keys that requests of batchml have."""
     entries = {
         "iam:PassedToService": ["ecs-tasks.amazonaws.com"],
         "aws:ResourceTag/batchml:env": [env],
@@ -332,28 +334,22 @@ def simulate(
     region: str,
     env: str,
 ) -> tuple[PermissionCheck, ...]:
-    """Check each permission. No policy of the account is changed.
+    """Simulate each permission. No policy of the account is changed.
 
     Service control policies count if the organization lets the account see them; session policies
     do not count. Raises AccessError, ServiceError, ServiceUnreachable.
     """
     found: list[PermissionCheck] = []
     for permissions, request in simulation_requests(principal, wanted, identity, region, env):
-        with translate_errors("SimulatePrincipalPolicy"):
-            pages = session.client("iam").get_paginator("simulate_principal_policy")
-            asked = {key: value for key, value in request.items() if key != "MaxItems"}
-            limits = {"PageSize": request["MaxItems"]}
-            results = [
-                result
-                for page in pages.paginate(**asked, PaginationConfig=limits)
-                for result in page["EvaluationResults"]
-            ]
+        results = read_entries(
+            session.client("iam"), "SimulatePrincipalPolicy", "EvaluationResults", **request
+        )
         found += _to_checks(results, permissions, identity, region, env)
     return tuple(found)
 
 
 def _to_checks(
-    results: Sequence[Mapping[str, Any]],
+    results: Iterable[Mapping[str, Any]],
     permissions: Mapping[str, Permission],
     identity: CallerIdentity,
     region: str,
@@ -366,7 +362,7 @@ def _to_checks(
             yield PermissionCheck(permission, own_arn, result)
 
 
-def _results(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, PermissionResult]]:
+def _results(results: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str, PermissionResult]]:
     """The (action, ARN, result) of each evaluation, or of its resources if it lists them."""
     for result in results:
         action = result["EvalActionName"]
@@ -395,16 +391,15 @@ def _to_result(decision: str, result: Mapping[str, Any]) -> PermissionResult:
     return "denied" if decision == "explicitDeny" else "missing"
 
 
-# Read-only calls to try if the simulation is not allowed: service, method, arguments.
-PROBES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "cloudformation:ListStacks": ("cloudformation", "list_stacks", {}),
-    "ecr:DescribeRepositories": ("ecr", "describe_repositories", {"maxResults": 1}),
-    "logs:DescribeLogGroups": ("logs", "describe_log_groups", {"limit": 1}),
+# Read-only calls to try if the simulation is not allowed, with their arguments.
+PROBES: Mapping[str, Mapping[str, Any]] = {
+    "cloudformation:ListStacks": {},
+    "ecr:DescribeRepositories": {"maxResults": 1},
+    "logs:DescribeLogGroups": {"limit": 1},
 }
 
 
 def probe(session: Session, action: str) -> None:
     """Try a read-only action. Raises AccessError if it is denied."""
-    service, method, arguments = PROBES[action]
-    with translate_errors(action.partition(":")[2]):
-        getattr(session.client(service), method)(**arguments)
+    service, _, operation = action.partition(":")
+    call(session.client(service), operation, **PROBES[action])

@@ -1,7 +1,7 @@
 """Sessions with AWS: credentials, clients for a region, the caller's identity.
 
-No other module imports the AWS SDK. Clients are made by botocore, not by boto3: they are the same
-clients, in two thirds of the time.
+No other module imports the AWS SDK. botocore makes the clients, not boto3: it makes the same
+clients in two thirds of the time.
 
 Sources: STS API Reference, GetCallerIdentity; EC2 API Reference, DescribeRegions; IAM User Guide,
 "IAM identifiers".
@@ -19,17 +19,17 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from batchml.aws.credentials_help import AwsCaller, explain_mfa
-from batchml.aws.errors import no_credentials, translate_credential_errors, translate_errors
+from batchml.aws.errors import call, no_credentials, translate_credential_errors
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 
 _MODELS = ("batch", "ecs", "logs", "sts")
 _TRIES = 5  # of a call whose answer was cut off
-_SILENT_TRIES = 3  # of a call to this machine that is not answered, all within the limit
+_SILENT_TRIES = 3  # of a call that the embedded server does not answer, all within `limit`
 _TIMEOUTS = ("ReadTimeoutError", "ConnectTimeoutError")
 
 
 def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
-    """Whether an answer was cut off: botocore reads such an answer as a success without members.
+    """Whether an answer was cut off: botocore reads it as a success without members.
 
     A complete answer has at least one of its members, if only as an empty list.
     """
@@ -43,7 +43,7 @@ def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
 
 
 class Access(Struct, frozen=True):
-    """How to reach AWS, or the embedded AWS Batch of this machine at `endpoint`.
+    """How to reach AWS, or at `endpoint` the embedded AWS Batch of this machine.
 
     The fields after the keys are used only with an endpoint. `restart` is called when a connection
     fails, before the call is sent again: it starts the server if none runs, and returns its
@@ -65,7 +65,7 @@ class Access(Struct, frozen=True):
 
 
 class Session:
-    """Makes each client at its first use."""
+    """Credentials and clients. Each client is made at its first use."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -76,38 +76,39 @@ class Session:
     def is_local(self) -> bool:
         """Whether the embedded server answers.
 
-        It is never eventually consistent, has no rate limit, and recognizes a call that is sent
-        again.
+        Its answers are always up to date, it has no rate limit, and it recognizes a call that is
+        sent again.
         """
         return bool(self._access.endpoint)
 
     def client(self, service: str, attempts: int = 5, region: str = "") -> Any:
         """Return the client of a service, which sends each call up to `attempts` times.
 
-        `region` is for services that answer in one region for all: the Price List in us-east-1.
+        `region` is for services that answer for all regions in one, such as the Price List.
         """
         key = (service, attempts, region)
         if key not in self._clients:
             if self._access.endpoint:
-                made = self._session.create_client(service, **self._arguments(attempts, region))
+                client = self._session.create_client(service, **self._arguments(attempts, region))
                 # botocore calls this to decide whether to send a call again, with the same
                 # invocation id.
-                made.meta.events.register_first("needs-retry", self._after_failure)
-                self._silence.watch(made)
+                client.meta.events.register_first("needs-retry", self._after_failure)
+                self._silence.watch(client)
             else:
                 with translate_credential_errors(self._caller):
                     self._prepare_mfa()
-                    made = self._session.create_client(service, **self._arguments(attempts, region))
-                made.meta.events.register_first("before-call", self._before_call)
-                made.meta.events.register_last("after-call", self._after_call)
-            self._clients[key] = made
+                    arguments = self._arguments(attempts, region)
+                    client = self._session.create_client(service, **arguments)
+                client.meta.events.register_first("before-call", self._before_call)
+                client.meta.events.register_last("after-call", self._after_call)
+            self._clients[key] = client
         return self._clients[key]
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Keys, region and endpoint as the variables that `runtime/storage/credentials.py` reads.
+        """Keys, region and endpoints as the variables that `runtime/storage/credentials.py` reads.
 
-        The keys are looked up at each access, because temporary keys are renewed. The endpoints are
-        those of `environ`. An access raises AccessError if there are no keys.
+        The keys are read at each access, because temporary keys are renewed. The endpoints come
+        from `environ`. An access raises AccessError if there are no keys.
         """
         return _Variables(self, environ)
 
@@ -128,7 +129,7 @@ class Session:
         return self._access.region
 
     def _before_call(self, **_: Any) -> None:
-        """Renew the credentials before the call, so that their failures are told apart from its."""
+        """Renew the credentials first, so that their failures are not taken for the call's."""
         with translate_credential_errors(self._caller):
             credentials = self._session.get_credentials()
             if credentials is None:
@@ -145,12 +146,12 @@ class Session:
         try:
             known = tuple(self._session.available_profiles)
             method = str(getattr(self._session.get_credentials(), "method", ""))
-        except Exception:  # the failure of the credentials is reported already
+        except Exception:  # the caller reports the failure of the credentials
             pass
         return AwsCaller(self._access.profile, method, known)
 
     def _ask_for_mfa(self, prompt: str) -> str:
-        """Ask for the code on the terminal. Without a terminal, raise AccessError at once."""
+        """Ask for an MFA code on the terminal. Without a terminal, raise AccessError."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise AccessError(explain_mfa(self._caller()), code="MFA")
         import getpass
@@ -158,7 +159,7 @@ class Session:
         return getpass.getpass(prompt)
 
     def _prepare_mfa(self) -> None:
-        """Share sessions that were opened with an MFA code with the AWS CLI, in its cache folder.
+        """Keep sessions that need an MFA code in the cache folder of the AWS CLI, to share them.
 
         Source: AWS CLI, customizations/assumerole.py.
         """
@@ -177,12 +178,12 @@ class Session:
         attempts: int = 1,
         **_: Any,
     ) -> float | None:
-        """The seconds to wait before the call is sent again, or None: botocore decides.
+        """Return the seconds until the call is sent again; None lets botocore decide.
 
-        Raises ServiceUnreachable if the server has been silent for the limit.
+        Raises ServiceUnreachable if the server has not answered within the limit.
         """
         if type(caught_exception).__name__ in _TIMEOUTS and attempts < _SILENT_TRIES:
-            return 0.0  # a server that has carried out the call repeats its answer
+            return 0.0  # if the server has carried out the call, it repeats its answer
         if type(caught_exception).__name__ in _TIMEOUTS:
             raise ServiceUnreachable(
                 f"{operation.name}: no answer within {self._access.limit:g} s. "
@@ -196,9 +197,9 @@ class Session:
         return None
 
     def submitting_client(self) -> Any:
-        """Return the Batch client for SubmitJob, which sends a call once.
+        """Return the client for SubmitJob, which sends a call to AWS only once.
 
-        SubmitJob has no client token: if an answer was lost and the call is sent again, AWS makes
+        SubmitJob has no client token: if an answer is lost and the call is sent again, AWS creates
         a second job. The embedded server recognizes such a call and repeats its answer.
         """
         return self.client("batch", attempts=5 if self._access.endpoint else 1)
@@ -210,7 +211,7 @@ class Session:
 
         if not self._access.endpoint:
             return botocore.session.Session(profile=self._access.profile or None)
-        # The user's AWS profiles and defaults do not matter here, even if they are broken.
+        # Do not read the user's AWS profiles and defaults: they may be wrong.
         nothing = (None, None, None, None)
         session = botocore.session.Session(
             session_vars={
@@ -222,9 +223,9 @@ class Session:
         )
 
         class KnownModels(botocore.loaders.Loader):  # type: ignore[misc]
-            """Saves 30 ms of a command, as the endpoint is known.
+            """Saves 30 ms: the endpoint and the services are known.
 
-            It neither searches the folders of 400 services, nor reads the addresses of all services
+            It neither searches the folders of 400 services nor reads the addresses of all services
             in all regions.
             """
 
@@ -241,10 +242,10 @@ class Session:
         return session
 
     def _mode(self, attempts: int) -> str:
-        """The retry mode: "adaptive" clients slow down once they are throttled.
+        """The retry mode. "adaptive" clients slow down once they are throttled.
 
-        They get no more attempts than others: without a network, each command would be silent for
-        a minute. Commands that follow a run have their own retries.
+        They have no more attempts than others: without a network, a command would not print
+        anything for a minute. Commands that follow a run have their own retries.
         """
         return "standard" if self._access.endpoint or attempts == 1 else "adaptive"
 
@@ -259,7 +260,7 @@ class Session:
         }
         arguments: dict[str, Any] = {"region_name": region or access.region or None}
         if access.endpoint:
-            config["proxies"] = {}  # loopback
+            config["proxies"] = {}  # none for the loopback interface
             config["connect_timeout"] = config["read_timeout"] = access.limit / _SILENT_TRIES
             arguments |= {
                 "endpoint_url": access.endpoint,
@@ -270,7 +271,7 @@ class Session:
 
 
 class _Silence:
-    """Reports once that the server of this machine does not answer, and that it answers again."""
+    """Reports once that the embedded server does not answer, and when it answers again."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -306,7 +307,7 @@ class _Silence:
 
 
 class _Variables(Mapping[str, str]):
-    """Environment variables for `Session.variables`. Keys are looked up at each access."""
+    """The result of `Session.variables`."""
 
     _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
     _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -334,12 +335,12 @@ class _Variables(Mapping[str, str]):
 
 _ARN = re.compile(r"arn:(?P<partition>aws[a-z-]*):(?:sts|iam)::(?P<account>\d{12}):(?P<what>.+)")
 
-# The region of each partition that every account has.
+# In each partition, a region that is enabled in every account.
 _HOME_REGIONS = {"aws": "us-east-1", "aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
 
 
 class CallerIdentity(Struct, frozen=True):
-    """The answer of GetCallerIdentity, with the server's clock."""
+    """The answer of GetCallerIdentity, with the server's time."""
 
     account: str
     arn: str
@@ -383,31 +384,29 @@ def partition_of(region: str) -> str:
 
 
 def home_region(region: str) -> str:
-    """The region of the partition that every account has, for calls about the account."""
+    """A region of the same partition that every account has enabled, for calls about accounts."""
     return _HOME_REGIONS[partition_of(region)]
 
 
 def get_caller_identity(session: Session) -> CallerIdentity:
-    """Raises AccessError, which explains the failure of the credentials; ServiceUnreachable."""
-    with translate_errors("GetCallerIdentity"):
-        found = session.client("sts").get_caller_identity()
-        headers = found.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        return CallerIdentity(found["Account"], found["Arn"], headers.get("date", ""))
+    """Ask AWS who signs the requests. Raises AccessError with help, or ServiceUnreachable."""
+    answer = call(session.client("sts"), "GetCallerIdentity")
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return CallerIdentity(answer["Account"], answer["Arn"], headers.get("date", ""))
 
 
 def principal_arn(session: Session, identity: CallerIdentity) -> str:
     """The ARN for SimulatePrincipalPolicy; "" for the root user and federated users.
 
-    Only iam:GetRole knows the path of an assumed role (roles of SSO have one). Raises AccessError
-    if that is not allowed.
+    Only iam:GetRole returns the path of an assumed role; roles of SSO have a path. Raises
+    AccessError if GetRole is not allowed.
     """
     if identity.user_name:
         return identity.arn
     if not identity.role_name:
         return ""
-    with translate_errors("GetRole"):
-        found = session.client("iam").get_role(RoleName=identity.role_name)
-        return str(found["Role"]["Arn"])
+    answer = call(session.client("iam"), "GetRole", RoleName=identity.role_name)
+    return str(answer["Role"]["Arn"])
 
 
 def region_status(home: Session, region: str) -> str:
@@ -415,10 +414,9 @@ def region_status(home: Session, region: str) -> str:
 
     `home` is a session in a region that is always enabled.
     """
-    with translate_errors("DescribeRegions"):
-        names = {"Name": "region-name", "Values": [region]}
-        found = home.client("ec2").describe_regions(AllRegions=True, Filters=[names])["Regions"]
-        return str(found[0]["OptInStatus"]) if found else ""
+    request = {"AllRegions": True, "Filters": [{"Name": "region-name", "Values": [region]}]}
+    found = call(home.client("ec2"), "DescribeRegions", **request)["Regions"]
+    return str(found[0]["OptInStatus"]) if found else ""
 
 
 def has_service_role(session: Session) -> bool:
@@ -427,8 +425,7 @@ def has_service_role(session: Session) -> bool:
     Source: AWS Batch User Guide, "Using service-linked roles".
     """
     try:
-        with translate_errors("GetRole"):
-            session.client("iam").get_role(RoleName="AWSServiceRoleForBatch")
+        call(session.client("iam"), "GetRole", RoleName="AWSServiceRoleForBatch")
     except ServiceError as error:
         if error.code == "NoSuchEntity":
             return False

@@ -29,12 +29,12 @@ def test_layers_are_counted_as_they_come() -> None:
         {"status": "t: digest: sha256:0 size: 1"},
     )  # fmt: skip
     assert found == [None, None, None, None, True, None, False, True, None]
-    assert text == "pushing: 2 of 3 layers, 1 were there (1 of 3 MB)"
+    assert text == "pushing: 2 of 3 layers, 1 already there (1 of 3 MB)"
 
 
 def test_a_layer_from_another_repository_was_there() -> None:
     assert (
-        push_of(layer("a", "Mounted from batchml/y"))[1] == "pushing: 1 of 1 layers, 1 were there"
+        push_of(layer("a", "Mounted from batchml/y"))[1] == "pushing: 1 of 1 layers, 1 already there"
     )
 
 

@@ -202,7 +202,7 @@ def test_a_push_that_breaks_off_is_tried_again_and_goes_on(rig: Rig) -> None:
     shown = rig.push()
     assert rig.clock.naps == [5.0]
     assert rig.there() is not None and shown.pushed
-    assert "2 were there" in rig.steps[-1]
+    assert "2 already there" in rig.steps[-1]
     assert any("Trying again in 5 s" in step for step in rig.steps)
 
 

@@ -1,5 +1,4 @@
-"""Prices of AWS: fetched from AWS in few calls, and cached with their date.
+"""Prices of AWS: fetched in few calls, and cached with their date. No price is in this program.
 
-No price is written in this program. A source of prices is a module here and a row of
-`cache.SOURCES`.
+A source of prices is a module of this package and a row of `cache.SOURCES`.
 """

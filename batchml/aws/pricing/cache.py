@@ -1,4 +1,4 @@
-"""Prices and instance types from the cache, and from AWS where the cache is too old."""
+"""Prices and instance types: from the cache file, or from AWS if the cache is too old."""
 
 import os
 import tempfile
@@ -38,7 +38,7 @@ class PricingSource(Struct, frozen=True):
     ]
 
 
-SOURCES = (  # the first that fits an item
+SOURCES = (  # the first source that fits an item is used
     PricingSource("spot:", SPOT_FRESH, fetch_spot_prices),
     PricingSource("", FRESH, fetch_list_prices),
 )
@@ -49,8 +49,8 @@ class _Offer(Struct, frozen=True):
     types: tuple[InstanceType, ...]
 
 
-class _Kept(Struct, frozen=True):
-    """The content of the cache file. Keys are REGION/ITEM and REGION/NAME."""
+class _Content(Struct, frozen=True):
+    """The content of the cache file. The keys are REGION/ITEM and REGION/NAME."""
 
     version: int = 1
     prices: dict[str, Price] = {}
@@ -58,9 +58,9 @@ class _Kept(Struct, frozen=True):
 
 
 class Prices:
-    """Asks AWS, and caches the answers in one file.
+    """Asks AWS for prices and instance types, and caches the answers in a file.
 
-    No failure is raised: a missing price is unknown, with the reason.
+    Failures are not raised: a missing price is in `unknown`, with the reason.
     """
 
     def __init__(self, session: ClientFactory, cache_path: Path, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class Prices:
         self._kept = _load(cache_path)
 
     def instances(self, region: str, names: Iterable[str]) -> InstanceTypes:
-        """The types of each name, with one call for a hundred names that are not cached."""
+        """The types of each name (a type or a family). Names that are not cached take one call."""
         wanted = list(dict.fromkeys(names))
         unknown = {
             name: "AWS Batch chooses the instance types itself"
@@ -143,7 +143,7 @@ class Prices:
         return missing
 
     def _save(self) -> None:
-        """Replace the cache file. Only its owner can read it. Failures do not matter."""
+        """Replace the cache file, which only its owner can read. Failures are ignored."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".prices-")
@@ -161,16 +161,16 @@ def _source_of(item: str) -> PricingSource:
     return next(source for source in SOURCES if item.startswith(source.prefix))
 
 
-def _load(path: Path) -> _Kept:
+def _load(path: Path) -> _Content:
     """The content of the cache file; empty if it cannot be read."""
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(path.read_bytes(), type=_Content)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return _Kept()
-    return kept if kept.version == 1 else _Kept()
+        return _Content()
+    return kept if kept.version == 1 else _Content()
 
 
 def _notes(prices: Mapping[str, Price], missing: Mapping[str, str]) -> tuple[str, ...]:
-    """A note for each date of old prices and each reason."""
+    """A note for each date of old prices and reason why AWS has no newer prices."""
     old = {(missing[item], price.date): None for item, price in prices.items() if item in missing}
     return tuple(f"Prices of {date} are used: {reason}." for reason, date in old)

@@ -1,7 +1,7 @@
 """Prices of AWS's Price List: on-demand prices of instances, disks, NAT gateways and others.
 
-AWS publishes hundreds of products for each service. A `Charge` is one of them: it is recognized by
-its usage type and a few attributes. If products with different prices match, none is taken.
+AWS publishes hundreds of products for each service. A `Charge` describes one of them by its usage
+type and a few attributes. If products with different prices match, the price is unknown.
 """
 
 import json
@@ -24,7 +24,7 @@ from batchml.aws.pricing.prices import (
 )
 from batchml.errors import BatchmlError, ServiceError
 
-PRICING_REGION = "us-east-1"  # it answers for every region of the partition
+PRICING_REGION = "us-east-1"  # answers for all regions of the partition `aws`
 MAX_VALUE = 1024  # characters of one filter's value; Price List API, Filter
 
 # A usage type may begin with the code of its region: USE1-, EU-, and for KMS keys us-east-1-.
@@ -32,7 +32,7 @@ _REGION_CODE = r"(?:[A-Z]{2,4}[0-9]?-|[a-z]{2}(?:-[a-z]+)+-[0-9]-)?"
 
 
 class Charge(Struct, frozen=True):
-    """A product that AWS charges for. GetProducts filters by `field` and `value` alone."""
+    """A product that AWS charges for. GetProducts filters only by `field` and `value`."""
 
     words: str
     service: str
@@ -41,7 +41,7 @@ class Charge(Struct, frozen=True):
     usage: str  # the usage type without its region's code; "" for any
     unit: str  # in the words of the Price List
     per: str  # the unit: "hour", "GB", "month" or "GB-month"
-    attributes: Mapping[str, str] = {}  # patterns
+    attributes: Mapping[str, str] = {}  # patterns for attributes of the product
 
 
 CHARGES = {

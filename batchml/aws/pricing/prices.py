@@ -1,4 +1,4 @@
-"""The types that all sources of prices share, and the sizes of instance types."""
+"""What all sources of prices share: Price and its helpers; and the sizes of instance types."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,18 @@ class Price(Struct, frozen=True):
     low: Decimal
     high: Decimal
     per: str  # "hour", "GB", "month" or "GB-month"
-    asked: int  # when AWS was asked, in seconds since the epoch; 0 for a price that is not AWS's
-    since: str  # the day from which AWS lists it
+    asked: int  # the time of the call, in seconds since the epoch; 0 for a price that is not AWS's
+    since: str  # the day from which the price is valid
     source: str
 
     @property
     def date(self) -> str:
-        """The day on which AWS was asked, or ""."""
+        """The day of the call to AWS, or ""."""
         return time.strftime("%Y-%m-%d", time.gmtime(self.asked)) if self.asked else ""
 
 
 class PriceTable(Struct, frozen=True):
-    """Prices by item. `unknown` has the reason for each missing price; `notes` are for people."""
+    """Prices by item. `unknown` has the reason for each missing price; `notes` are for users."""
 
     prices: Mapping[str, Price] = {}
     unknown: Mapping[str, str] = {}
@@ -56,14 +56,14 @@ def paginate(
 
 
 def describe_failure(operation: str, error: BatchmlError) -> str:
-    """The reason for a missing answer. It is short for a missing permission."""
+    """The reason for a missing answer, short if a permission is missing."""
     if isinstance(error, AccessError | ServiceError) and error.code in _DENIED:
         return f"{operation} is not allowed"
     return str(error).rstrip(".")
 
 
 def parse_decimal(text: Any) -> Decimal | None:
-    """A finite number, or None."""
+    """Parse a finite number; None for other values."""
     try:
         found = Decimal(str(text))
     except InvalidOperation:
@@ -71,19 +71,20 @@ def parse_decimal(text: Any) -> Decimal | None:
     return found if found.is_finite() else None
 
 
-# --- instances ------------------------------------------------------------------------------------
-# The size of EC2 instance types: vCPUs, memory, GPUs.
+# --- Instance types -------------------------------------------------------------------------------
 
 
-# Names that AWS Batch accepts as instance types, and replaces by types: CreateComputeEnvironment.
+# Names in `instanceTypes` for which AWS Batch chooses types itself: CreateComputeEnvironment.
 CHOSEN_BY_BATCH = ("optimal", "default_x86_64", "default_arm64")
 
 
 class InstanceType(Struct, frozen=True):
+    """The size of an EC2 instance type."""
+
     name: str
     vcpus: int
     memory_mib: int
-    gpus: int  # NVIDIA GPUs, which a container can be given
+    gpus: int  # NVIDIA GPUs, the only GPUs that containers can use
     arch: str
 
 
@@ -97,7 +98,7 @@ class InstanceTypes(Struct, frozen=True):
 def fetch_instance_types(
     session: ClientFactory, region: str, names: Iterable[str]
 ) -> dict[str, tuple[InstanceType, ...]]:
-    """The types of each name, the smallest first. Raises what `translate_errors` does."""
+    """The types of each name (type or family), the smallest first. It raises what `call` does."""
     patterns = [name if "." in name else f"{name}.*" for name in names]
     request = {"Filters": [{"Name": "instance-type", "Values": patterns}]}
     with translate_errors("ec2:DescribeInstanceTypes"):

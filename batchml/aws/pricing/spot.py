@@ -1,4 +1,4 @@
-"""Spot prices: the prices of now, and their history with its mean."""
+"""Spot prices: the present prices, and the history with its mean."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,11 @@ from batchml.errors import BatchmlError
 
 MAX_AGE = 90 * 86_400_000  # ms for which AWS keeps the history: DescribeSpotPriceHistory
 
-# (type, zone) -> when a price began, in ms since the epoch, and dollars an hour; in order of time
+# (type, zone) -> the changes in order of time: ms since the epoch, and the new dollars an hour
 Changes = Mapping[tuple[str, str], Sequence[tuple[int, Decimal]]]
 
 
-# --- Prices of now --------------------------------------------------------------------------------
+# --- Present prices -------------------------------------------------------------------------------
 
 
 def fetch_spot_prices(
@@ -32,8 +32,8 @@ def fetch_spot_prices(
 ) -> tuple[dict[str, Price], dict[str, str]]:
     """The prices of items `spot:TYPE`, and the reason for each missing price.
 
-    A price ranges from the cheapest zone to the dearest. If the history is asked for from `now` on,
-    AWS returns the last change before, which is the price of now.
+    A price ranges from the cheapest zone to the dearest. For a history that begins `now`, AWS
+    returns the last change before, which has the present price.
     """
     request = {
         "InstanceTypes": [item.partition(":")[2] for item in items],
@@ -72,7 +72,7 @@ def _pages(session: ClientFactory, request: Mapping[str, Any]) -> Any:
 
 
 class SpotHistory(Struct, frozen=True):
-    """The spot prices of some types over a span of time; `why` is the reason for having none."""
+    """The spot prices of some types over a span of time. `why` is the reason if there are none."""
 
     changes: Changes = {}
     why: str = ""
@@ -80,7 +80,7 @@ class SpotHistory(Struct, frozen=True):
     def mean(self, name: str, zone: str, start: int, stop: int) -> tuple[Decimal, Decimal] | None:
         """The mean dollars an hour over a span, in the cheapest and in the dearest zone.
 
-        `zone`: the zone to look at; "" for all.
+        `zone`: one zone, or "" for all zones.
         """
         means = [
             found
