@@ -1,4 +1,4 @@
-"""The keys of jobs, and what they are told. docs/behaviours.md B240-B246."""
+"""The keys of jobs, and the variables that give jobs access. docs/behaviours.md B240-B246."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_each_attempt_has_keys_of_its_own_that_follow_from_the_server_s() -> Non
     assert SERVER.secret_access_key not in MINE.secret_access_key
 
 
-def test_a_job_is_told_where_the_server_is_but_not_where_everything_is() -> None:
+def test_a_job_gets_the_endpoints_of_the_served_services_only() -> None:
     """(B240)"""
     names = {*told()}
     assert {"AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "AWS_REGION"} <= names

@@ -1,4 +1,4 @@
-"""An environment.yml: what it asks for, what is made of it, and what is wrong with it."""
+"""An environment.yml: how it is read, how its environment is made, and its mistakes."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_an_exported_file_is_given_on_and_brings_what_its_pip_needs() -> None:
         ("[" * 600, "not YAML: maximum recursion depth exceeded"),
     ],
 )  # fmt: skip
-def test_what_is_no_such_file_is_told_with_its_line(text: str, says: str) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_line(text: str, says: str) -> None:
     (told,) = conda(text)[1]
     assert told.startswith("environment.yml: ")
     assert says in told
@@ -135,7 +135,7 @@ def test_pip_is_enough_where_conda_has_only_the_python(
     assert conda(f"dependencies: {dependencies}\n")[0].pip_equivalent() == by_pip
 
 
-def test_every_mistake_of_pips_lines_is_told_at_once() -> None:
+def test_all_mistakes_of_pip_lines_are_reported_at_once() -> None:
     _, mistakes = conda("dependencies:\n- pip:\n  - -r none.txt\n  - six\n  - -r ../up.txt\n")
     assert mistakes == [
         "environment.yml: pip -> none.txt: is not in the folder.",

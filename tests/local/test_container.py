@@ -1,4 +1,4 @@
-"""What the container engine is asked for."""
+"""The spec of a container: what the Docker engine is asked to create."""
 
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def test_a_mount_of_no_volume_says_so(host: ExecutorHost) -> None:
         spec_of(host, job)
 
 
-def test_gpus_are_asked_for_by_name_and_no_others_are_seen(host: ExecutorHost) -> None:
+def test_gpus_are_requested_by_name_and_no_others_are_visible(host: ExecutorHost) -> None:
     job = job_of(["true"])
     none = spec_of(host, job)
     assert environment(none)["NVIDIA_VISIBLE_DEVICES"] == "void"

@@ -1,4 +1,6 @@
-"""Services beside the embedded server: which may be named, and who hears of them."""
+"""Endpoints of services that the embedded server does not serve: which are allowed, who gets
+them.
+"""
 
 from pathlib import Path
 

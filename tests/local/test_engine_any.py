@@ -1,4 +1,4 @@
-"""Any events in any order: what must hold after each. docs/behaviours.md B1-B34, B120-B174."""
+"""Any events in any order, and the invariants after each. docs/behaviours.md B1-B34, B120-B174."""
 
 import random
 import shutil

@@ -172,7 +172,7 @@ def test_a_job_that_lacks_a_resource_is_not_the_blocked_head_of_its_queue() -> N
 # --- restarts ---------------------------------------------------------------------------------
 
 
-def test_after_a_restart_what_jobs_hold_and_what_was_spent_is_known(tmp_path: Path) -> None:
+def test_a_restart_keeps_the_quantities_that_jobs_hold_and_have_used_up(tmp_path: Path) -> None:
     """B169."""
     w = having(journal=tmp_path / "journal.db", seat=2)
     w.call("CreateConsumableResource", consumableResourceName="fuel", totalQuantity=5,
@@ -292,7 +292,9 @@ def test_resources_are_described_and_listed(tmp_path: Path) -> None:
     assert names() == ["Token", "fuel", "seat"]
     wanted = {"name": "CONSUMABLE_RESOURCE_NAME", "values": ["TOK*", "seat"]}
     assert names(filters=[wanted]) == ["Token", "seat"]
-    with pytest.raises(ApiError, match="The allowed filters, each at most once, are CONSUMABLE_RESOURCE_NAME"):
+    with pytest.raises(
+        ApiError, match="The allowed filters, each at most once, are CONSUMABLE_RESOURCE_NAME"
+    ):
         names(filters=[{"name": "OTHER", "values": []}])
     first = w.read("ListConsumableResources", maxResults=2)
     token = first["nextToken"]

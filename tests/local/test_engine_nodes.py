@@ -369,7 +369,7 @@ def test_a_job_whose_main_node_cannot_start_fails_and_starts_no_other() -> None:
     assert w.state.free == w.state.machine
 
 
-def test_a_main_node_that_ends_before_its_start_was_told() -> None:
+def test_a_main_node_that_ends_before_its_start_was_reported() -> None:
     w, job = cluster()
     w.end(f"{job}#0", AttemptExit(code=0, started_at=5, stopped_at=9))
     assert len(w.launches) == 1

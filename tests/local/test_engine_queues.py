@@ -1,4 +1,4 @@
-"""Heads of queues that are stuck, and snapshots of queues: docs/behaviours.md B175-B179."""
+"""First jobs of queues that cannot start, and snapshots of queues: docs/behaviours.md B175-B179."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A program begins at most once: what is committed before it starts, and what comes of it."""
+"""A program begins at most once: what is committed before its start, and what follows a loss."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rehearsed failures: their words, what the rules make of them. docs/behaviours.md B200-B213."""
+"""Injected faults: their syntax, and their effect on attempts. docs/behaviours.md B200-B213."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_is_shown_can_be_asked_for_again(asked: Chaos) -> None:
     assert parse(str(asked)) == asked
 
 
-def test_all_mistakes_are_told_at_once_each_with_what_to_write() -> None:
+def test_all_mistakes_are_reported_at_once_each_with_what_to_write() -> None:
     words = "host-lst@60s, throttle=200%, no-capacity, seed=x, oom@soon, spot@@, throttle=1%=2"
     with pytest.raises(UsageError) as caught:
         parse(words)
@@ -157,7 +157,7 @@ def test_attempts_have_their_faults_in_the_order_of_the_words() -> None:
     assert fault_of(None, None, 1, 1) is None
 
 
-def test_a_part_of_the_jobs_is_struck() -> None:
+def test_a_part_of_the_jobs_gets_the_fault() -> None:
     asked = replace(parse("oom=20%"), seed=3)
     struck = [number for number in range(1000) if fault_of(asked, None, number, 1)]
     assert 150 < len(struck) < 250
@@ -167,7 +167,7 @@ def test_a_part_of_the_jobs_is_struck() -> None:
 # --- attempts -----------------------------------------------------------------------------------
 
 
-def rehearsing(words: str, **more: Any) -> World:
+def world_with(words: str, **more: Any) -> World:
     w = world(**more)
     w.state = faults.enable(w.state, replace(parse(words), seed=1), w.now)
     return w
@@ -184,7 +184,7 @@ def lost(w: World, job: str) -> str:
 
 
 def test_a_job_that_loses_its_host_is_tried_again_by_the_rules_for_spot() -> None:
-    w = rehearsing("host-lost@60s")
+    w = world_with("host-lost@60s")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
     assert orders(w, 59.999) == []
@@ -206,7 +206,7 @@ def test_a_job_that_loses_its_host_is_tried_again_by_the_rules_for_spot() -> Non
 
 
 def test_without_a_rule_for_it_the_job_fails() -> None:
-    w = rehearsing("host-lost")
+    w = world_with("host-lost")
     job = w.submit()
     w.start(job)
     orders(w, 0)
@@ -216,7 +216,7 @@ def test_without_a_rule_for_it_the_job_fails() -> None:
 
 
 def test_the_kill_for_memory_looks_like_the_kernel_s() -> None:
-    w = rehearsing("oom@10s")
+    w = world_with("oom@10s")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
     (order,) = orders(w, 10)
@@ -230,7 +230,7 @@ def test_the_kill_for_memory_looks_like_the_kernel_s() -> None:
 
 @pytest.mark.parametrize(("code", "ends"), [(0, "SUCCEEDED"), (143, "FAILED"), (137, "FAILED")])
 def test_a_reclaim_is_announced_and_who_ends_well_before_it_has_ended(code: int, ends: str) -> None:
-    w = rehearsing("spot@30s")
+    w = world_with("spot@30s")
     job = w.submit()
     w.start(job)
     (order,) = orders(w, 30)
@@ -251,7 +251,9 @@ def test_a_reclaim_is_announced_and_who_ends_well_before_it_has_ended(code: int,
         AttemptExit(lost="Host EC2 (instance this-machine) terminated: the runner is gone."),
     ],
 )
-def test_whatever_the_runner_says_a_struck_attempt_ends_as_it_was_to(exit_: AttemptExit) -> None:
+def test_an_attempt_with_a_fault_ends_with_its_exit_whatever_the_runner_reports(
+    exit_: AttemptExit,
+) -> None:
     attempt = JobAttempt(1, "t", "ce", (), doom="host-lost@1m")
     said = AttemptExit(lost=f"Host EC2 (instance {host_of('t')}) terminated.")
     assert faults.apply_fault(attempt, exit_) == said
@@ -268,7 +270,7 @@ def test_an_instance_id_is_one_of_aws_s() -> None:
 
 
 def test_who_is_being_stopped_is_spared() -> None:
-    w = rehearsing("host-lost@10s")
+    w = world_with("host-lost@10s")
     job = w.submit()
     w.start(job)
     w.terminate(job)
@@ -278,7 +280,7 @@ def test_who_is_being_stopped_is_spared() -> None:
 
 
 def test_an_attempt_that_ends_before_its_time_is_left_alone_and_so_is_the_next_job() -> None:
-    w = rehearsing("host-lost@10s")
+    w = world_with("host-lost@10s")
     job = w.submit()
     w.start(job)
     w.end(job)
@@ -287,8 +289,8 @@ def test_an_attempt_that_ends_before_its_time_is_left_alone_and_so_is_the_next_j
     assert next_deadline(w.state) is None
 
 
-def test_a_start_that_is_told_twice_strikes_once() -> None:
-    w = rehearsing("host-lost@10s")
+def test_a_start_that_is_reported_twice_injects_one_fault() -> None:
+    w = world_with("host-lost@10s")
     job = w.submit()
     w.start(job)
     w.apply(AttemptStarted(w.task(job), w.now, ""))
@@ -321,13 +323,13 @@ def test_a_tag_that_cannot_be_read_is_refused() -> None:
 
 
 def test_each_child_of_an_array_has_its_own() -> None:
-    w = rehearsing("oom")
+    w = world_with("oom")
     array = w.array(3)
     w.start(*children(array, 0, 1, 2))
     assert len(orders(w, 0)) == 3
 
 
-def test_of_a_multi_node_job_the_main_node_is_struck() -> None:
+def test_the_main_node_of_a_multi_node_job_gets_the_fault() -> None:
     w, job = cluster_running(3, **TAGGED, retryStrategy=SPOT_RULES)
     main = nodes_of(job)[0]
     (order,) = orders(w, 20)
@@ -356,8 +358,8 @@ def test_node_lost_takes_a_node_that_is_not_the_main_one_and_the_job_goes_on() -
     w.end(main, 75)  # as our runtime then does
 
 
-def test_node_lost_strikes_no_job_of_one_container() -> None:
-    w = rehearsing("node-lost")
+def test_node_lost_has_no_effect_on_a_job_with_one_container() -> None:
+    w = world_with("node-lost")
     w.start(w.submit())
     assert orders(w, 60) == []
 
@@ -365,8 +367,8 @@ def test_node_lost_strikes_no_job_of_one_container() -> None:
 # --- restarts -----------------------------------------------------------------------------------
 
 
-def test_what_was_struck_stays_so_over_a_restart(tmp_path: Path) -> None:
-    w = rehearsing("host-lost@10s", journal=tmp_path / "journal.db")
+def test_an_injected_fault_survives_a_restart(tmp_path: Path) -> None:
+    w = world_with("host-lost@10s", journal=tmp_path / "journal.db")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
     orders(w, 10)
@@ -398,7 +400,7 @@ def test_a_tag_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_without_capacity_nothing_starts_and_the_head_of_a_queue_says_so() -> None:
-    w = rehearsing("no-capacity=5m")
+    w = world_with("no-capacity=5m")
     first, second, large = w.submit(), w.submit(), w.submit(vcpus=64, queue="q")
     assert w.status(first, second, large) == ["RUNNABLE"] * 3
     assert w.reasons(first, second) == [f"{NO_CAPACITY}[this-machine]", ""]
@@ -413,7 +415,7 @@ def test_without_capacity_nothing_starts_and_the_head_of_a_queue_says_so() -> No
 
 
 def test_the_instance_types_are_the_environment_s() -> None:
-    w = rehearsing("no-capacity=5m")
+    w = world_with("no-capacity=5m")
     resources = ec2(4, instanceTypes=["g5.xlarge", "g6"])
     w.environment("gpu", computeResources=resources)
     w.queue("g", 1, "gpu")
@@ -425,7 +427,7 @@ def test_the_instance_types_are_the_environment_s() -> None:
 
 
 def test_a_queue_s_time_limit_ends_what_waits_for_capacity() -> None:
-    w = rehearsing("no-capacity=1h")
+    w = world_with("no-capacity=1h")
     action = {
         "reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
         "state": "RUNNABLE",
@@ -441,7 +443,7 @@ def test_a_queue_s_time_limit_ends_what_waits_for_capacity() -> None:
 
 
 def test_the_reason_goes_when_the_next_server_has_capacity_and_no_room() -> None:
-    w = rehearsing("no-capacity=5m", vcpus=1)
+    w = world_with("no-capacity=5m", vcpus=1)
     first, second = w.submit(), w.submit()
     w.state = replace(w.state, no_capacity_until=w.now)
     w.cancel(first)

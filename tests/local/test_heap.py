@@ -1,4 +1,4 @@
-"""`batchml.local.batch.persistent_heap`: a priority queue that is a value."""
+"""`batchml.local.batch.persistent_heap`: a priority queue that never changes in place."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""[secrets] of a job.toml: where values are kept, what AWS is told, and that no value is said."""
+"""[secrets] of a job.toml: where values are stored, what AWS gets, and that no text has a value."""
 
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,11 @@ def test_a_text_says_where_a_value_is_kept(text: str, kept: SecretSource | None)
         ("secretsmanager:team/db#k", f"{MANAGER}:team/db:k::"),
     ],
 )
-def test_aws_is_told_the_arn_that_the_environment_lists(text: str, value_from: str) -> None:
+def test_aws_gets_the_arn_that_the_environment_lists(text: str, value_from: str) -> None:
     assert told(job(A=text)) == {"A": value_from}
 
 
-def test_on_local_the_server_is_told_what_the_file_says() -> None:
+def test_the_embedded_server_gets_what_the_file_says() -> None:
     texts = {"A": "ssm:/team/wandb", "B": "secretsmanager:db#k", "C": f"{MANAGER}:db-AbCdEf#k"}
     found = told(job(**texts), Platform())
     assert found == {**texts, "C": f"{MANAGER}:db-AbCdEf:k::"}

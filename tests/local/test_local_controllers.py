@@ -1,4 +1,4 @@
-"""A sweep's controller on the embedded server: beside the machine's jobs, and nothing but that."""
+"""Controllers of sweeps on the embedded server: they use no resources and run only batchml."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the embedded server tells a job about its metrics, its stop file, its array, its store."""
+"""The variables that the embedded server sets for a job."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Frames to lines, and what a log does not hold yet."""
+"""Decode the engine's frames to lines, and find the lines that a log lacks."""
 
 import itertools
 import random

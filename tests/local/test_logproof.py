@@ -1,4 +1,4 @@
-"""The proof of a log: whatever is done to the file is found, and named by its line."""
+"""The proof of a log: any change of the file is detected and located by its line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a container is given: walks by descriptors, with names that change between two steps."""
+"""Mounts of a container: walks through descriptors while names change between two steps."""
 
 import os
 import subprocess

@@ -80,7 +80,7 @@ def test_a_ledger_keeps_the_places_of_live_nodes(tmp_path: Path) -> None:
     asyncio.run(over())
 
 
-def test_a_node_is_told_its_address_and_runs_in_its_namespace() -> None:
+def test_a_node_gets_its_address_and_runs_in_its_namespace() -> None:
     spec = {"command": ["python", "x.py"], "env": {"A": "1"}, "preamble": "::batchml host e=p"}
     there = with_address(spec, NodeAddress("127.77.0.2"))
     assert there["command"] == ["python", "x.py"]

@@ -1,4 +1,4 @@
-"""`batchml.local.batch.reads`."""
+"""Page tokens of `batchml.local.batch.reads`."""
 
 from typing import Annotated
 

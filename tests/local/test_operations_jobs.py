@@ -1,4 +1,4 @@
-"""What calls check and change beside the rules of scheduling: docs/behaviours.md B180-B190."""
+"""Checks and changes of the API calls, besides scheduling: docs/behaviours.md B180-B190."""
 
 from pathlib import Path
 from typing import Any

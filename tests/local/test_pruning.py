@@ -1,4 +1,4 @@
-"""Old environments of processes go; what is in use, being made or young stays."""
+"""Old environments are removed, unless they are in use, being made, or young."""
 
 import fcntl
 import os

@@ -150,7 +150,7 @@ def test_half_a_surrogate_pair_is_a_problem_in_a_value_and_in_a_key() -> None:
     assert found(tags, {"tags": {"\udfff": "v"}})
 
 
-def test_only_a_strict_walk_minds_unknown_members() -> None:
+def test_only_a_strict_check_reports_unknown_members() -> None:
     assert found({"x": STRING}, {"x": "a", "y": 1}) == {}
     assert list(found({"x": STRING}, {"x": "a", "y": 1}, strict=True)) == ["y"]
 

@@ -1,4 +1,4 @@
-"""`batchml.local.batch.lifecycle`: docs/behaviours.md B20-B24."""
+"""Retry strategies, `batchml.local.batch.lifecycle`: docs/behaviours.md B20-B24."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where secrets are kept, and what becomes of their values. docs/behaviours.md B220-B224."""
+"""Where values of secrets come from, and that nothing stores them. docs/behaviours.md B220-B224."""
 
 import json
 import os

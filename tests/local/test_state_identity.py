@@ -67,7 +67,7 @@ def test_a_folder_is_its_own_also_after_a_move_and_a_reboot(folder: Home, tmp_pa
     assert identity.read_identity(moved) is not None
 
 
-def test_a_copy_is_known_by_its_inodes(folder: Home, tmp_path: Path) -> None:
+def test_a_copy_is_recognized_by_its_inodes(folder: Home, tmp_path: Path) -> None:
     copy = Home(tmp_path / "copy")
     shutil.copytree(folder.root, copy.root)
     assert verdict(copy) == f"is a copy of {folder.root}"
@@ -82,13 +82,13 @@ def test_a_copy_that_takes_the_place_of_its_folder_is_a_copy(folder: Home, tmp_p
     assert verdict(folder) == "is a copy"
 
 
-def test_a_journal_that_was_put_back_is_known(folder: Home, tmp_path: Path) -> None:
+def test_a_restored_journal_is_recognized(folder: Home, tmp_path: Path) -> None:
     shutil.copy2(folder.journal, tmp_path / "journal.db")
     os.replace(tmp_path / "journal.db", folder.journal)
     assert "replaced by a copy" in verdict(folder)
 
 
-def test_an_older_journal_written_over_a_newer_one_is_known_by_the_position(
+def test_an_older_journal_over_a_newer_one_is_recognized_by_the_position(
     folder: Home, tmp_path: Path
 ) -> None:
     shutil.copy2(folder.journal, tmp_path / "journal.db")

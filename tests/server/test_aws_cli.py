@@ -1,4 +1,4 @@
-"""The AWS CLI alone, told by environment variables where the server is. It knows no batchml."""
+"""The AWS CLI alone, which environment variables point at the server: it has no part of batchml."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The end of the core: nothing of it works on the journal any more."""
+"""The end of the core: none of its threads uses the journal any more."""
 
 import asyncio
 import threading

@@ -288,7 +288,7 @@ def test_the_requests_they_were_made_from_are_accepted(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("ahead", [MAX_SKEW + 2, 3600, 86_400, -MAX_SKEW - 2, -86_400])
-def test_a_request_that_was_seen_is_of_no_use_at_another_time(rig: Rig, ahead: float) -> None:
+def test_a_recorded_request_is_refused_at_another_time(rig: Rig, ahead: float) -> None:
     """B73."""
     before = rig.core.state
     seen = [sign(f"/v1/{name.lower()}", body) for name, body in BODIES.items()]

@@ -131,7 +131,7 @@ def test_the_same_call_made_twice_within_a_second_is_two(rigs: Callable[[], Rig]
     assert len({job_id(answer) for answer in answers}) == 2
 
 
-def test_a_seen_request_under_another_id_is_of_no_use(rigs: Callable[[], Rig]) -> None:
+def test_a_recorded_request_with_another_id_is_refused(rigs: Callable[[], Rig]) -> None:
     """B115."""
     rig = rigs()
     signed = call(invocation="")

@@ -387,7 +387,7 @@ def test_the_proof_of_a_log_is_committed_with_the_end_of_its_attempt(tmp_path: P
         ({"start_failure": "no image", "log": True}, LogState.COMPLETE, ""),
     ],
 )
-def test_an_end_that_proves_nothing_is_said(
+def test_an_end_without_a_proof_is_reported(
     rig: Rig, how: dict[str, Any], state: LogState, why: str
 ) -> None:
     """B262."""

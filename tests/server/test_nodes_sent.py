@@ -1,4 +1,4 @@
-"""What is sent for runs of many containers: judged by botocore's model, moto and our own server."""
+"""Requests for runs of many containers, checked by botocore's model, moto and our own server."""
 
 import importlib.util
 import os

@@ -256,7 +256,7 @@ def test_a_call_of_s3_that_came_here_by_mistake_is_answered_as_by_s3(rig: Rig) -
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
 
 
-def test_a_live_tail_that_reaches_the_server_is_told_that_it_is_not_served(rig: Rig) -> None:
+def test_a_live_tail_that_reaches_the_server_gets_the_error_that_it_is_not_served(rig: Rig) -> None:
     """B92b: SDKs send it to `streaming-` and the host."""
     logs = rig.client("logs", inject_host_prefix=False)
     with pytest.raises(ClientError, match="StartLiveTail is not served") as refused:

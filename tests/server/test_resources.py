@@ -1,4 +1,6 @@
-"""What is made for AWS, made on the embedded server: the same requests, without the rest of AWS."""
+"""The resources that `setup` creates in AWS, created on the embedded server by the same
+requests.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

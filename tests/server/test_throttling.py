@@ -1,4 +1,4 @@
-"""Requests that are refused on request, as AWS refuses those that come too fast: B208, B209."""
+"""Requests refused by fault injection, as AWS refuses those above its rate limit: B208, B209."""
 
 import json
 from collections.abc import Iterator
