@@ -34,6 +34,7 @@ _FINITE_ONLY = (STEP, TOTAL, TIME)  # their values are left out unless they are 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_METRIC_NAME = 100  # characters
 MAX_RANKS = 64  # ranks of one node in a mark
+# `name:value` in a mark with the usage of ranks.
 _FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
 
 

@@ -74,8 +74,8 @@ class NvmlError(Exception):
 class GpuEvent(NamedTuple):
     """An event of a GPU: an XID, or a new recovery action."""
 
-    kind: int
-    data: int
+    kind: int  # XID_EVENT or RECOVERY_EVENT
+    data: int  # of an XID event: the number of the XID
     device: int  # the value of the GPU's handle
 
 
