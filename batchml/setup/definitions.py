@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from batchml.aws.batch.definitions import DefinitionApi, DefinitionRevision
-from batchml.aws.batch.jobs import JobApi
+from batchml.aws.batch.jobs import DefinitionApi, DefinitionRevision, JobApi
 from batchml.aws.batch.requests import dated_registration
 from batchml.clock import Clock
 from batchml.errors import NotFound

@@ -1,14 +1,15 @@
-"""Check an AWS account for `doctor`: about fifteen read-only calls, and a finding for each answer.
+"""Check an AWS account for `doctor`, by about fifteen read-only calls.
 
-A call that fails is an answer, too.
+A failed call is an answer, too: pure functions convert the answers into findings.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.aws import iam
 from batchml.aws import session as identity
@@ -32,16 +33,13 @@ from batchml.cost.capacity import describe_reservation
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.environment import Environment
 
-# --- Findings -------------------------------------------------------------------------------------
-
-
 Mark = Literal["ok", "warning", "problem"]
 
-ALL_WELL, SOMETHING, ACCESS = 0, 1, 77  # exit codes of `doctor`
+EXIT_OK, EXIT_PROBLEM, EXIT_ACCESS = 0, 1, 77  # exit codes of `doctor`
 
 
 class Finding(Struct, frozen=True):
-    """The result of a check: one line, and below it lines to type or to paste.
+    """The result of a check: one line, and the lines below it, to type or to paste.
 
     `check` is a word for scripts. `is_access`: credentials or permissions are the cause.
     """
@@ -57,22 +55,22 @@ def exit_code(findings: Iterable[Finding]) -> int:
     """0 without problems, 77 for problems of credentials or permissions, 1 for others."""
     problems = [finding for finding in findings if finding.mark == "problem"]
     if any(finding.is_access for finding in problems):
-        return ACCESS
-    return SOMETHING if problems else ALL_WELL
+        return EXIT_ACCESS
+    return EXIT_PROBLEM if problems else EXIT_OK
 
 
 # --- answers --------------------------------------------------------------------------------
 
 
 class FailedQuestion(Struct, frozen=True):
-    """A call that failed, and why. `is_access`: because of credentials or permissions."""
+    """A call that failed, and its error. `is_access`: credentials or permissions are the cause."""
 
     text: str
     is_access: bool = False
 
 
 class ConfigCheck(Struct, frozen=True):
-    """The configuration. `path`: None without a batchml.toml. `mistakes`: those in the file."""
+    """The configuration. `path`: of batchml.toml; None without one. `mistakes`: in this file."""
 
     path: str | None = None
     mistakes: tuple[str, ...] = ()
@@ -94,13 +92,13 @@ class EngineCheck(Struct, frozen=True):
 class MachineCheck(Struct, frozen=True):
     """This machine. Sizes are bytes."""
 
-    home: str
+    home: str  # the state folder
     home_trouble: str = ""
-    home_free: int = 0
+    home_free: int = 0  # free space for the state folder
     server_trouble: str = ""  # fault of the embedded server, if it runs
     engine: EngineCheck | None = None
-    images_free: int | None = None  # None: unknown
-    wants_docker: bool = False  # the environment `local` runs containers
+    images_free: int | None = None  # free space for images; None: unknown
+    wants_docker: bool = False  # `local` runs jobs in containers
     has_venv: bool = True
     python: str = ""
     has_plugin: bool = True  # session-manager-plugin
@@ -116,9 +114,9 @@ class AccountCheck(Struct, frozen=True):
     environment: Environment
     now: float = 0.0
     identity: CallerIdentity | FailedQuestion | None = None
-    region: str | FailedQuestion | None = None  # AWS's opt-in status
-    verdicts: tuple[PermissionCheck, ...] | FailedQuestion | None = None
-    probes: Mapping[str, FailedQuestion | None] = {}
+    region: str | FailedQuestion | None = None  # AWS's opt-in status; "": there is no such region
+    verdicts: tuple[PermissionCheck, ...] | FailedQuestion | None = None  # simulated permissions
+    probes: Mapping[str, FailedQuestion | None] = {}  # action that was tried -> None if allowed
     quotas: Mapping[str, Quota] | FailedQuestion | None = None
     compute: Mapping[str, Mapping[str, Any]] | FailedQuestion | None = None
     queues: Mapping[str, Mapping[str, Any]] | FailedQuestion | None = None
@@ -155,18 +153,17 @@ def ask_account(
     `home`: a session in a region that is always enabled; `session`: one in the environment's
     region. Without credentials, or in a region that is not enabled, the other calls are left out.
     """
-    who = _try(lambda: identity.get_caller_identity(home))
+    who = _ask(lambda: identity.get_caller_identity(home))
     account = AccountCheck(env, environment, clock.now(), who)
     if isinstance(who, FailedQuestion):
         return account
-    region = _try(lambda: identity.region_status(home, environment.region))
-    account = msgspec.structs.replace(
+    region = _ask(lambda: identity.region_status(home, environment.region))
+    account = replace(
         account,
         region=region,
-        has_service_role=_try(lambda: identity.has_service_role(home)),
+        has_service_role=_ask(lambda: identity.has_service_role(home)),
+        verdicts=_simulate_permissions(home, account, who),
     )
-    verdicts = _permissions(home, account, who)
-    account = msgspec.structs.replace(account, verdicts=verdicts)
     if region in ("", "not-opted-in"):
         return account
     return _ask_region(session, account)
@@ -174,33 +171,33 @@ def ask_account(
 
 def _ask_region(session: Session, account: AccountCheck) -> AccountCheck:
     api = ComputeApi(session)
-    account = msgspec.structs.replace(
+    account = replace(
         account,
-        quotas=_try(lambda: read_quotas(session)) if account.environment.compute else None,
-        compute=_try(api.environments),
-        queues=_try(api.queues),
-        reservations=_reservations(session, account.environment),
+        quotas=_ask(lambda: read_quotas(session)) if account.environment.compute else None,
+        compute=_ask(api.environments),
+        queues=_ask(api.queues),
+        reservations=fetch_reservations(
+            session, [each.reservation for each in account.environment.compute.values()]
+        ),
     )
     if isinstance(account.verdicts, FailedQuestion):
-        probes = {action: _denied(session, action) for action in iam.PROBES}
-        account = msgspec.structs.replace(account, probes=probes)
+        probes: dict[str, FailedQuestion | None] = {}
+        for action in iam.PROBES:
+            answer = _ask(partial(iam.probe, session, action))
+            probes[action] = answer if isinstance(answer, FailedQuestion) else None
+        account = replace(account, probes=probes)
     network = account.environment.network
     if network.is_given or account.is_set_up:
         return account  # the network exists
     nat = network.egress == "nat"
-    return msgspec.structs.replace(
+    return replace(
         account,
-        vpcs=_try(lambda: _count(session, "describe_vpcs", "Vpcs")),
-        addresses=_try(lambda: _count(session, "describe_addresses", "Addresses")) if nat else None,
+        vpcs=_ask(lambda: _count(session, "describe_vpcs", "Vpcs")),
+        addresses=_ask(lambda: _count(session, "describe_addresses", "Addresses")) if nat else None,
     )
 
 
-def _reservations(session: Session, environment: Environment) -> ReservationTable:
-    """The reservations that the environment names; no call without any."""
-    return fetch_reservations(session, [each.reservation for each in environment.compute.values()])
-
-
-def _permissions(
+def _simulate_permissions(
     home: Session, account: AccountCheck, who: CallerIdentity
 ) -> tuple[PermissionCheck, ...] | FailedQuestion | None:
     """Simulate the needed permissions; none for the root user, who has no policies."""
@@ -209,21 +206,12 @@ def _permissions(
     environment = account.environment
     needed = iam.needed_permissions(environment).values()
     wanted: Iterable[iam.Permission] = {each for group in needed for each in group}
-    principal = _try(lambda: identity.principal_arn(home, who))
+    principal = _ask(lambda: identity.principal_arn(home, who))
     if isinstance(principal, FailedQuestion):
         principal = who.role_arn  # right for a role without a path
     if not principal:
         return FailedQuestion(f"Policies of {who.arn} cannot be simulated.")
-    return _try(
-        lambda: iam.simulate(
-            home, principal, wanted, who, environment.region, account.env
-        )
-    )  # fmt: skip
-
-
-def _denied(session: Session, action: str) -> FailedQuestion | None:
-    answer = _try(lambda: iam.probe(session, action))
-    return answer if isinstance(answer, FailedQuestion) else None
+    return _ask(lambda: iam.simulate(home, principal, wanted, who, environment.region, account.env))
 
 
 def _count(session: Session, method: str, member: str) -> int:
@@ -231,7 +219,7 @@ def _count(session: Session, method: str, member: str) -> int:
         return len(getattr(session.client("ec2"), method)()[member])
 
 
-def _try(question: Callable[[], T]) -> T | FailedQuestion:
+def _ask(question: Callable[[], T]) -> T | FailedQuestion:
     try:
         return question()
     except BatchmlError as error:
@@ -239,16 +227,15 @@ def _try(question: Callable[[], T]) -> T | FailedQuestion:
 
 
 # --- findings -------------------------------------------------------------------------------
-# Pure functions from the answers to findings, each with its fix.
 
 
-SOON = 3 * 86_400  # seconds before the end of a reservation in which it is a warning
-MOST_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
-SKEW_TO_TELL = 60.0  # seconds
+SOON = 3 * 86_400  # seconds: warn of a reservation that ends within this time
+SKEW_TO_WARN = 60.0  # seconds by which the clock may be wrong
+MAX_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
 
 # AWS Batch User Guide, "Service quotas"; VPC User Guide and EC2 User Guide, defaults.
-MOST_COMPUTE = MOST_QUEUES = 50
-MOST_VPCS = MOST_ADDRESSES = 5
+MAX_COMPUTE = MAX_QUEUES = 50
+MAX_VPCS = MAX_ADDRESSES = 5
 
 
 def check_account(account: AccountCheck) -> Iterator[Finding]:
@@ -271,8 +258,9 @@ def check_identity(account: AccountCheck) -> Iterator[Finding]:
         text = f"{found.arn} in account {found.account}"
         if found.is_root:
             yield Finding(
-                "credentials", "warning", f"you are the root user: {text}. It has every right, and "
-                "AWS Batch needs no root rights", ("aws configure sso   # or an IAM user's keys",),
+                "credentials", "warning", f"you are the root user: {text}. The root user has every "
+                "right, which batchml does not need",
+                ("aws configure sso   # or use the keys of an IAM user",),
             )  # fmt: skip
         else:
             yield Finding("credentials", "ok", text)
@@ -283,8 +271,8 @@ def check_clock(account: AccountCheck) -> Iterator[Finding]:
     if not isinstance(found, CallerIdentity):
         return
     ahead = clock_skew(found.date, "", account.now)
-    if ahead is not None and abs(ahead) > SKEW_TO_TELL:
-        mark: Mark = "problem" if abs(ahead) > MOST_SKEW else "warning"
+    if ahead is not None and abs(ahead) > SKEW_TO_WARN:
+        mark: Mark = "problem" if abs(ahead) > MAX_SKEW else "warning"
         yield _failed("clock", mark, FailedQuestion(explain_clock_skew(ahead)))
     elif ahead is not None:
         yield Finding("clock", "ok", "the clock is correct")
@@ -293,7 +281,7 @@ def check_clock(account: AccountCheck) -> Iterator[Finding]:
 def check_region(account: AccountCheck) -> Iterator[Finding]:
     region, status = account.environment.region, account.region
     if isinstance(status, FailedQuestion):
-        yield _failed("region", "warning", status, f"is {region} enabled? ")
+        yield _failed("region", "warning", status, f"could not check whether {region} is enabled: ")
     elif status == "":
         yield Finding(
             "region", "problem", f"there is no region {region!r}",
@@ -312,7 +300,7 @@ def check_region(account: AccountCheck) -> Iterator[Finding]:
 
 # --- permissions ----------------------------------------------------------------------------
 
-_OWNERS = {
+_OTHER_DENIALS = {
     "denied": "an explicit deny in your policies forbids them, and no statement can undo that",
     "organization": "a policy of the organization (SCP) forbids them: ask its administrator",
     "boundary": "your permissions boundary excludes them: ask your administrator",
@@ -337,9 +325,9 @@ def _check_command(
     name = f"permissions for {command}"
     missing = [each for each in verdicts if each.result == "missing"]
     if all(each.result in ("allowed", "conditional") for each in verdicts):
-        if any(each.result == "conditional" for each in verdicts):
-            some = _actions(each for each in verdicts if each.result == "conditional")
-            text = f"{name}: depends on conditions in your policies: {', '.join(some)}"
+        conditional = _actions(each for each in verdicts if each.result == "conditional")
+        if conditional:
+            text = f"{name}: these depend on conditions in your policies: {', '.join(conditional)}"
             yield Finding("permissions", "warning", text)
         else:
             yield Finding("permissions", "ok", f"{name}: all {len(verdicts)}")
@@ -348,17 +336,18 @@ def _check_command(
     if missing:
         actions = _actions(missing)
         text = f"{name}: {len(actions)} missing. Add to one of your policies:"
-        fix = _statements(missing)
+        statements = allow_statements([(each.permission.action, each.arn) for each in missing])
+        fix = tuple(map(json.dumps, statements))
         yield Finding("permissions", mark, text, fix, is_access=True)
-    for word, why in _OWNERS.items():
-        closed = _actions(each for each in verdicts if each.result == word)
-        if closed:
-            text = f"{name}: {', '.join(closed)}: {why}"
+    for result, why in _OTHER_DENIALS.items():
+        denied = _actions(each for each in verdicts if each.result == result)
+        if denied:
+            text = f"{name}: {', '.join(denied)}: {why}"
             yield Finding("permissions", mark, text, is_access=True)
 
 
 def _mark_of(account: AccountCheck, command: Command) -> Mark:
-    """A user who only submits does not need the permissions of setup."""
+    """A user who only submits jobs does not need the permissions of setup."""
     is_vital = command in ("submit", "logs") or (command == "setup" and not account.is_set_up)
     return "problem" if is_vital else "warning"
 
@@ -367,13 +356,8 @@ def _actions(verdicts: Iterable[PermissionCheck]) -> list[str]:
     return sorted({each.permission.action for each in verdicts})
 
 
-def _statements(missing: Sequence[PermissionCheck]) -> tuple[str, ...]:
-    pairs = [(each.permission.action, each.arn) for each in missing]
-    return tuple(json.dumps(each) for each in allow_statements(pairs))
-
-
 def _check_probes(account: AccountCheck, why: FailedQuestion) -> Iterator[Finding]:
-    """The findings if policies cannot be simulated: reading was tried, writing is unknown."""
+    """The findings if policies cannot be simulated: read calls were tried instead."""
     probes = {
         **account.probes,
         "batch:DescribeComputeEnvironments": account.compute,
@@ -407,10 +391,10 @@ def check_quotas(account: AccountCheck) -> Iterator[Finding]:
 def quota_findings(
     needs: Iterable[QuotaNeed], quotas: Mapping[str, Quota], *, flags: str = ""
 ) -> Iterator[Finding]:
-    """A finding for each need. `flags`: for the AWS CLI, to use the right region and account.
+    """A finding for each need. `flags`: region and profile, for the AWS CLI.
 
-    A problem if the quota is less than one instance of the smallest type, or less than min_vcpus; a
-    warning if `max_vcpus` cannot be reached.
+    It is a problem if the quota is less than one instance of the smallest type or than min_vcpus,
+    and a warning if max_vcpus cannot be reached.
     """
     for need in needs:
         quota = find_quota(need, quotas)
@@ -421,7 +405,7 @@ def quota_findings(
             yield Finding("quotas", "warning", text, (f"see {page}",))
             continue
         text = f"{quota.name} ({quota.code}) is {quota.value:g} vCPUs"
-        fix = _increase(quota, need, flags)
+        fix = _quota_command(quota, need, flags)
         if quota.value < max(need.smallest, need.least):
             least = max(need.smallest, need.least)
             why = "its smallest instance needs" if least == need.smallest else "min_vcpus is"
@@ -434,7 +418,7 @@ def quota_findings(
             yield Finding("quotas", "ok", f"{text}, {where} may use {need.most}")
 
 
-def _increase(quota: Quota, need: QuotaNeed, flags: str) -> str:
+def _quota_command(quota: Quota, need: QuotaNeed, flags: str) -> str:
     wanted = max(need.most, need.smallest)
     return (
         "aws service-quotas request-service-quota-increase --service-code ec2 "
@@ -450,24 +434,24 @@ def check_limits(account: AccountCheck) -> Iterator[Finding]:
     ours = f"batchml-{env}-"
     yield from _check_count(
         "compute environments", account.compute, [ours + name for name in environment.compute],
-        MOST_COMPUTE, "aws batch describe-compute-environments" + account.flags,
+        MAX_COMPUTE, "aws batch describe-compute-environments" + account.flags,
     )  # fmt: skip
     yield from _check_count(
         "job queues", account.queues, [ours + name for name in environment.queues],
-        MOST_QUEUES, "aws batch describe-job-queues" + account.flags,
+        MAX_QUEUES, "aws batch describe-job-queues" + account.flags,
     )  # fmt: skip
-    if isinstance(account.vpcs, int) and account.vpcs >= MOST_VPCS:
-        text = f"the account has {account.vpcs} VPCs; the default quota is {MOST_VPCS}"
-        fix = _raise_vpc("L-F678F1CE", "vpc", account)
+    if isinstance(account.vpcs, int) and account.vpcs >= MAX_VPCS:
+        text = f"the account has {account.vpcs} VPCs; the default quota is {MAX_VPCS}"
+        fix = _vpc_quota_command("L-F678F1CE", "vpc", account)
         yield Finding("limits", "warning", text, (fix, "or name existing subnets in [network]"))
-    if isinstance(account.addresses, int) and account.addresses >= MOST_ADDRESSES:
+    if isinstance(account.addresses, int) and account.addresses >= MAX_ADDRESSES:
         text = f"the account has {account.addresses} Elastic IPs, and the NAT gateway needs one "
-        text += f"more; the default quota is {MOST_ADDRESSES}"
-        fix = _raise_vpc("L-0263D0A3", "ec2", account)
+        text += f"more; the default quota is {MAX_ADDRESSES}"
+        fix = _vpc_quota_command("L-0263D0A3", "ec2", account)
         yield Finding("limits", "warning", text, (fix, 'or egress = "endpoints" in [network]'))
 
 
-def _raise_vpc(code: str, service: str, account: AccountCheck) -> str:
+def _vpc_quota_command(code: str, service: str, account: AccountCheck) -> str:
     return (
         f"aws service-quotas request-service-quota-increase --service-code {service} "
         f"--quota-code {code} --desired-value 10{account.flags}"
@@ -482,7 +466,7 @@ def _check_count(
     look: str,
 ) -> Iterator[Finding]:
     if isinstance(there, FailedQuestion):
-        if not there.is_access:  # else it is a finding on permissions
+        if not there.is_access:  # a denied call is a finding of `check_permissions`
             yield _failed("limits", "warning", there, f"the {what} could not be counted: ")
     elif there is not None:
         new = len(set(ours) - set(there))
@@ -492,17 +476,11 @@ def _check_count(
         else:
             text = f"{len(there)} of {most} {what}, setup adds {new}"
             yield Finding("limits", "ok", text)
-        yield from _check_valid(what, there, ours)
-
-
-def _check_valid(
-    what: str, there: Mapping[str, Mapping[str, Any]], ours: Sequence[str]
-) -> Iterator[Finding]:
-    for name in ours:
-        detail = there.get(name, {})
-        if detail.get("status") == "INVALID":
-            text = f"{name} is INVALID: {detail.get('statusReason', '')}"
-            yield Finding("limits", "problem", text, ("batchml setup   # shows the fix",))
+        for name in ours:
+            detail = there.get(name, {})
+            if detail.get("status") == "INVALID":
+                text = f"{name} is INVALID: {detail.get('statusReason', '')}"
+                yield Finding("limits", "problem", text, ("batchml setup   # shows the fix",))
 
 
 def check_service_role(account: AccountCheck) -> Iterator[Finding]:

@@ -13,13 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from batchml.errors import BatchmlError
-from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck
+from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck, Mark
 
 GIB = 1024**3
-HOME_NEEDS, HOME_WANTS = 1 * GIB, 5 * GIB  # the journal and its reserve; virtual environments
-IMAGES_WANT = 20 * GIB  # PyTorch with CUDA, built once and pushed
+HOME_NEEDS = 1 * GIB  # for the journal and its reserve: less is a problem
+HOME_WANTS = 5 * GIB  # for virtual environments, too: less is a warning
+IMAGES_WANT = 20 * GIB  # to build and push an image with CUDA and PyTorch
 OLDEST_API = (1, 41)  # API of Docker 20.10, the oldest version that the executor is tested with
-_PATIENCE = 5.0  # seconds for the engine's answer
+_TIMEOUT = 5.0  # seconds for the engine's answer
 _SOCKET = "unix:///var/run/docker.sock"
 _PLUGIN_PAGE = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
@@ -59,28 +60,29 @@ def _trouble_of(home: Path, check: Callable[[], object]) -> str:
         check()
     except (BatchmlError, OSError) as error:
         return str(error)
-    there = _nearest(home)
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
+    folder = _existing_folder(home)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"
 
 
-def _nearest(path: Path) -> Path:
+def _existing_folder(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _free(path: Path) -> int | None:
     try:
-        return shutil.disk_usage(_nearest(path)).free
+        return shutil.disk_usage(_existing_folder(path)).free
     except OSError:
         return None
 
 
 def find_engine(address: str) -> EngineCheck:
-    """Ask the engine at a DOCKER_HOST for its version and the folder of its images."""
+    """Ask the Docker engine at an address (DOCKER_HOST) for its version and its images' folder."""
     parts = urlsplit(address)
     if parts.scheme == "unix":
         connection: http.client.HTTPConnection = _UnixConnection(parts.path)
     elif parts.scheme in ("tcp", "http") and not os.environ.get("DOCKER_TLS_VERIFY"):
-        connection = http.client.HTTPConnection(parts.netloc, timeout=_PATIENCE)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT)
     else:
         return EngineCheck(address, "unchecked")
     try:
@@ -105,24 +107,25 @@ def find_engine(address: str) -> EngineCheck:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_PATIENCE)
+        super().__init__("localhost", timeout=_TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_PATIENCE)
+        self.sock.settimeout(_TIMEOUT)
         self.sock.connect(self._path)
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
     connection.request("GET", path)
-    found = json.loads(connection.getresponse().read())
-    if not isinstance(found, dict):
+    answer = json.loads(connection.getresponse().read())
+    if not isinstance(answer, dict):
         raise ValueError("the answer is not that of a Docker engine")
-    return found
+    return answer
 
 
 def _group_of(path: str) -> str:
+    """The group that may use a socket."""
     import grp
 
     try:
@@ -137,9 +140,8 @@ def _group_of(path: str) -> str:
 def check_config(config: ConfigCheck) -> Iterator[Finding]:
     if config.mistakes:
         count = len(config.mistakes)
-        words = "1 mistake" if count == 1 else f"{count} mistakes"
-        where = config.path or "batchml.toml"
-        yield Finding("config", "problem", f"{where}: {words}", config.mistakes)
+        text = f"{config.path or 'batchml.toml'}: {count} mistake{'s'[: count > 1]}"
+        yield Finding("config", "problem", text, config.mistakes)
     elif config.path is None:
         text = "no batchml.toml here or above: only the environment `local` exists"
         yield Finding("config", "ok", text)
@@ -161,7 +163,7 @@ def _check_home(machine: MachineCheck) -> Iterator[Finding]:
         yield Finding("state", "problem", machine.home_trouble, (fix,))
     else:
         yield Finding("state", "ok", f"state folder {machine.home}")
-    free = _sized(machine.home_free)
+    free = _describe_size(machine.home_free)
     fix = "batchml local reset   # deletes local jobs and their outputs; or free other space"
     if machine.home_free < HOME_NEEDS:
         text = f"{free} are free for the state folder; a full disk stops the queues"
@@ -174,30 +176,32 @@ def _check_home(machine: MachineCheck) -> Iterator[Finding]:
 
 
 def _check_engine(machine: MachineCheck) -> Iterator[Finding]:
-    """Without an engine, `local` runs jobs as processes, and images cannot be built."""
+    """A missing engine is a warning if `local` runs jobs as processes: only builds need it then."""
     engine = machine.engine
     if engine is None:
         return
-    bad: Any = "problem" if machine.wants_docker else "warning"
-    use = "local jobs run in containers" if machine.wants_docker else "for image build and push"
+    mark: Mark = "problem" if machine.wants_docker else "warning"
+    use = "to run local jobs" if machine.wants_docker else "to build and push images"
     if engine.trouble == "missing":
         text = f"no Docker engine answers at {engine.address} (needed: {use})"
-        yield Finding("docker", bad, text, ("sudo systemctl start docker   # install it first: "
-            "https://docs.docker.com/engine/install",))  # fmt: skip
+        fix = (
+            "sudo systemctl start docker   # to install it: https://docs.docker.com/engine/install"
+        )
+        yield Finding("docker", mark, text, (fix,))
     elif engine.trouble == "permission":
         text = f"you may not use the Docker engine at {engine.address} (needed: {use})"
         fix = f"sudo usermod -aG {engine.group} $USER && newgrp {engine.group}"
-        yield Finding("docker", bad, text, (fix,))
+        yield Finding("docker", mark, text, (fix,))
     elif engine.trouble == "silent":
         text = f"the Docker engine at {engine.address} does not answer: {engine.text}"
-        yield Finding("docker", bad, text, ("sudo systemctl restart docker",))
+        yield Finding("docker", mark, text, ("sudo systemctl restart docker",))
     elif engine.trouble == "unchecked":
         text = f"DOCKER_HOST is {engine.address}, which doctor does not check"
         yield Finding("docker", "warning", text, ("docker version",))
-    elif _numbers(engine.api) < OLDEST_API:
+    elif _parse_version(engine.api) < OLDEST_API:
         text = f"Docker {engine.version} is too old (API {engine.api}): 20.10 or newer is needed"
         fix = "install a newer version: https://docs.docker.com/engine/install"
-        yield Finding("docker", bad, text, (fix,))
+        yield Finding("docker", mark, text, (fix,))
     else:
         yield Finding("docker", "ok", f"Docker {engine.version} at {engine.address}")
         yield from _check_images(machine, engine)
@@ -206,7 +210,7 @@ def _check_engine(machine: MachineCheck) -> Iterator[Finding]:
 def _check_images(machine: MachineCheck, engine: EngineCheck) -> Iterator[Finding]:
     if machine.images_free is None:
         return
-    text = f"{_sized(machine.images_free)} are free for images, in {engine.root}"
+    text = f"{_describe_size(machine.images_free)} are free for images, in {engine.root}"
     if machine.images_free < IMAGES_WANT:
         text += "; an image with CUDA and PyTorch takes up to 20 GiB during its build"
         yield Finding("disk", "warning", text, ("docker system prune",))
@@ -231,10 +235,9 @@ def check_plugin(machine: MachineCheck) -> Iterator[Finding]:
         yield Finding("plugin", "warning", text, (f"install it: {_PLUGIN_PAGE}",))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
+def _parse_version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _sized(size: int) -> str:
+def _describe_size(size: int) -> str:
     return f"{size / GIB:.1f} GiB"

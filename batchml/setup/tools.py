@@ -1,4 +1,4 @@
-"""The tools of setup steps (AWS APIs, clock), and the causes and fixes of failures."""
+"""What setup steps share: AWS APIs and clock, waits, and the causes and fixes of failures."""
 
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -17,9 +17,9 @@ from batchml.errors import AccessError, BatchmlError, ServiceError, SetupFailed
 from batchml.setup.sharing import CurrentState, ResourceKind, is_known
 
 # --- causes and fixes -----------------------------------------------------------------------
-# A failed stack reports every resource that AWS then cancelled. Users have to fix the first
-# resource that failed by itself. Sources: CloudFormation User Guide, "Troubleshooting"; AWS Batch
-# User Guide, "Troubleshooting", INVALID compute environments.
+# When a resource of a stack fails, AWS cancels other resources, and reports them as failed, too.
+# Users have to fix the first resource that failed by itself. Sources: CloudFormation User Guide,
+# "Troubleshooting"; AWS Batch User Guide, "Troubleshooting", INVALID compute environments.
 
 # Reasons of resources that were cancelled because another one failed.
 _CASCADE = (
@@ -94,7 +94,7 @@ _INVALID: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?i)instance profile|InvalidParameterValue.*iamInstanceProfile",
-        "The instance profile does not exist (any more): batchml setup creates the roles anew.",
+        "The instance profile does not exist: batchml setup creates the roles again.",
     ),
     (
         r"(?i)not authorized|AccessDenied|assume.*role|service role",
@@ -145,15 +145,14 @@ def first_failure(events: Sequence[StackEvent]) -> StackFailure | None:
     """The first failure in the events of an operation, the oldest event first; None without one."""
     failed = [event for event in events if event.status.endswith("_FAILED")]
     own = [event for event in failed if not event.reason.startswith(_CASCADE)]
-    # The stack's own event repeats that of a resource, so it counts only alone.
-    resources = [event for event in own if event.physical_id == "" or not _is_stack(event)]
+    # An event of the stack itself repeats an event of a resource, so it counts only alone.
+    resources = [
+        event for event in own
+        if event.type != "AWS::CloudFormation::Stack" or ":stack/" not in event.physical_id
+    ]  # fmt: skip
     for event in resources or own or failed:
         return StackFailure(event.resource, event.type, event.reason)
     return None
-
-
-def _is_stack(event: StackEvent) -> bool:
-    return event.type == "AWS::CloudFormation::Stack" and ":stack/" in event.physical_id
 
 
 def stack_fix(reason: str) -> str:
@@ -193,7 +192,10 @@ class SetupTools(Struct, frozen=True):
     replacing: frozenset[str] = frozenset()  # stacks whose data this command may replace
 
     def create_change_set(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
-        """Ask AWS for the changes that an update would make, and wait for the answer."""
+        """Create a change set: AWS says which changes an update would make. Wait for the answer.
+
+        Raises SetupFailed if AWS refuses the update.
+        """
         change_set = self.stacks.create_change_set(blueprint, stack)
         end, pauses = self.clock.monotonic() + BATCH_LIMIT, backoff(PACE)
         while (found := self.stacks.read_change_set(change_set)).is_pending:
@@ -209,7 +211,7 @@ class SetupTools(Struct, frozen=True):
         return replace(found, token=update_token(blueprint, stack))
 
     def drifts(self, name: str) -> tuple[Drift, ...]:
-        """Manual changes to the resources of a stack; empty if AWS cannot tell."""
+        """Manual changes to the resources of a stack; empty if AWS does not answer in time."""
         try:
             detection = self.stacks.detect_drift(name)
             end, pauses = self.clock.monotonic() + _DRIFT_LIMIT, backoff(PACE)
@@ -222,11 +224,13 @@ class SetupTools(Struct, frozen=True):
             return ()
 
     def first_cause(self, stack: Stack) -> str:
+        """The first cause for which a stack's last operation failed."""
         found = first_failure(self.stacks.operation(stack.id))
         return str(found) if found else stack.reason
 
 
 def check_time(end: float, kind: ResourceKind, name: str, status: str, tools: SetupTools) -> None:
+    """Raise BatchmlError after `end`, a time of the monotonic clock."""
     if tools.clock.monotonic() > end:
         raise BatchmlError(
             f"{kind} {name} is still {status}. AWS continues; run the command again to follow it."
@@ -234,9 +238,11 @@ def check_time(end: float, kind: ResourceKind, name: str, status: str, tools: Se
 
 
 def refuse_unknown(kind: ResourceKind, name: str, request: Any) -> None:
+    """Raise AssertionError for a request with a placeholder: the plan's order would be wrong."""
     if not is_known(request):
         raise AssertionError(f"{kind} {name} needs a resource that does not exist yet: {request}")
 
 
 def update_token(blueprint: Blueprint, stack: Stack) -> str:
+    """A token by which a change set shows for which update it was created."""
     return blueprint.token("update", stack.changed_at)

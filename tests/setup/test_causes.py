@@ -88,7 +88,7 @@ def test_every_usual_reason_has_its_fix(reason: str, fix: str) -> None:
         ("MISCONFIGURATION:INSTANCE - none of the instances joined the underlying ECS cluster",
          "network.egress"),
         ("CLIENT_ERROR - Invalid IAM Instance Profile name: instance profile x",
-         "creates the roles anew"),
+         "creates the roles again"),
         ("CLIENT_ERROR - You are not authorized to use launch template (Service: Ec2)",
          "create-service-linked-role"),
         ("CLIENT_ERROR - The specified launch template does not exist", "writes it again"),

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch.definitions import DefinitionApi, DefinitionRevision, to_definition
-from batchml.aws.batch.jobs import JobApi
+from batchml.aws.batch.jobs import DefinitionApi, DefinitionRevision, JobApi, to_definition
 from batchml.errors import NotFound, ServiceError
 from batchml.setup.definitions import deregister, find_definitions, find_old, register, unused
 from tests.support.fakes import FakeClock

@@ -1,4 +1,7 @@
-"""Print placement scores (`compute score`) and the cost of warm hosts (`list`, `update`)."""
+"""Print placement scores (`compute score`), and the cost of hosts that run without jobs.
+
+`compute list` and `compute update` show this cost.
+"""
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -16,7 +19,6 @@ from batchml.cost.capacity import (
     ScoreQuestion,
     ScoreRow,
     WarmCapacity,
-    ask_scores,
     default_types,
     delay_price,
     describe_delay,
@@ -30,21 +32,6 @@ from batchml.cost.capacity import (
 from batchml.errors import UsageError
 from batchml.model.environment import Compute
 from batchml.setup.commands.shared import bare, print_table
-
-
-def show_scores(
-    context: Context,
-    types: tuple[str, ...],
-    hosts: int | None,
-    vcpus: int | None,
-    regions: tuple[str, ...],
-    zones: bool,
-    *,
-    json_: bool,
-) -> None:
-    """Ask for scores and print them. Raises UsageError with all mistakes of the flags."""
-    question = read_question(context, types, hosts, vcpus, regions, zones)
-    print_scores(question, ask_scores(context, question), json_=json_)
 
 
 def print_scores(question: ScoreQuestion, answer: ScoreAnswer, *, json_: bool) -> None:
@@ -139,45 +126,51 @@ Details = Mapping[str, Mapping[str, Any]]
 
 
 class WarmColumns:
-    """Columns, notes and JSON on the warm hosts of compute environments; empty for `local`."""
+    """Columns, notes and JSON on the warm hosts of compute environments; empty for `local`.
+
+    `capacities`: name in AWS -> warm hosts.
+    """
 
     def __init__(
-        self, kept: Mapping[str, WarmCapacity], known: ReservationTable | None, now: float
+        self,
+        capacities: Mapping[str, WarmCapacity],
+        reservations: ReservationTable = ReservationTable(),  # noqa: B008  (it is immutable)
+        now: float = 0.0,
     ) -> None:
-        self._kept = kept
-        self._known = known
+        self._capacities = capacities
+        self._reservations = reservations
         self._now = now
 
     @property
     def heads(self) -> list[str]:
-        return ["WARM", "NOW"] if self._kept else []
+        return ["WARM", "NOW"] if self._capacities else []
 
     def cells(self, name: str) -> list[str]:
-        if not self._kept:
+        if not self._capacities:
             return []
-        each = self._kept.get(name)
+        each = self._capacities.get(name)
         return [_cell(each.warm), _cell(each.now)] if each else ["", ""]
 
     def lines(self) -> Iterator[str]:
-        for each in self._kept.values():
+        for each in self._capacities.values():
             if each.warm.vcpus:
-                yield f"{each.name}: kept warm, even without jobs: {_hosts(each.warm)}"
+                yield f"{each.name}: kept warm, even without jobs: {_describe_cost(each.warm)}"
             if each.delay:
                 yield f"{each.name}: {describe_delay(each.delay)}"
-            found = self._known.found.get(each.reservation) if self._known else None
+            found = self._reservations.found.get(each.reservation)
             if found:
                 yield f"{each.name}: {describe_reservation(found, self._now)}"
-            elif each.reservation and self._known and self._known.why:
-                yield f"{each.name}: reservation {each.reservation}: {self._known.why}"
+            elif each.reservation and self._reservations.why:
+                yield f"{each.name}: reservation {each.reservation}: {self._reservations.why}"
 
     def json(self, name: str) -> dict[str, Any]:
-        each = self._kept.get(name)
+        each = self._capacities.get(name)
         if each is None:
             return {}
-        found = self._known.found.get(each.reservation) if self._known else None
+        found = self._reservations.found.get(each.reservation)
         return {
-            "warm": _paid_to_json(each.warm),
-            "now": _paid_to_json(each.now),
+            "warm": _cost_to_json(each.warm),
+            "now": _cost_to_json(each.now),
             "reservation": None
             if found is None
             else {
@@ -194,8 +187,7 @@ class WarmColumns:
 def read_warm_columns(context: Context, details: Details) -> WarmColumns:
     """Ask for prices and reservations, if hosts run or stay warm; nothing for `local`."""
     if context.settings.is_local:
-        return WarmColumns({}, None, 0.0)
-
+        return WarmColumns({})
     described = context.settings.environment.compute
     computes = {
         name: read_compute_detail(detail, described.get(bare(context, name)))
@@ -203,18 +195,16 @@ def read_warm_columns(context: Context, details: Details) -> WarmColumns:
         if detail.get("computeResources", {}).get("instanceTypes")
     }
     region = context.settings.environment.region
-    kept = {
-        each.name: each for each in list_warm_capacity(region, details, computes, context.prices)
-    }
-    known = fetch_reservations(context.connect(), [each.reservation for each in kept.values()])
-    by_name = {name: replace(each, name=bare(context, name)) for name, each in kept.items()}
-    return WarmColumns(by_name, known, context.clock.now())
+    capacities = list_warm_capacity(region, details, computes, context.prices)
+    reservations = fetch_reservations(context.connect(), [c.reservation for c in capacities])
+    by_name = {each.name: replace(each, name=bare(context, each.name)) for each in capacities}
+    return WarmColumns(by_name, reservations, context.clock.now())
 
 
 def warm_hosts(
     context: Context, hosts: int, min_vcpus: int | None, detail: Mapping[str, Any]
 ) -> int:
-    """`--warm HOSTS` as vCPUs. Raises UsageError."""
+    """Convert `--warm HOSTS` into vCPUs. Raises UsageError."""
     if min_vcpus is not None:
         raise UsageError("--warm and --min-vcpus have the same meaning: give one of them.")
     if hosts < 0:
@@ -234,48 +224,50 @@ def report_cost(
     name: str,
     before: Mapping[str, Any],
     checked: Compute,
-    table: Mapping[str, Any],
+    changed: Mapping[str, Any],
 ) -> None:
-    """Print the cost of a change by the hour and the day, and the command that undoes it."""
+    """Print the cost of a change by the hour and the day, and the command that undoes it.
+
+    `before`: AWS's description before the change; `checked`: the compute environment after it;
+    `changed`: the options that the user gave.
+    """
     if context.settings.is_local:
         return
-    if "min_vcpus" in table and checked.min_vcpus:
-        known = read_compute_detail(before, context.settings.environment.compute.get(name))
-        compute = replace(
-            known, min_vcpus=checked.min_vcpus, max_vcpus=checked.max_vcpus,
-            instance_types=checked.instance_types,
-        )  # fmt: skip
-        paid = warm_cost(context.settings.environment.region, compute, context.prices)
+    environment = context.settings.environment
+    compute = replace(
+        read_compute_detail(before, environment.compute.get(name)),
+        instance_types=checked.instance_types,
+    )
+    if "min_vcpus" in changed and checked.min_vcpus:
+        warm = replace(compute, min_vcpus=checked.min_vcpus, max_vcpus=checked.max_vcpus)
+        cost = warm_cost(environment.region, warm, context.prices)
         undo = before.get("computeResources", {}).get("minvCpus", 0)
-        say(f"Kept warm, even without jobs: {_hosts(paid)}.")
+        say(f"Kept warm, even without jobs: {_describe_cost(cost)}.")
         say(f"  to end it:  batchml compute update {name} --min-vcpus {undo} --env {context.env}")
-    if "scale_down_delay" in table and checked.scale_down_minutes:
-        compute = replace(
-            read_compute_detail(before, context.settings.environment.compute.get(name)),
-            instance_types=checked.instance_types, scale_down_delay=checked.scale_down_delay,
-        )  # fmt: skip
-        price = delay_price(context.settings.environment.region, compute, context.prices)
-        words = describe_delay(checked.scale_down_minutes)
-        say(f"From now on {words}{', ' if price else ''}{price}.")
+    if "scale_down_delay" in changed and checked.scale_down_minutes:
+        delayed = replace(compute, scale_down_delay=checked.scale_down_delay)
+        price = delay_price(environment.region, delayed, context.prices)
+        delay = describe_delay(checked.scale_down_minutes)
+        say(f"From now on {delay}{', ' if price else ''}{price}.")
 
 
-def _hosts(paid: HostsCost) -> str:
-    hosts = f", {paid.hosts}" if paid.hosts else ""
-    return f"{paid.vcpus} vCPUs{hosts}: {paid.words}"
+def _describe_cost(cost: HostsCost) -> str:
+    hosts = f", {cost.hosts}" if cost.hosts else ""
+    return f"{cost.vcpus} vCPUs{hosts}: {cost.words}"
 
 
-def _cell(paid: HostsCost) -> str:
-    if not paid.vcpus:
+def _cell(cost: HostsCost) -> str:
+    if not cost.vcpus:
         return "-"
-    if paid.is_prepaid:
+    if cost.is_prepaid:
         return "prepaid"
-    return "price unknown" if paid.why else f"{dollar_range(paid.low, paid.high)}/h"
+    return "price unknown" if cost.why else f"{dollar_range(cost.low, cost.high)}/h"
 
 
-def _paid_to_json(paid: HostsCost) -> dict[str, Any]:
-    known = bool(paid.vcpus) and not paid.why and not paid.is_prepaid
+def _cost_to_json(cost: HostsCost) -> dict[str, Any]:
+    known = bool(cost.vcpus) and not cost.why and not cost.is_prepaid
     return {
-        "vcpus": paid.vcpus,
-        "usdPerHour": {"low": paid.low / 1e6, "high": paid.high / 1e6} if known else None,
-        "why": paid.why or ("prepaid" if paid.is_prepaid else None),
+        "vcpus": cost.vcpus,
+        "usdPerHour": {"low": cost.low / 1e6, "high": cost.high / 1e6} if known else None,
+        "why": cost.why or ("prepaid" if cost.is_prepaid else None),
     }

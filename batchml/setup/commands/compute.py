@@ -22,9 +22,16 @@ from batchml.cluster.tables import (
 )
 from batchml.config.environments import read_compute
 from batchml.context import Context
+from batchml.cost.capacity import ask_scores
 from batchml.errors import UsageError
 from batchml.model.environment import Compute
-from batchml.setup.commands.capacity import read_warm_columns, report_cost, show_scores, warm_hosts
+from batchml.setup.commands.capacity import (
+    print_scores,
+    read_question,
+    read_warm_columns,
+    report_cost,
+    warm_hosts,
+)
 from batchml.setup.commands.shared import (
     Enable,
     Name,
@@ -37,10 +44,10 @@ from batchml.setup.commands.shared import (
     described_environment,
     drop_none,
     find_resource,
+    override,
     print_table,
     refuse_existing,
     report_update,
-    to_table,
 )
 
 compute_app = command_group(
@@ -72,17 +79,21 @@ ScaleDownDelay = Annotated[
 def compute_list(env: Env = None, json_: Json = False) -> None:
     """List the compute environments with their limits and state."""
     context = open_context(env)
-    found = compute_api(context).environments()
-    kept, here = read_warm_columns(context, found), _vcpus_here(context)
+    details = compute_api(context).environments()
+    warm = read_warm_columns(context, details)
     if json_:
-        return print_json([{**each, **kept.json(name)} for name, each in found.items()])
+        return print_json([{**each, **warm.json(name)} for name, each in details.items()])
+    machine_vcpus = 0
+    if context.settings.is_local:  # where all compute environments share this machine
+        total = open_poller(context).poll(with_usage=False).total
+        machine_vcpus = round(total.resources.vcpus)
     rows = [
-        ["NAME", "STATE", "STATUS", "KIND", "INSTANCES", "VCPUS MIN/NOW/MAX", *kept.heads, "REASON"]
+        ["NAME", "STATE", "STATUS", "KIND", "INSTANCES", "VCPUS MIN/NOW/MAX", *warm.heads, "REASON"]
     ]
-    for name, detail in sorted(found.items()):
+    for name, detail in sorted(details.items()):
         resources = detail.get("computeResources", {})
         limits = [resources.get(key, 0) for key in ("minvCpus", "desiredvCpus", "maxvCpus")]
-        limits[1] = min(here or limits[1], limits[2])
+        limits[1] = min(machine_vcpus or limits[1], limits[2])
         rows.append(
             [
                 bare(context, name),
@@ -91,21 +102,13 @@ def compute_list(env: Env = None, json_: Json = False) -> None:
                 resources.get("type", detail.get("type", "")),
                 ", ".join(resources.get("instanceTypes", ())),
                 "{}/{}/{}".format(*limits),
-                *kept.cells(name),
+                *warm.cells(name),
                 "" if detail.get("status") == "VALID" else detail.get("statusReason", ""),
             ]
         )
     print_table(rows, "No compute environments. `batchml setup` makes them.")
-    for line in kept.lines():
+    for line in warm.lines():
         say(line)
-
-
-def _vcpus_here(context: Context) -> int:
-    """The vCPUs of this machine on `local`, where all compute environments share it; else 0."""
-    if not context.settings.is_local:
-        return 0
-
-    return round(open_poller(context).poll(with_usage=False).total.resources.vcpus)
 
 
 @compute_app.command("create", epilog="Example: batchml compute create gpu --max-vcpus 64")
@@ -172,11 +175,7 @@ def compute_create(
         scale_down_delay=scale_down_delay, stop_timeout=stop_timeout,
     )  # fmt: skip
     described = described_environment(context).compute.get(name)
-    if described is not None and not table:
-        compute = described
-    else:
-        table = {**(to_table(described) if described else {}), **table}
-        compute = read_compute(name, table, f"compute create {name}")
+    compute = read_compute(name, override(described, table), f"compute create {name}")
     refuse_existing(context, "compute", name, compute_api(context).environments())
     create_resources(context, {name: compute}, {}, json_)
 
@@ -231,26 +230,24 @@ def compute_update(
 def _checked(name: str, detail: Mapping[str, Any], table: Mapping[str, Any]) -> Compute:
     """The compute environment after the change. Raises ConfigError."""
     resources = detail.get("computeResources", {})
-    known = {
+    present = {
         "instance_types": list(resources.get("instanceTypes", ())) or ["g5"],
         "max_vcpus": resources.get("maxvCpus", 0),
         "min_vcpus": resources.get("minvCpus", 0),
     }
-    return read_compute(name, {**known, **table}, f"compute update {name}")
+    return read_compute(name, {**present, **table}, f"compute update {name}")
 
 
 def _resources(checked: Compute, named: Iterable[str]) -> dict[str, Any]:
     """`computeResources` of UpdateComputeEnvironment, with only the named options."""
-    values = {
+    scaling_policy = {"minScaleDownDelayMinutes": checked.scale_down_minutes}
+    members = {
         "instance_types": ("instanceTypes", list(checked.instance_types)),
         "max_vcpus": ("maxvCpus", checked.max_vcpus),
         "min_vcpus": ("minvCpus", checked.min_vcpus),
-        "scale_down_delay": (
-            "scalingPolicy",
-            {"minScaleDownDelayMinutes": checked.scale_down_minutes},
-        ),
+        "scale_down_delay": ("scalingPolicy", scaling_policy),
     }
-    return dict(values[key] for key in named)
+    return dict(members[key] for key in named)
 
 
 @compute_app.command("score", epilog="Example: batchml compute score --instances 8")
@@ -276,8 +273,10 @@ def compute_score(
 
     Works without an environment. With one in batchml.toml it uses its types and profile.
     """
-    wanted = (tuple(instance_type or ()), instances, vcpus, tuple(region or ()), single_az)
-    show_scores(open_context(env), *wanted, json_=json_)
+    types, regions = tuple(instance_type or ()), tuple(region or ())
+    context = open_context(env)
+    question = read_question(context, types, instances, vcpus, regions, single_az)
+    print_scores(question, ask_scores(context, question), json_=json_)
 
 
 @compute_app.command("delete", epilog="Example: batchml compute delete gpu --yes")
@@ -317,29 +316,34 @@ def compute_hosts(
     reported by runs. Prices come from AWS, for spot hosts in the dearest zone.
     """
     context = open_context(env)
-    found = HostPrices(context).add_to(_select(context, open_poller(context).poll(), names or ()))
+    snapshot = _select(context, open_poller(context).poll(), names or ())
+    snapshot = HostPrices(context).add_to(snapshot)
     if json_:
-        return print_json(_json(found))
-    lines = host_lines(found, screen(), len(found.hosts or ()))
-    ends = [line for line in (total_line(found), missing_line(found)) if line]
+        return print_json(_json(snapshot))
+    lines = host_lines(snapshot, screen(), len(snapshot.hosts or ()))
+    ends = [line for line in (total_line(snapshot), missing_line(snapshot)) if line]
     print_line("\n".join([*lines, *([""] if lines and ends else []), *ends]))
 
 
-def _select(context: Context, found: ClusterSnapshot, names: Sequence[str]) -> ClusterSnapshot:
+def _select(context: Context, snapshot: ClusterSnapshot, names: Sequence[str]) -> ClusterSnapshot:
     """The part of a snapshot with these compute environments. Raises NotFound."""
     if not names:
-        return found
-    known: dict[str, dict[str, Any]] = {row.state.name: {} for row in found.computes}
-    wanted = {find_resource(context, name, "Compute environment", known)[0] for name in names}
-    hosts = found.hosts and tuple(row for row in found.hosts if wanted.intersection(row.computes))
-    computes = tuple(row for row in found.computes if row.state.name in wanted)
-    return replace(found, computes=computes, hosts=hosts)
+        return snapshot
+    known: dict[str, dict[str, Any]] = {row.state.name: {} for row in snapshot.computes}
+    chosen = {find_resource(context, name, "Compute environment", known)[0] for name in names}
+    hosts = snapshot.hosts
+    return replace(
+        snapshot,
+        computes=tuple(row for row in snapshot.computes if row.state.name in chosen),
+        hosts=hosts and tuple(row for row in hosts if chosen.intersection(row.computes)),
+    )
 
 
-def _json(found: ClusterSnapshot) -> dict[str, Any]:
+def _json(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    hosts = snapshot.hosts
     return {
-        "total": total_json(found),
-        "computeEnvironments": [compute_json(row) for row in found.computes],
-        "hosts": None if found.hosts is None else [host_json(row) for row in found.hosts],
-        "missing": list(found.missing),
+        "total": total_json(snapshot),
+        "computeEnvironments": [compute_json(row) for row in snapshot.computes],
+        "hosts": None if hosts is None else [host_json(row) for row in hosts],
+        "missing": list(snapshot.missing),
     }

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from batchml.aws.batch.definitions import DefinitionApi, DefinitionRevision
+from batchml.aws.batch.jobs import DefinitionApi, DefinitionRevision
 from batchml.cli.app import command_group
 from batchml.cli.options import Env, Json, open_context, read_seconds
 from batchml.cli.output import print_json, print_line, say
@@ -43,7 +43,7 @@ def list_(
         if (all_ or (each.job and each.env == context.env)) and job in (None, each.job)
     ]
     if json_:
-        print_json([_as_json(each) for each in found])
+        print_json([_to_json(each) for each in found])
     elif found:
         rows = [["DEFINITION", "JOB", "REGISTERED", "IMAGE"]]
         rows += [[each.full_name, each.job, each.registered, each.image] for each in found]
@@ -126,10 +126,14 @@ def gc(
     queues = context.batch.queues() if old else []
     since = now - seconds
     found = list(unused(old, lambda each: definitions.is_used(each, queues, since)))
-    if dry_run:
-        _show(found, "would be deregistered", json_)
-    else:
+    if not dry_run:
         _deregister(context, found, json_)
+    elif json_:
+        print_json([_to_json(each) for each in found])
+    else:
+        for each in found:
+            print_line(f"Job definition [{each.full_name}] would be deregistered.")
+        say(f"{len(found)} would be deregistered.")
 
 
 def _definitions(context: Context) -> Any:
@@ -154,21 +158,12 @@ def _deregister(context: Context, chosen: list[DefinitionRevision], json_: bool)
         if not json_:
             print_line(f"Job definition [{each.full_name}] is deregistered.")
     if json_:
-        print_json([_as_json(each) for each in done])
+        print_json([_to_json(each) for each in done])
     else:
         say(f"{len(done)} deregistered.")
 
 
-def _show(found: list[DefinitionRevision], what: str, json_: bool) -> None:
-    if json_:
-        print_json([_as_json(each) for each in found])
-        return
-    for each in found:
-        print_line(f"Job definition [{each.full_name}] {what}.")
-    say(f"{len(found)} {what}.")
-
-
-def _as_json(each: DefinitionRevision) -> dict[str, Any]:
+def _to_json(each: DefinitionRevision) -> dict[str, Any]:
     return {
         "jobDefinitionName": each.name,
         "revision": each.revision,

@@ -49,7 +49,8 @@ def doctor(
                 print_line(line)
     code = exit_code(findings)
     if json_:
-        print_json({"env": config.env, "ok": code == 0, "findings": [_plain(f) for f in findings]})
+        findings_json = [_to_json(finding) for finding in findings]
+        print_json({"env": config.env, "ok": code == 0, "findings": findings_json})
     if code:
         raise typer.Exit(code)
 
@@ -60,9 +61,9 @@ def _read_settings(env: str | None) -> tuple[Settings, ConfigCheck]:
     try:
         settings = load_settings(os.environ, here, env)
     except (ConfigError, NotFound) as error:
-        # Ignore the file, and check this machine only.
-        ours = ("BATCHML_CONFIG", "BATCHML_ENV")
-        environ = {name: text for name, text in os.environ.items() if name not in ours}
+        # Ignore the file, and check only this machine.
+        ignored = ("BATCHML_CONFIG", "BATCHML_ENV")
+        environ = {name: text for name, text in os.environ.items() if name not in ignored}
         settings = load_settings(environ, Path(os.sep), LOCAL)
         if isinstance(error, ConfigError):
             return settings, ConfigCheck(error.where, error.mistakes, env or "")
@@ -95,22 +96,20 @@ def _examine_machine(settings: Settings) -> Any:
 
 
 def _server_trouble(settings: Settings, home: Home) -> str:
-    """The fault of the embedded server, if it runs."""
-    found = control.find_server(home)
-    if found is None:
+    """The fault of the embedded server, if it runs; else empty."""
+    server = control.find_server(home)
+    if server is None:
         return ""
-    if not is_answering(found):
+    if not is_answering(server):
         return describe_silence(home)
-    return found.read_only or Context(settings, SystemClock(), Path.cwd()).find_start_obstacle()
+    return server.read_only or Context(settings, SystemClock(), Path.cwd()).find_start_obstacle()
 
 
 def _examine_account(settings: Settings) -> Iterator[Finding]:
     environment = settings.environment
-    at_home = Session(Access(home_region(environment.region), environment.profile))
+    home = Session(Access(home_region(environment.region), environment.profile))
     session = Session(Access(environment.region, environment.profile))
-    yield from check_account(
-        ask_account(at_home, session, settings.env.value, environment, SystemClock())
-    )
+    return check_account(ask_account(home, session, settings.env.value, environment, SystemClock()))
 
 
 def _lines(finding: Finding) -> Sequence[str]:
@@ -118,7 +117,7 @@ def _lines(finding: Finding) -> Sequence[str]:
     return [first, *(f"{_INDENT}{printable(line)}" for line in finding.fix)]
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _to_json(finding: Finding) -> dict[str, Any]:
     return {
         "check": finding.check,
         "mark": finding.mark,
@@ -148,10 +147,10 @@ def init(
     here = Path.cwd()
     written = write_files(here, first_files(env, chosen or "us-east-1"), force=force)
     names = [str(path.relative_to(here)) for path in written]
-    following = [f"batchml submit --wait {FIRST_JOB}", f"batchml setup --env {env} --plan"]
+    next_commands = [f"batchml submit --wait {FIRST_JOB}", f"batchml setup --env {env} --plan"]
     if json_:
-        print_json({"files": names, "next": following})
+        print_json({"files": names, "next": next_commands})
         return
     print_line(f"Wrote {', '.join(names)}.")
-    print_line(f"Run the job on this machine:      {following[0]}")
-    print_line(f"See what setup would make in AWS: {following[1]}")
+    print_line(f"Run the job on this machine:      {next_commands[0]}")
+    print_line(f"See what setup would make in AWS: {next_commands[1]}")

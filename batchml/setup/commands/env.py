@@ -113,7 +113,7 @@ def use(
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Dotted key -> value; an empty table is a value."""
+    """Dotted key -> value. An empty table counts as a value."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     found: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from batchml.clock import SystemClock
 from batchml.context import LOCAL_REGION, Context
 from batchml.errors import LocalServerError, TransferFailed, UsageError
 from batchml.local import control
-from batchml.local.batch import fault_injection as chaos
+from batchml.local.batch import fault_injection
 from batchml.local.control import describe_silence, describe_state, is_answering
 from batchml.local.deletion_guard import NAMES, WORKSPACE, delete_data, describe_losses, find_losses
 from batchml.local.executors.choice import read_choice, read_endpoints, save_endpoints
@@ -149,7 +149,7 @@ def _chaos_options(text: str | None) -> list[str]:
     """The server's option for `--chaos`, checked before the server starts."""
     if text is None:
         return []
-    chaos.parse(text)
+    fault_injection.parse(text)
     return [f"--chaos={text}"]
 
 
@@ -224,14 +224,15 @@ def adopt(
         print_json({"home": str(home.root), "lost": copy.running, "waiting": copy.waiting})
         return
     print(
-        f"{home.root} is adopted. When the next command starts its server, {_what_becomes(copy)}."
+        f"{home.root} is adopted. When the next command starts its server, "
+        f"{_describe_adoption(copy)}."
     )
     if copy.unknown:
         folder = home.local / adopting.SET_ASIDE
         print(f"Attempts that its journal does not know ({copy.unknown}) were moved to {folder}.")
 
 
-def _what_becomes(copy: Any) -> str:
+def _describe_adoption(copy: Any) -> str:
     """The effect of an adoption on the runs of a copy."""
     lost, waiting = copy.running, copy.waiting
     ends = f"{lost} running job{' ends as a lost host' if lost == 1 else 's end as lost hosts'}"
@@ -240,8 +241,8 @@ def _what_becomes(copy: Any) -> str:
 
 def _ask_to_adopt(home: Any, copy: Any) -> None:
     text = (
-        f"{home.root} {copy.why}. If you adopt it, {_what_becomes(copy)}. Jobs that the original "
-        f"folder still has also run there."
+        f"{home.root} {copy.why}. If you adopt it, {_describe_adoption(copy)}. Jobs that the "
+        f"original folder still has also run there."
     )
     if not sys.stdin.isatty():
         raise UsageError(f"{text} To adopt it without this question: --yes.")
@@ -317,37 +318,38 @@ def _is_copy(home: Any) -> bool:
 
 
 def _print_status(home: Any, json_: bool) -> bool:
+    """Print whether the server runs, where, and with which options. Returns whether it answers."""
     found = control.find_server(home)
     answering = found is not None and is_answering(found)
     letter = state_of(found.pid) if found and not answering else ""
     choice = read_choice(home)
-    executor, believed = choice.executor, {"vcpus": choice.vcpus} if choice.vcpus else {}
-    held = _context().find_start_obstacle() if answering else ""
-    beside = {"endpoints": choice.endpoints} if choice.endpoints else {}
+    obstacle = _context().find_start_obstacle() if answering else ""
     if json_:
-        rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
+        optional = {
+            "vcpus": choice.vcpus,
+            "endpoints": choice.endpoints,
+            "chaos": found and found.chaos,
+            "readOnly": found and found.read_only,
+            "heldBack": obstacle,
+            "processState": letter,
+        }
         print_json(
             {
                 "state": "running" if answering else "not answering" if found else "stopped",
                 "pid": found.pid if found else None,
                 "endpoint": found.url if found else None,
-                "executor": executor,
+                "executor": choice.executor,
                 "home": str(home.root),
-                **believed,
-                **beside,
-                **rehearsed,
-                **({"readOnly": found.read_only} if found and found.read_only else {}),
-                **({"heldBack": held} if held else {}),
-                **({"processState": letter} if letter else {}),
+                **{key: value for key, value in optional.items() if value},
             }
         )
     elif found:
         running = "Running" if answering else f"Does not answer ({describe_state(letter)})"
         print(
-            f"{running} on {found.url}, process {found.pid}, executor {executor}, "
+            f"{running} on {found.url}, process {found.pid}, executor {choice.executor}, "
             f"state in {home.root}"
         )
-        if believed:
+        if choice.vcpus:
             count = f"{choice.vcpus} vCPU{'s'[: choice.vcpus > 1]}"
             print(f"Pretends to have {count}; --vcpus 0 uses the real number.")
         for service, url in choice.endpoints.items():
@@ -356,7 +358,7 @@ def _print_status(home: Any, json_: bool) -> bool:
             print(f"Injects failures until it stops: {found.chaos}")
         if not answering:
             print(describe_silence(home))
-        for line in (found.read_only, held):
+        for line in (found.read_only, obstacle):
             if line:
                 print(line)
     else:
@@ -384,10 +386,7 @@ def _confirm_reset(home: Home, *, deletes_data: bool) -> None:
         raise UsageError("Nothing was done.")
 
 
-# --- local data -----------------------------------------------------------------------------------
-# Delete workspace, data sets and volumes of a state folder: `local reset --delete-data`.
-
-
+# --- local reset --delete-data --------------------------------------------------------------------
 class LocalData:
     """The workspace, data sets and volumes of a state folder, and the archive of the workspace."""
 
@@ -401,17 +400,17 @@ class LocalData:
         _, self._store = LocalWorkspace(self._home.root, context.folder).open_archive(archive)
 
     def check(self, so_far: str, reads: bool = False) -> None:
-        """Raise TransferFailed if data would be lost. `so_far`: what was done until now.
+        """Raise TransferFailed if data would be lost. `so_far`: what the command has done.
 
         With `reads`, the whole archive is read and verified, not only its manifest.
         """
         with show_progress(self._clock) as watch:
             reads = reads and WORKSPACE not in self._allowed
-            found = find_losses(self._home, self._store, track_progress(watch) if reads else None)
-        lines = describe_losses(found, self._allowed)
+            losses = find_losses(self._home, self._store, track_progress(watch) if reads else None)
+        lines = describe_losses(losses, self._allowed)
         if not lines:
             return
-        names = [loss.name for loss in found if loss.name not in self._allowed]
+        names = [loss.name for loss in losses if loss.name not in self._allowed]
         to = f" --to {self._given}" if self._given else ""
         commands = [f"  batchml workspace archive{to}   # keeps it"] if WORKSPACE in names else []
         flags = " ".join(f"--allow-loss {name}" for name in names)
@@ -419,7 +418,7 @@ class LocalData:
         raise TransferFailed("\n".join([f"Data would be lost: {so_far}.", *lines, *commands]))
 
     def delete(self) -> None:
-        """Delete all of it."""
+        """Delete the workspace, the data sets and the volumes."""
         delete_data(self._home, self._store)
 
     @property

@@ -41,10 +41,10 @@ from batchml.setup.commands.shared import (
     described_environment,
     drop_none,
     find_resource,
+    override,
     print_table,
     refuse_existing,
     report_update,
-    to_table,
 )
 
 queue_app = command_group(
@@ -84,14 +84,14 @@ def queue_list(env: Env = None, json_: Json = False) -> None:
     VCPUS 12+40: held by running runs, and requested by waiting runs.
     """
     context = open_context(env)
-    found, refused = poll_queues(context)
+    snapshot, refused = poll_queues(context)
     if refused:
         say(f"Runs are not counted: {refused}")
     if json_:
-        known = {row.name: queue_json(row) for row in found.queues if row.counts}
+        runs = {row.name: queue_json(row) for row in snapshot.queues if row.counts}
         details = compute_api(context).queues()
-        return print_json([each | known.get(name, {}) for name, each in details.items()])
-    rows = queue_table(found.queues, lambda name: bare(context, name))
+        return print_json([each | runs.get(name, {}) for name, each in details.items()])
+    rows = queue_table(snapshot.queues, lambda name: bare(context, name))
     gives_way = ("ORDER", "GPUS", "VCPUS", "COMPUTE", "REASON", "STATE")
     print_table(
         narrow_columns(rows, screen().width, gives_way),
@@ -119,13 +119,10 @@ def queue_create(
     _refuse_lists(compute)
     table = drop_none(priority=priority, compute=compute, **_queue_tables(share, time_limit))
     described = described_environment(context).queues.get(name)
-    if described is not None and not table:
-        queue = described
-    else:
-        table = {**(to_table(described) if described else {}), **table}
-        queue = read_queue(name, table, f"queue create {name}")
+    queue = read_queue(name, override(described, table), f"queue create {name}")
     refuse_existing(context, "queue", name, compute_api(context).queues())
-    create_resources(context, {}, {name: _on_known(context, queue)}, json_)
+    _check_compute(context, queue)
+    create_resources(context, {}, {name: queue}, json_)
 
 
 @queue_app.command("update", epilog="Example: batchml queue update urgent --priority 500")
@@ -145,11 +142,12 @@ def queue_update(
     table = drop_none(priority=priority, compute=compute, **_queue_tables(None, time_limit))
     if not table and enable is None:
         raise UsageError("Nothing to change was given: see batchml queue update --help.")
-    known = {
+    present = {
         "priority": detail["priority"],
         "compute": [bare(context, bare_name(arn)) for arn in compute_order(detail)],
     }
-    queue = _on_known(context, read_queue(name, {**known, **table}, f"queue update {name}"))
+    queue = read_queue(name, {**present, **table}, f"queue update {name}")
+    _check_compute(context, queue)
     full = queue_request(Site(env=context.env), name, queue)
     members = {
         "priority": "priority",
@@ -177,6 +175,7 @@ def queue_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = Fa
 
 
 def _refuse_lists(compute: list[str] | None) -> None:
+    """Raise UsageError for `--compute a,b`."""
     for text in compute or ():
         if "," in text:
             flags = " ".join(f"--compute {name.strip()}" for name in text.split(","))
@@ -201,12 +200,11 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _on_known(context: Context, queue: Queue) -> Queue:
-    """Check that the queue's compute environments exist. Raises NotFound."""
+def _check_compute(context: Context, queue: Queue) -> None:
+    """Raise NotFound if a compute environment of the queue does not exist."""
     known = compute_api(context).environments()
     for each in queue.compute:
         find_resource(context, each, "Compute environment", known)
-    return queue
 
 
 # --- queue show -----------------------------------------------------------------------------
@@ -224,45 +222,45 @@ def queue_show(name: Name, env: Env = None, json_: Json = False) -> None:
     """
     context = open_context(env)
     there, _ = find_resource(context, name, "Job queue", compute_api(context).queues())
-    found = open_poller(context).poll([there], with_usage=False)
+    snapshot = open_poller(context).poll([there], with_usage=False)
     if json_:
-        return print_json(_json(found))
-    print_line("\n".join(_lines(context, found)))
+        return print_json(_json(snapshot))
+    print_line("\n".join(_lines(context, snapshot)))
 
 
-def _lines(context: Context, found: ClusterSnapshot) -> list[str]:
+def _lines(context: Context, snapshot: ClusterSnapshot) -> list[str]:
     on = screen()
-    rows = queue_table(found.queues, lambda name: bare(context, name))
+    rows = queue_table(snapshot.queues, lambda name: bare(context, name))
     lines = [table(narrow_columns(rows, on.width, ("ORDER", "COMPUTE", "REASON", "STATE")), on), ""]
-    if found.runs:
-        lines.append(table(narrow_columns(_run_rows(found), on.width, _GIVES_WAY), on))
+    if snapshot.runs:
+        lines.append(table(narrow_columns(_run_rows(snapshot), on.width, _GIVES_WAY), on))
     else:
         lines.append("Nothing runs and nothing waits.")
-    missing = missing_line(found)
+    missing = missing_line(snapshot)
     return [*lines, *([missing] if missing else [])]
 
 
-def _run_rows(found: ClusterSnapshot) -> list[list[str]]:
+def _run_rows(snapshot: ClusterSnapshot) -> list[list[str]]:
     rows = [["ID", "NAME", "STATUS", "FOR", "VCPUS", "MEMORY", "GPUS", "HOST (REASON)"]]
-    for row in found.runs:
-        run = row.run
+    for row in snapshot.runs:
+        run, nodes = row.run, max(1, row.run.nodes)
         rows.append(
             [
                 short_id(run.job_id),
                 printable(run.name),
                 describe_state(run),
-                age_text(run, found.at),
-                number(run.vcpus * max(1, run.nodes)),
-                memory(run.memory_mib * max(1, run.nodes)),
-                number(run.gpus * max(1, run.nodes)),
+                age_text(run, snapshot.at),
+                number(run.vcpus * nodes),
+                memory(run.memory_mib * nodes),
+                number(run.gpus * nodes),
                 host_or_reason(row),
             ]
         )
     return rows
 
 
-def _json(found: ClusterSnapshot) -> dict[str, Any]:
-    (queue,) = found.queues
+def _json(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    (queue,) = snapshot.queues
     state = queue.state
     return {
         "jobQueue": queue.name,
@@ -270,9 +268,9 @@ def _json(found: ClusterSnapshot) -> dict[str, Any]:
         "state": ("ENABLED" if state.is_enabled else "DISABLED") if state else None,
         "status": state.status if state else None,
         **queue_json(queue),
-        "computeEnvironments": [compute_json(row) for row in found.computes],
-        "runs": [_run_json(row) for row in found.runs],
-        "missing": list(found.missing),
+        "computeEnvironments": [compute_json(row) for row in snapshot.computes],
+        "runs": [_run_json(row) for row in snapshot.runs],
+        "missing": list(snapshot.missing),
     }
 
 

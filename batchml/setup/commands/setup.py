@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -119,7 +119,7 @@ def teardown(
                 subject.spec, current, delete_data=delete_data, delete_files=delete_file_system
             ),
             PlanOptions(
-                "teardown", plan, yes, json_, (),
+                "teardown", plan, yes, json_,
                 deletes_data=delete_data or delete_file_system, last_check=check,
             ),
         )  # fmt: skip
@@ -131,16 +131,16 @@ def _resources_to_skip(
     return tuple(skip_resource or ()) if continue_rollback or skip_resource else None
 
 
-class PlanOptions:
+class PlanOptions(NamedTuple):
     """The user's options for a plan."""
 
-    def __init__(
-        self, command: str, plan: bool, yes: bool, json_: bool, allow_loss: Sequence[str],
-        deletes_data: bool = False, last_check: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
-        self.command, self.plan, self.yes, self.json = command, plan, yes, json_
-        self.allow_loss, self.deletes_data = allow_loss, deletes_data
-        self.last_check = last_check  # repeated after the confirmation, which may take hours
+    command: str
+    plan: bool
+    yes: bool
+    json: bool
+    allow_loss: Sequence[str] = ()
+    deletes_data: bool = False
+    last_check: Callable[[], object] = lambda: None  # after the confirmation, which may take hours
 
 
 def _run(
@@ -173,7 +173,7 @@ def _run(
     if options.json:
         print_json({**document, "applied": True})
     else:
-        print_line(_next(context, options))
+        print_line(_describe_end(context, options))
 
 
 def _refuse(wanted: WantedState, steps: Sequence[PlanStep], current: CurrentState) -> None:
@@ -258,7 +258,7 @@ def _document(
 
 
 def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
-    """Quotas that are too small: a new account has 0 vCPUs of GPU instances."""
+    """Notes on quotas that are too small: a new account may start 0 vCPUs of GPU instances."""
     needs = needed_quotas(subject.spec.environment)
     try:
         quotas = read_quotas(context.connect()) if needs else {}
@@ -300,7 +300,8 @@ def _plan_lines(
     return [*lines, *document["notes"]]
 
 
-def _next(context: Context, options: PlanOptions) -> str:
+def _describe_end(context: Context, options: PlanOptions) -> str:
+    """The result in words, and a command to try next."""
     if options.command == "teardown":
         return f"Environment {context.env} is torn down."
     flag = "" if context.env == context.settings.default else f" --env {context.env}"

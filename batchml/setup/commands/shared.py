@@ -1,4 +1,4 @@
-"""Shared by `setup`, `compute` and `queue`: read an environment, change one resource."""
+"""Read an environment, and change one resource: for the commands `setup`, `compute` and `queue`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,8 +45,8 @@ def read_subject(context: Context, like: str | None = None) -> SetupSubject:
     sources = tuple(job.image_source for job in jobs if job.image_source is not None)
 
     def definitions(platform: Platform) -> Mapping[str, dict[str, Any]]:
-        made = [job.request(platform) for job in jobs]
-        return {request["jobDefinitionName"]: request for request in made}
+        requests = [job.request(platform) for job in jobs]
+        return {request["jobDefinitionName"]: request for request in requests}
 
     templates = {
         short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
@@ -62,7 +62,7 @@ def choose_description(context: Context, like: str | None) -> tuple[Environment,
     """
     known = context.settings.environments
     if like is not None and like not in known:
-        raise NotFound("Environment", like, known, "It is the value of --like.")
+        raise NotFound("Environment", like, known, "--like names an environment of batchml.toml.")
     own = context.settings.environment
     if like is not None and (not context.settings.is_local or own.compute or own.queues):
         what = "local" if context.settings.is_local else context.env
@@ -101,17 +101,14 @@ def _jobs(
 def open_tools(context: Context, command: str = "setup", **more: Any) -> SetupTools:
     """The tools of setup steps. `command`: the command to repeat. `more`: other fields."""
     session = context.connect()
-    more["command"] = command
-    if context.settings.is_local:
-        return SetupTools(
-            Stacks(session), ComputeApi(session), context.batch, context.clock, **more
+    if not context.settings.is_local:
+        more["launch"] = LaunchApi(session)
+        more["empty_bucket"] = lambda bucket: say(
+            f"    {empty_bucket(session, bucket)} objects deleted"
         )
-
     return SetupTools(
         Stacks(session), ComputeApi(session), context.batch, context.clock,
-        launch=LaunchApi(session),
-        empty_bucket=lambda bucket: say(f"    {empty_bucket(session, bucket)} objects deleted"),
-        **more,
+        command=command, **more,
     )  # fmt: skip
 
 
@@ -169,8 +166,9 @@ def drop_none(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def to_table(struct: Compute | Queue) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(struct))
+def override(described: Compute | Queue | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of batchml.toml, if the file has it, with the options of the command line."""
+    return {**(msgspec.to_builtins(described) if described else {}), **options}
 
 
 def bare(context: Context, name: str) -> str:
