@@ -25,7 +25,7 @@ from tests.support.fakes import FakeClock
 HOUR = 3600.0
 
 
-def test_it_is_idle_once_nobody_has_used_it_for_so_long() -> None:
+def test_a_run_is_idle_after_the_limit_without_use() -> None:
     idle = IdleTimer(600)
     assert idle.seconds_left(False, 1000.0) == 600  # it counts as used when it begins
     assert idle.seconds_left(False, 1400.0) == 200
@@ -36,7 +36,7 @@ def test_it_is_idle_once_nobody_has_used_it_for_so_long() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.booleans()), min_size=1), st.floats(1, 900))
-def test_it_ends_exactly_when_the_last_use_is_as_long_ago_as_the_limit(
+def test_an_idle_run_ends_exactly_the_limit_after_its_last_use(
     looks: list[tuple[float, bool]], limit: float
 ) -> None:
     idle, now, used = IdleTimer(limit), 0.0, None
@@ -46,13 +46,13 @@ def test_it_ends_exactly_when_the_last_use_is_as_long_ago_as_the_limit(
         assert idle.seconds_left(active, now) == max(0.0, used + limit - now)
 
 
-def test_without_a_limit_it_is_never_idle() -> None:
+def test_without_a_limit_a_run_is_never_idle() -> None:
     assert read_limit({}) == read_limit({"BATCHML_IDLE": "soon"}) == math.inf
     assert read_limit({"BATCHML_IDLE": "600"}) == 600
     assert IdleTimer(math.inf).seconds_left(False, 1e9) == math.inf
 
 
-def test_its_last_words_say_how_long_and_what_it_cost() -> None:
+def test_the_last_line_says_how_long_the_run_took_and_its_cost() -> None:
     told = {"BATCHML_RATE": "1.005"}
     assert describe_idle_end("the notebook", HOUR, 63 * HOUR + 720, told) == (
         "the notebook was idle for 1 h 0 min and is ended. It ran 63 h 12 min, about 63.52 USD at "
@@ -65,11 +65,11 @@ def test_its_last_words_say_how_long_and_what_it_cost() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7260, "2 h 1 min")]
 )
-def test_times_are_spelled(seconds: float, words: str) -> None:
+def test_durations_are_written_in_words(seconds: float, words: str) -> None:
     assert format_seconds(seconds) == words
 
 
-def test_a_life_began_when_its_process_did() -> None:
+def test_a_lifetime_begins_with_the_process() -> None:
     clock = FakeClock(50.0)
     life = Lifetime(clock.monotonic, age=20.0)
     clock.sleep(10)
@@ -92,7 +92,7 @@ class Holding:
         )
 
 
-def test_a_hold_ends_when_nobody_comes() -> None:
+def test_an_allocation_without_a_shell_ends_after_the_idle_limit() -> None:
     held = Holding([])
     assert (held.code, held.clock.time) == (0, 60)
     assert held.log[0] == (
@@ -102,12 +102,12 @@ def test_a_hold_ends_when_nobody_comes() -> None:
     assert "the allocation was idle for 1 min and is ended. It ran" in held.log[1]
 
 
-def test_a_hold_goes_on_while_a_seat_is_held_and_the_limit_counts_from_the_last() -> None:
+def test_an_allocation_continues_while_a_shell_is_open() -> None:
     held = Holding([(50, 500), (520, 530)])
     assert held.clock.time == pytest.approx(590, abs=1)
 
 
-def test_what_is_new_or_changed_is_told_before_it_goes(
+def test_new_and_changed_files_are_named_before_they_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, own = tmp_path / "work", tmp_path / "own"
@@ -128,7 +128,7 @@ def test_what_is_new_or_changed_is_told_before_it_goes(
     )
 
 
-def test_a_shell_is_told_where_it_is_by_its_prompt() -> None:
+def test_the_prompt_of_a_shell_names_the_run() -> None:
     run = {"AWS_BATCH_JOB_ID": "47cc2814-0000:3"}
     assert prompt_variables(run, "/bin/sh") == {"PS1": "(run 47cc2814:3) $ "}
     assert prompt_variables(run, "/bin/zsh") == prompt_variables({}, "bash") == {}
@@ -140,6 +140,6 @@ def test_a_shell_is_told_where_it_is_by_its_prompt() -> None:
     assert shown.stdout == b"more\nmore\n(alloc 47cc2814:3) ~ \n"
 
 
-def test_a_hold_ends_at_once_when_it_is_told_to() -> None:
+def test_an_allocation_ends_at_once_after_a_stop() -> None:
     held = Holding([(0, 1000)], stop=70)
     assert (held.code, held.clock.time, len(held.log)) == (0, 70, 1)

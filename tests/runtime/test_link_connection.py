@@ -65,7 +65,7 @@ def heard(link: NodeLink) -> list[Message]:
     return found
 
 
-def test_those_who_have_the_token_talk_both_ways(listener: socket.socket) -> None:
+def test_nodes_with_the_token_exchange_messages_both_ways(listener: socket.socket) -> None:
     node, found = meet(listener)
     main, member = found
     assert isinstance(main, NodeLink) and member == {"index": 1}
@@ -80,18 +80,18 @@ def test_those_who_have_the_token_talk_both_ways(listener: socket.socket) -> Non
     main.close()
 
 
-def test_who_lacks_the_token_is_not_let_in(listener: socket.socket) -> None:
+def test_a_node_without_the_token_cannot_join(listener: socket.socket) -> None:
     with pytest.raises(LinkClosed):
         meet(listener, token="f" * 32)
 
 
-def test_a_refusal_says_why_and_that_it_is_final(listener: socket.socket) -> None:
+def test_a_refusal_has_a_reason_and_says_whether_it_is_final(listener: socket.socket) -> None:
     with pytest.raises(LinkClosed, match="of attempt 2") as refused:
         meet(listener, refusal="this is of attempt 2")
     assert refused.value.final
 
 
-def test_a_service_that_is_not_ours_is_passed_over(listener: socket.socket) -> None:
+def test_a_program_that_is_no_batchml_node_is_not_greeted(listener: socket.socket) -> None:
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
@@ -104,7 +104,7 @@ def test_a_service_that_is_not_ours_is_passed_over(listener: socket.socket) -> N
     other.join()
 
 
-def test_a_main_node_of_another_run_is_not_believed(listener: socket.socket) -> None:
+def test_a_node_rejects_the_main_node_of_another_run(listener: socket.socket) -> None:
     """It has another token, and so cannot answer for what it was sent."""
 
     def answer() -> None:
@@ -167,7 +167,7 @@ class Fake:
         return getattr(self.real, name)
 
 
-def test_what_is_measured_goes_there_and_back_among_other_lines(listener: socket.socket) -> None:
+def test_a_measured_block_comes_back_among_other_messages(listener: socket.socket) -> None:
     node, found = meet(listener)
     main = found[0]
     assert isinstance(main, NodeLink)
@@ -188,6 +188,6 @@ def test_what_is_measured_goes_there_and_back_among_other_lines(listener: socket
     main.close()
 
 
-def test_ports_come_from_the_run_and_stay_below_those_of_connections() -> None:
+def test_ports_follow_from_the_run_and_are_below_those_of_outgoing_connections() -> None:
     assert candidate_ports("a") == candidate_ports("a") != candidate_ports("b")
     assert all(15_000 <= port < 20_000 for key in "abc" for port in candidate_ports(key))

@@ -54,7 +54,7 @@ def away() -> Iterator[Away]:
     made.selector.close()
 
 
-def test_a_host_that_answers_nothing_is_called_port_by_port_without_waiting(away: Away) -> None:
+def test_the_ports_of_a_silent_host_are_dialled_in_turn_without_waiting(away: Away) -> None:
     away.tick(0.0)
     away.tick(1.0)
     assert away.called == ALL[:1], "the loop turns while the call is out"
@@ -69,13 +69,13 @@ def test_a_host_that_answers_nothing_is_called_port_by_port_without_waiting(away
     )
 
 
-def test_who_waits_for_the_main_node_says_so_each_half_minute(away: Away) -> None:
+def test_a_line_about_the_wait_for_the_main_node_comes_every_half_minute(away: Away) -> None:
     for second in range(100):
         away.tick(float(second))
     assert away.said == ["waiting for the main node at 10.0.0.9: timed out"] * 3
 
 
-def test_a_host_that_refuses_is_asked_at_all_ports_and_then_left_alone(away: Away) -> None:
+def test_a_host_that_refuses_all_ports_is_not_tried_again_at_once(away: Away) -> None:
     away.refuses = True
     away.tick(0.0)
     away.tick(0.4)
@@ -90,7 +90,7 @@ def test_a_host_that_refuses_is_asked_at_all_ports_and_then_left_alone(away: Awa
     assert not away.uplink.given_up
 
 
-def test_a_call_does_not_wait_for_an_answer() -> None:
+def test_dial_does_not_wait_for_an_answer() -> None:
     """A listener whose queue is full lets Linux drop what comes, as a host does that is gone."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         made = [dial("127.0.0.1", full.getsockname()[1], "127.0.0.1") for _ in range(3)]
@@ -101,7 +101,7 @@ def test_a_call_does_not_wait_for_an_answer() -> None:
         dial("127.0.0.1", 1, "203.0.113.1")  # not an address of this machine
 
 
-def test_a_stop_that_cannot_be_told_waits_only_where_something_runs() -> None:
+def test_a_stop_waits_for_a_silent_main_node_only_on_nodes_with_ranks() -> None:
     assert report_limit(True, 27.0) == 5.0
     assert report_limit(True, 2.0) == 2.0
     assert report_limit(False, 27.0) < 1.0
@@ -138,7 +138,7 @@ V1 = "{n} 30 0:{n} {seen} {root}/{name} rw - cgroup cgroup rw,{name}\n"
         ("", "", "memory.events"),
     ],
 )
-def test_kills_for_want_of_memory_are_those_of_our_own_group(
+def test_only_memory_kills_of_this_control_group_count(
     tmp_path: Path, groups: str, seen: str, file: str
 ) -> None:
     own, root = tmp_path / "proc" / "self", tmp_path / "sys"

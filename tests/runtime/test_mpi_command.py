@@ -77,7 +77,7 @@ def test_each_implementation_finds_the_nodes_and_the_agent(tmp_path: Path) -> No
     assert set(daemon_variables("/tmp/x").values()) == {"/tmp/x"}
 
 
-def test_the_agent_reads_what_is_meant_for_ssh() -> None:
+def test_the_agent_reads_the_arguments_of_ssh() -> None:
     assert read_words(["10.0.0.2", " orted", "-mca", '"env"']) == ("10.0.0.2", ' orted -mca "env"')
     assert read_words(["-x", "-q", "node", '"/usr/bin/proxy"', "--port", "1"]) == (
         "node", '"/usr/bin/proxy" --port 1'

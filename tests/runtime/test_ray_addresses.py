@@ -21,7 +21,7 @@ def says(answer: Any) -> Any:
     return lambda url: answer
 
 
-def test_an_address_that_was_told_is_taken() -> None:
+def test_the_address_that_the_server_set_is_used() -> None:
     assert own_address({"BATCHML_NODE_ADDRESS": "10.9.8.7", **ECS}) == "10.9.8.7"
 
 
@@ -39,12 +39,12 @@ def test_a_container_of_ecs_asks_for_its_address_and_its_share() -> None:
     assert count_vcpus(ECS, says(answer)) == 4
 
 
-def test_in_the_host_s_own_network_the_kernel_knows() -> None:
+def test_with_host_networking_the_kernel_chooses_the_address() -> None:
     found = own_address(ECS, says({"Networks": [{"NetworkMode": "host"}]}))
     assert found.count(".") == 3
 
 
-def test_what_was_told_of_vcpus_wins_and_nothing_is_made_up() -> None:
+def test_the_vcpus_of_the_job_win_and_may_be_unknown() -> None:
     assert count_vcpus({"BATCHML_VCPUS": "2", **ECS}, says({"Limits": {"CPU": 4096}})) == 2
     assert count_vcpus({}) is None
 
@@ -68,7 +68,7 @@ def test_head_and_workers_meet_in_a_folder(tmp_path: Any) -> None:
     assert worker.end_code() is None
 
 
-def test_a_place_that_is_missing_or_spoilt_is_named(tmp_path: Any) -> None:
+def test_a_missing_or_damaged_rendezvous_is_named(tmp_path: Any) -> None:
     for make in (
         lambda: HeadRendezvous.of({}),
         lambda: HeadRendezvous(spoilt(tmp_path, b"not JSON")).head(),
@@ -89,14 +89,14 @@ def spoilt(folder: Any, data: bytes) -> Rendezvous:
     return Rendezvous(store)
 
 
-def test_versions_have_to_be_alike() -> None:
+def test_head_and_workers_need_the_same_versions() -> None:
     head = ("2.60.0", "3.11.7")
     assert describe_mismatch(head, ("2.60.0", "3.11.2")) == ""
     assert "Ray 2.60.0 and this worker 2.59.1" in describe_mismatch(head, ("2.59.1", "3.11.7"))
     assert "Python 3.11.7 and this worker 3.12.1" in describe_mismatch(head, ("2.60.0", "3.12.1"))
 
 
-def test_the_token_is_ours_and_the_rest_is_the_user_s_if_he_wants() -> None:
+def test_the_users_variables_win_except_for_the_token() -> None:
     given = {"RAY_AUTH_TOKEN": "theirs", "RAY_gcs_rpc_server_reconnect_timeout_s": "99"}
     found = ray_variables(given, "ours", "127.1.2.3")
     assert found["RAY_AUTH_TOKEN"] == "ours"
@@ -105,7 +105,7 @@ def test_the_token_is_ours_and_the_rest_is_the_user_s_if_he_wants() -> None:
     assert "RAY_gcs_rpc_server_reconnect_timeout_s" not in found
 
 
-def test_a_socket_of_ray_s_fits_whatever_the_folder_for_temporary_files(tmp_path: Any) -> None:
+def test_rays_folder_has_a_short_path_whatever_the_temporary_folder(tmp_path: Any) -> None:
     folder = make_folder({"TMPDIR": "/" + "long/" * 30})
     assert len(folder) <= 40
     import os

@@ -39,7 +39,7 @@ def batch(wire: Wire, **environ: str) -> BatchApi:
     return BatchApi({**KEYS, **environ}, lambda: 1_800_000_000.0, wire)
 
 
-def test_the_region_is_that_of_the_environment_s_bucket() -> None:
+def test_the_region_comes_from_the_name_of_the_bucket() -> None:
     wire = Wire({"jobs": [{"jobId": "j"}]})
     found = batch(wire, BATCHML_GANG="s3://batchml-123456789012-eu-west-1/runs/k").describe("j")
     assert found == {"jobId": "j"}
@@ -51,7 +51,7 @@ def test_the_region_is_that_of_the_environment_s_bucket() -> None:
     assert "SignedHeaders=content-type;host;x-amz-content-sha256;x-amz-date" in authorization
 
 
-def test_on_this_machine_it_is_the_server_s() -> None:
+def test_on_this_machine_the_embedded_server_is_called() -> None:
     """Also for a job with keys of its own to another account."""
     wire = Wire({})
     ours = {"BATCHML_ENDPOINT_URL": "http://127.0.0.1:9", "BATCHML_ACCESS_KEY_ID": "OURS"}
@@ -68,7 +68,7 @@ def test_jobs_are_found_by_their_whole_name() -> None:
     assert wire.sent[0][1]["filters"] == [{"name": "JOB_NAME", "values": ["x-cpu-k"]}]
 
 
-def test_what_cannot_be_had_is_one_kind_of_error() -> None:
+def test_every_failed_call_is_a_store_error() -> None:
     for wire in (Wire(error=ConnectionRefusedError(111, "refused")), Wire("no object")):
         if wire.error:
             with pytest.raises(StoreError, match=r"AWS Batch, describejobs: .*refused"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_had_is_one_kind_of_error() -> None:
             assert batch(wire).describe("j") is None
 
 
-def test_only_what_has_not_ended_is_ended() -> None:
+def test_only_jobs_that_have_not_ended_are_terminated() -> None:
     jobs = [{"jobId": state, "status": state} for state in ("RUNNABLE", "RUNNING", "FAILED")]
     assert unfinished([*jobs, {"jobId": "d", "status": "SUCCEEDED"}]) == ["RUNNABLE", "RUNNING"]
 
@@ -94,21 +94,21 @@ def test_only_what_has_not_ended_is_ended() -> None:
         (1, 1, [{"action": "EXIT", "onStatusReason": "Essential container*"}], True),
     ],
 )
-def test_whether_batch_brings_a_head_back(
+def test_whether_aws_batch_starts_a_head_again(
     code: int, attempt: int, rules: list[dict[str, str]], last: bool
 ) -> None:
     job = {"retryStrategy": {"attempts": 3, "evaluateOnExit": rules}}
     assert is_last(job, attempt, code) is last
 
 
-def test_a_stop_from_outside_is_final_when_a_person_asked_for_it() -> None:
+def test_a_stop_is_final_if_a_user_requested_it() -> None:
     job: dict[str, Any] = {"retryStrategy": {"attempts": 3, "evaluateOnExit": [NEVER]}}
     assert not is_last(job, 1, None)
     assert is_last({**job, "isTerminated": True}, 1, None)
     assert is_last({}, 1, None)  # of one attempt
 
 
-def test_where_nobody_can_say_only_a_lost_host_comes_again() -> None:
+def test_without_a_job_only_a_lost_host_leads_to_another_attempt() -> None:
     codes = (0, 1, 75, None)
     assert [is_last(None, 1, code) for code in codes] == [True, True, False, False]
     assert [is_last(None, 2, code, attempts=3) for code in codes] == [True, True, False, False]
@@ -116,7 +116,7 @@ def test_where_nobody_can_say_only_a_lost_host_comes_again() -> None:
 
 
 @pytest.mark.parametrize(("status", "over"), [("RUNNABLE", False), ("FAILED", True), ("", False)])
-def test_workers_learn_that_their_head_is_over_before_it_has_come(status: str, over: bool) -> None:
+def test_workers_learn_that_a_head_ended_which_they_never_found(status: str, over: bool) -> None:
     """By its job: an image that cannot be fetched ends a head that never said a word."""
     jobs = [{"jobId": "j", "status": status}] if status else []
     wire = Wire({"jobSummaryList": jobs, "jobs": jobs})
@@ -126,6 +126,6 @@ def test_workers_learn_that_their_head_is_over_before_it_has_come(status: str, o
     assert not is_head_over(batch(wire), {}, "")  # nobody has said which it is
 
 
-def test_how_often_a_head_is_tried_is_a_number_or_not_known() -> None:
+def test_the_number_of_attempts_of_a_head_may_be_unknown() -> None:
     assert [attempts_of({ATTEMPTS: text}) for text in ("3", "", "many")] == [3, 0, 0]
     assert attempts_of({}) == 0

@@ -12,7 +12,7 @@ from batchml.runtime.storage.store import StoreError
 CARD = HeadRecord("job-1", 1, "10.0.0.1", 6379, 7000, "2.60.0", "3.11.7", 0.0)
 
 
-def test_in_the_workspace_gangs_of_any_user_can_meet(tmp_path: Path) -> None:
+def test_group_runs_of_any_user_can_use_the_workspace_for_their_rendezvous(tmp_path: Path) -> None:
     """A server under a strict umask, and containers of another user after it."""
     meeting = HeadRendezvous.of({"BATCHML_WORKSPACE": str(tmp_path), "BATCHML_GANG_KEY": "key"})
     assert meeting.head() is None
@@ -30,6 +30,6 @@ def test_in_the_workspace_gangs_of_any_user_can_meet(tmp_path: Path) -> None:
     assert meeting.end_code() is None  # the gang begins again
 
 
-def test_a_gang_that_nobody_told_where_to_meet_says_so() -> None:
+def test_a_group_run_without_a_store_for_its_rendezvous_fails() -> None:
     with pytest.raises(StoreError, match="cannot find each other"):
         HeadRendezvous.of({"BATCHML_WORKSPACE": "/w"})

@@ -80,18 +80,18 @@ def test_the_program_starts_once_enough_workers_are_there() -> None:
     assert is_incomplete(head, CPU)
 
 
-def test_a_group_that_may_be_empty_is_not_waited_for() -> None:
+def test_the_head_does_not_wait_for_a_group_that_may_be_empty() -> None:
     assert "StartProgram()" in head_after(HeadTick(0), groups=(BIG,))[1]
 
 
-def test_a_worker_that_comes_twice_is_one() -> None:
+def test_a_worker_that_joins_twice_counts_once() -> None:
     again = WorkerJoined(WorkerId("cpu", 0, "10.0.0.9"))
     assert (
         "StartProgram()" not in head_after(WorkerJoined(WorkerId("cpu", 0)), again, HeadTick(1))[1]
     )
 
 
-def test_who_is_missing_is_said_now_and_then_and_at_the_end() -> None:
+def test_missing_workers_are_named_regularly_and_at_the_end() -> None:
     words = "waiting for workers: 0 of 2 cpu have joined (job x-cpu-k); 570 s are left"
     assert head_after(HeadTick(1), HeadTick(NOTICE_EVERY), HeadTick(31))[1] == told(Announce(words))
     late = head_after(HeadTick(600))[1]
@@ -99,7 +99,7 @@ def test_who_is_missing_is_said_now_and_then_and_at_the_end() -> None:
     assert late == told(LeaveCluster(75, why))
 
 
-def test_a_lost_worker_is_told_and_borne() -> None:
+def test_a_lost_worker_is_announced_and_the_program_continues() -> None:
     member = WorkerId("cpu", 1, "10.0.0.7")
     events = (
         WorkerJoined(WorkerId("cpu", 0)),
@@ -113,7 +113,7 @@ def test_a_lost_worker_is_told_and_borne() -> None:
     )
 
 
-def test_a_stop_is_the_program_s_once_it_runs() -> None:
+def test_a_running_program_gets_the_stop_signal() -> None:
     assert head_after(StopSignal(15))[1] == told(
         LeaveCluster(143, "stopped while waiting for workers")
     )
@@ -135,14 +135,14 @@ def test_a_worker_joins_the_head_that_it_finds() -> None:
     assert told(*worker_step(worker, RayUp())[1]) == told(ReportJoined())
 
 
-def test_a_worker_without_a_head_gives_its_host_back() -> None:
+def test_a_worker_without_a_head_ends() -> None:
     why = "no head was found in time; latest error: it is refused"
     assert worker_after(RendezvousRead(100, CARD, None, trouble="it is refused"))[1] == told(
         LeaveCluster(75, why)
     )
 
 
-def test_a_worker_ends_well_when_the_gang_has_ended() -> None:
+def test_a_worker_ends_with_code_0_when_its_head_has_ended() -> None:
     for last in (HeadEnded(3), RendezvousRead(5, None, 3)):
         assert worker_after(HeadConnected(1, CARD), RayUp(), last)[1][-1:] == told(LeaveCluster(0))
     assert worker_after(RendezvousRead(5, CARD, None, head_is_over=True))[1][-1:] == told(
@@ -175,7 +175,7 @@ def test_another_head_gets_another_ray() -> None:
     assert worker_after(*events)[1][-3:] == told(DialHead(AGAIN), EndRay(), StartRay(AGAIN))
 
 
-def test_a_head_that_stays_away_is_not_waited_for_for_ever() -> None:
+def test_the_wait_for_a_lost_head_ends() -> None:
     events = (HeadConnected(1, CARD), RayUp(), HeadLost(2), RayDown(8, "no GCS"))
     worker, done = worker_after(*events)
     assert done[-1:] == told(EndRay())
@@ -185,7 +185,7 @@ def test_a_head_that_stays_away_is_not_waited_for_for_ever() -> None:
     )
 
 
-def test_a_head_that_was_in_its_last_attempt_is_soon_given_up() -> None:
+def test_a_head_lost_in_its_last_attempt_is_given_up_soon() -> None:
     for attempts, limit in ((1, LAST_GRACE), (2, HEAD_GRACE), (0, HEAD_GRACE)):
         worker = WorkerState(100.0, attempts=attempts)
         for event in (HeadConnected(1, CARD), RayUp(), HeadLost(2)):
@@ -205,7 +205,7 @@ def test_ray_that_ends_is_started_again_a_few_times() -> None:
     assert "Leave" not in str(worker_after(HeadConnected(1, CARD), *longer)[1])
 
 
-def test_a_worker_that_is_turned_away_says_why() -> None:
+def test_a_refused_worker_says_why() -> None:
     assert worker_after(HeadRefused(78, "Ray 2.59"))[1] == told(LeaveCluster(78, "Ray 2.59"))
 
 
@@ -246,7 +246,7 @@ def test_ray_is_never_started_beside_another(events: list[WorkerEvent]) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=20))
-def test_the_count_is_that_of_who_is_there(moves: list[tuple[bool, int]]) -> None:
+def test_the_count_of_joined_workers_is_right(moves: list[tuple[bool, int]]) -> None:
     there: set[int] = set()
     head = begin_head((CPU,), 0.0, 600.0)
     for comes, number in moves:

@@ -60,7 +60,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def test_a_worker_that_is_back_before_it_was_missed_is_there(server: Server) -> None:
+def test_a_worker_that_joins_again_before_its_loss_is_noticed_stays_joined(server: Server) -> None:
     """Its first host was lost silently, and AWS Batch was faster than the limit."""
     worker = WorkerId("cpu", 1, "a")
     with closing(server.connect(1)):
@@ -75,7 +75,7 @@ def test_a_worker_that_is_back_before_it_was_missed_is_there(server: Server) -> 
             assert server.is_empty
 
 
-def test_a_silent_worker_is_missed(server: Server) -> None:
+def test_a_silent_worker_is_lost(server: Server) -> None:
     with closing(server.connect(0)):
         server.until(1)
         assert server.pass_time(SILENT) == []

@@ -68,25 +68,25 @@ def test_variables_that_each_node_has_are_not_sent(nodes: Nodes) -> None:
     assert "SECRET" not in order["environ"] and "PATH" not in order["environ"]
 
 
-def test_changes_are_what_a_node_does_not_have_yet() -> None:
+def test_changes_are_the_variables_that_a_node_lacks() -> None:
     start = {"A": "1", "B": "2", "PWD": "/a", "GONE": "x"}
     assert changes(start, {"A": "1", "B": "3", "C": "4", "PWD": "/b"}) == {
         "B": "3", "C": "4", "GONE": None
     }  # fmt: skip
 
 
-def test_output_into_the_log_stays_in_the_nodes_own(nodes: Nodes) -> None:
+def test_output_for_the_log_goes_to_the_log_of_its_node(nodes: Nodes) -> None:
     assert nodes.prepare(nodes.order("true")).returns_output
     nodes.environ[LOG] = log_of(1)
     prepared = nodes.prepare(nodes.order("true"))
     assert not prepared.returns_output and not prepared.joins_errors
 
 
-def test_a_run_of_one_node_waits_for_nobody() -> None:
+def test_a_run_of_one_node_does_not_wait() -> None:
     assert gather({}, "") == ["127.0.0.1"]
 
 
-def test_a_node_of_several_says_where_it_is_reached() -> None:
+def test_each_of_several_nodes_has_variables_with_its_address() -> None:
     """torchrun and gloo would ask for the name of the machine, which may be that of 127.0.0.1."""
     two = {"AWS_BATCH_JOB_NUM_NODES": "2", "BATCHML_NODE_ADDRESS": "127.0.0.1"}
     found = network_variables(two)

@@ -83,7 +83,7 @@ def test_a_generation_begins_once_all_nodes_are_there_and_ends_with_its_last_ran
     assert exit_of(actions) == EndRun(0, "", by_runtime=False)
 
 
-def test_who_is_waited_for_is_told_and_the_wait_has_an_end() -> None:
+def test_a_line_names_missing_nodes_and_the_wait_for_them_ends() -> None:
     state, _ = after(begin(TWO, 0), NodeJoined(1, NODES[0]), ClockTick(29))
     state, actions = after(state, ClockTick(31))
     assert actions == [SayLine("waiting for node 1: 1 of 2 are connected")]
@@ -91,7 +91,7 @@ def test_who_is_waited_for_is_told_and_the_wait_has_an_end() -> None:
     assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not connect within 100 s")
 
 
-def test_one_failing_rank_ends_all_and_the_next_begins_when_nothing_is_left() -> None:
+def test_a_failing_rank_ends_all_ranks_and_a_generation_begins_once_no_process_is_left() -> None:
     state, actions = after(running(), RankExited(5, 1, failed(3, -9, 1)))
     assert actions == [EndRanks(1, TWO.end_grace)]
     state, actions = after(state, RankExited(5, 1, failed(0, 1)), RanksGone(6, 1, 0))
@@ -103,7 +103,7 @@ def test_one_failing_rank_ends_all_and_the_next_begins_when_nothing_is_left() ->
     assert actions[0] == KeepRecord((RestartRecord(1, 1, SIGNAL, -9, why),))
 
 
-def test_the_cause_is_not_who_complains_first() -> None:
+def test_the_cause_is_not_the_rank_whose_failure_is_reported_first() -> None:
     """Peers of a killed rank may be heard of before it; of exits the earliest stamp counts."""
     end = RanksGone(9, 1, 0), RanksGone(9, 1, 1)
     _, actions = after(
@@ -121,7 +121,7 @@ def test_the_cause_is_not_who_complains_first() -> None:
     assert "Rank 0 on node 0 (10.0.0.1) ended with 1." in str(actions)
 
 
-def test_a_rank_that_was_killed_for_memory_is_said_to_be() -> None:
+def test_the_reason_says_that_a_rank_was_killed_because_memory_was_full() -> None:
     told = {"rank": 3, "code": -9, "tail": ["x"], "stamp": 0.0, "was_sent": False}
     failure = failure_of(1, {**told, "is_memory": True})
     _, actions = after(running(), RankExited(5, 1, failure), *gone(1))
@@ -148,7 +148,7 @@ def test_three_generations_without_a_new_checkpoint_are_a_crash_loop() -> None:
     assert actions[-1] == BeginGeneration(4, 1, NODES)
 
 
-def test_a_lost_node_is_waited_for_and_not_for_ever() -> None:
+def test_the_wait_for_a_lost_node_ends() -> None:
     state, actions = after(running(), NodeLeft(10, 1, silent=True))
     assert actions == [
         SayLine("node 1 (10.0.0.2) does not answer any more"), EndRanks(1, TWO.end_grace),
@@ -160,13 +160,13 @@ def test_a_lost_node_is_waited_for_and_not_for_ever() -> None:
     assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not connect again within 59 s")
 
 
-def test_a_node_whose_supervisor_has_died_is_waited_for_less() -> None:
+def test_the_wait_for_a_node_with_a_closed_connection_is_shorter() -> None:
     state, _ = after(running(), NodeLeft(10, 1), RanksGone(10.5, 1, 0))
     end = exit_of(after(state, ClockTick(21))[1])
     assert end is not None and end.code == TRY_ELSEWHERE
 
 
-def test_an_unfit_node_ends_the_run_here() -> None:
+def test_an_unfit_node_ends_the_attempt() -> None:
     unfit = "this host (i-1) is unfit: its disk is full"
     _, actions = after(begin(TWO, 0), NodeJoined(1, NODES[1], unfit))
     words = f"node 1: {unfit}"
@@ -176,12 +176,12 @@ def test_an_unfit_node_ends_the_run_here() -> None:
     assert exit_of(actions) == EndRun(TRY_ELSEWHERE, words)
 
 
-def test_a_node_that_cannot_begin_ends_all() -> None:
+def test_a_node_that_cannot_start_its_command_ends_the_run() -> None:
     _, actions = after(begin(TWO, 0), StartFailed(1, 1, 78, "no archive"))
     assert actions == [EndRun(78, "node 1 could not start its command: no archive")]
 
 
-def test_a_node_whose_supervisor_has_died_before_it_came_is_not_waited_for() -> None:
+def test_a_supervisor_that_died_before_it_connected_ends_the_run() -> None:
     lost = SupervisorLost(1, 1, "its supervisor is gone")
     words = "node 1: its supervisor is gone"
     assert after(begin(TWO, 0), lost)[1] == [EndRun(TRY_ELSEWHERE, words)]
@@ -195,7 +195,7 @@ def test_a_node_whose_supervisor_has_died_before_it_came_is_not_waited_for() -> 
     assert after(state, lost)[1] == []
 
 
-def test_silence_of_all_ranks_is_a_hang() -> None:
+def test_ranks_without_any_sign_of_life_count_as_hung() -> None:
     state, actions = after(running(), SignOfLife(30), ClockTick(79))
     assert actions == []
     state, actions = after(state, ClockTick(81))
@@ -214,7 +214,7 @@ def test_a_stop_on_one_node_reaches_all_and_ends_with_its_code() -> None:
     assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "spot notice")
 
 
-def test_a_host_that_goes_sooner_than_the_grace_gives_all_ranks_no_more_than_it_has() -> None:
+def test_a_host_with_less_time_than_the_grace_shortens_the_grace_of_all_ranks() -> None:
     soon = StopAsked(5, 1, TRY_ELSEWHERE, "spot notice", grace=4.0)
     state, actions = after(running(), soon)
     assert actions == [StopRanks(TRY_ELSEWHERE, "spot notice", 4.0)]
@@ -224,19 +224,19 @@ def test_a_host_that_goes_sooner_than_the_grace_gives_all_ranks_no_more_than_it_
     assert late == [StopRanks(TRY_ELSEWHERE, "spot notice", TWO.grace)]
 
 
-def test_a_stop_while_a_generation_ends_lets_no_other_begin() -> None:
+def test_after_a_stop_no_generation_begins() -> None:
     state, _ = after(running(), RankExited(5, 1, failed(1, -9)), StopAsked(6, 0, STOPPED, "enough"))
     assert exit_of(after(state, *gone(1))[1]) == EndRun(STOPPED, "enough")
 
 
-def test_a_stop_file_asks_without_a_signal_and_the_program_ends_by_itself() -> None:
+def test_a_stop_file_requests_a_stop_without_a_signal() -> None:
     state, actions = after(running(), StopAsked(5, 0, softly=True))
     assert actions == [StopRanks(0, "", TWO.grace, softly=True)]
     ends = [RankExited(9, 1, failed(rank, 0)) for rank in range(4)]
     assert exit_of(after(state, *ends)[1]) == EndRun(0, "", by_runtime=False)
 
 
-def test_processes_that_do_not_go_away_end_the_run() -> None:
+def test_processes_that_cannot_be_ended_end_the_run() -> None:
     state, _ = after(
         running(), RankExited(5, 1, failed(1, -9)), RanksGone(6, 1, 0), ClockTick(37.5)
     )

@@ -72,7 +72,7 @@ def cut_after(count: int) -> TransferProgress:
 
 @settings(max_examples=4 * KEPT)
 @given(trees(), trees())
-def test_any_tree_comes_back_from_its_archive_as_it_was(first: Seen, then: Seen) -> None:
+def test_any_tree_is_restored_from_its_archive_unchanged(first: Seen, then: Seen) -> None:
     """Also where the archive held another tree before, and where all was freed meanwhile."""
     assume(any(node.kind == "file" for node in then.values()))  # else see below: a new disk
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def test_any_tree_comes_back_from_its_archive_as_it_was(first: Seen, then: Seen)
 
 @settings(max_examples=2 * KEPT)
 @given(trees(), trees())
-def test_any_tree_is_pushed_over_any_other_and_a_second_time_nothing_is(
+def test_any_tree_is_copied_over_any_other_and_a_second_copy_changes_nothing(
     one: Seen, on: Seen
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def _clashes(path: bytes, new: Seen, old: Seen) -> bool:
 
 @settings(max_examples=KEPT)
 @given(trees())
-def test_any_entry_is_a_line_of_ascii_and_back(tree: Seen) -> None:
+def test_any_entry_can_be_written_as_a_line_of_ascii_and_read_back(tree: Seen) -> None:
     for path, node in tree.items():
         name = os.fsdecode(path)
         target = os.fsdecode(node.content) if node.kind == "link" else ""
@@ -141,12 +141,14 @@ def test_any_entry_is_a_line_of_ascii_and_back(tree: Seen) -> None:
      '{"path": "x", "size": -1}', '{"path": "x", "kind": "device"}', '{"path": 3}', '{"size": 3}',
      '{"path": "x", "mode": 65535}', '{"path": ".batchml/archive/x"}', '{"path": "x\\u0000"}'],
 )  # fmt: skip
-def test_a_manifest_that_leads_elsewhere_is_refused(line: str) -> None:
+def test_a_manifest_with_paths_outside_of_the_tree_is_rejected(line: str) -> None:
     with pytest.raises(ValueError):
         from_line(line)
 
 
-def test_what_is_unchanged_is_not_sent_and_what_looks_so_is_read(tree: Tree, top: Path) -> None:
+def test_unchanged_files_are_not_sent_and_contents_decide_if_only_the_inode_differs(
+    tree: Tree, top: Path
+) -> None:
     known = {
         "same": TreeEntry("same", size=3, mtime_ns=5000, sha256="s", stamp="1"),
         "touched": TreeEntry("touched", size=3, mtime_ns=5000, sha256="t", stamp="1"),
@@ -175,7 +177,7 @@ def test_what_is_unchanged_is_not_sent_and_what_looks_so_is_read(tree: Tree, top
     assert [entry.path for entry in checked.compared] == ["same", "touched"]
 
 
-def test_names_that_s3_could_not_have_get_a_key_of_their_own() -> None:
+def test_names_that_cannot_be_s3_keys_get_another_key() -> None:
     assert key_of("a/\u00e4 b.bin") == "a/\u00e4 b.bin"
     for odd in ("a\nb", os.fsdecode(b"\xff"), "d/" * 500 + "x", "\x7f", "\uffff"):
         assert key_of(odd).startswith(".batchml/archive/odd/")
@@ -199,7 +201,7 @@ def test_an_archive_is_plain_files_and_says_when_it_is_complete(
     assert (tmp_path / "store/a/y").exists(), "and is not lost"
 
 
-def test_content_that_changed_under_the_old_time_is_seen(
+def test_changed_content_with_the_old_time_is_noticed(
     tree: Tree, top: Path, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -235,7 +237,7 @@ def test_a_new_disk_deletes_nothing_in_the_archive(
     assert seen(tmp_path / "new").keys() == {*seen(top).keys(), b"folder"}
 
 
-def test_a_cut_archive_is_not_complete_and_goes_on(
+def test_an_interrupted_archive_is_not_complete_and_continues(
     tree: Tree, top: Path, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -260,7 +262,7 @@ def test_a_cut_archive_is_not_complete_and_goes_on(
     assert not (tmp_path / "store/.batchml/archive/going").exists()
 
 
-def test_a_large_file_that_was_cut_goes_on_where_it_was(
+def test_an_interrupted_large_file_continues_where_it_stopped(
     tmp_path: Path, store: FolderArchive
 ) -> None:
     content = os.urandom(5 << 20)
@@ -284,7 +286,7 @@ def test_a_large_file_that_was_cut_goes_on_where_it_was(
     assert os.listdir(tmp_path / "back") == ["large"]
 
 
-def test_a_part_that_is_wrong_is_not_believed(tmp_path: Path, store: FolderArchive) -> None:
+def test_a_wrong_part_file_is_not_used(tmp_path: Path, store: FolderArchive) -> None:
     content = os.urandom(2 << 20)
     archive(Tree(str(make(tmp_path / "top", {b"f": file(content)}))), store)
     back = Tree(str(tmp_path / "back"))
@@ -318,7 +320,7 @@ def test_damage_in_an_archive_is_found_before_anything_is_deleted(
     assert verify(store).missing == ()
 
 
-def test_a_file_of_an_archive_that_is_gone_is_named(
+def test_a_file_that_the_archive_has_lost_is_named(
     tree: Tree, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -330,7 +332,7 @@ def test_a_file_of_an_archive_that_is_gone_is_named(
 
 
 @pytest.mark.parametrize("name", ["complete.json", "manifest"])
-def test_papers_that_were_changed_are_not_believed(
+def test_a_changed_manifest_is_rejected(
     name: str, tree: Tree, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -354,7 +356,7 @@ def test_two_archives_at_once_do_not_both_say_that_they_are_complete(
     assert not read_manifest(store).is_complete
 
 
-def test_what_changes_all_the_time_is_named_and_the_archive_not_complete(
+def test_a_file_that_changes_all_the_time_is_named_and_the_archive_is_incomplete(
     tree: Tree, top: Path, store: FolderArchive
 ) -> None:
     def tell(now: ProgressState) -> None:
@@ -369,7 +371,7 @@ def test_what_changes_all_the_time_is_named_and_the_archive_not_complete(
     assert archive(tree, store).missing == ()
 
 
-def test_what_is_deleted_meanwhile_is_not_missing(
+def test_a_file_that_is_deleted_meanwhile_is_not_missing(
     tree: Tree, top: Path, store: FolderArchive
 ) -> None:
     def tell(now: ProgressState) -> None:
@@ -380,7 +382,9 @@ def test_what_is_deleted_meanwhile_is_not_missing(
     assert read_manifest(store).is_complete
 
 
-def test_what_changes_once_is_sent_again(tree: Tree, top: Path, store: FolderArchive) -> None:
+def test_a_file_that_changes_once_is_sent_again(
+    tree: Tree, top: Path, store: FolderArchive
+) -> None:
     def tell(now: ProgressState) -> None:
         if now.files == 3 and not changed:
             changed.append(True)
@@ -392,7 +396,7 @@ def test_what_changes_once_is_sent_again(tree: Tree, top: Path, store: FolderArc
     assert read_manifest(store).entries["a/x"].size == 5
 
 
-def test_what_changes_while_it_is_pushed_is_pushed_once_more_and_then_named(
+def test_a_file_that_changes_while_it_is_copied_is_copied_again_and_then_named(
     tree: Tree, top: Path, tmp_path: Path
 ) -> None:
     def tell(now: ProgressState) -> None:
@@ -412,7 +416,7 @@ def test_what_changes_while_it_is_pushed_is_pushed_once_more_and_then_named(
         assert (tmp_path / "there/z").exists() != bool(missing)
 
 
-def test_devices_are_left_out_links_that_lead_out_too_and_all_are_named(
+def test_devices_and_links_that_lead_out_are_left_out_and_named(
     tmp_path: Path, store: FolderArchive
 ) -> None:
     links: Seen = {
@@ -496,7 +500,7 @@ def small_disk() -> Iterator[Callable[[Path, int], Path]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_with_what_is_missing_and_goes_on_later(
+def test_a_full_disk_is_reported_with_the_missing_files_and_the_transfer_continues_later(
     tmp_path: Path, small_disk: Callable[[Path, int], Path]
 ) -> None:
     top = make(tmp_path / "top", {b"a%d" % n: file(os.urandom(1 << 20)) for n in range(6)})
@@ -518,7 +522,7 @@ def test_a_full_disk_is_told_with_what_is_missing_and_goes_on_later(
     assert done.missing == () and seen(disk) == seen(top)
 
 
-def test_a_disk_that_gives_back_something_else_is_found(
+def test_a_disk_that_returns_other_content_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = make(tmp_path / "top", {b"f": file("new")})
@@ -528,7 +532,9 @@ def test_a_disk_that_gives_back_something_else_is_found(
     assert not (tmp_path / "there/f").exists()
 
 
-def test_what_another_sent_is_only_read_back(tree: Tree, top: Path, tmp_path: Path) -> None:
+def test_files_that_another_program_sent_are_only_read_back(
+    tree: Tree, top: Path, tmp_path: Path
+) -> None:
     """As with FSx for Lustre, which exports to its bucket by itself."""
     sent = shutil.copytree(top, tmp_path / "sent")
     (sent / "a/y").write_text("TWO")
@@ -555,7 +561,7 @@ def test_freed_files_that_changed_meanwhile_stay(
     assert (top / "z").read_text() == "newer"
 
 
-def test_a_file_that_becomes_a_folder_and_back(tmp_path: Path, store: FolderArchive) -> None:
+def test_a_file_may_become_a_folder_and_a_file_again(tmp_path: Path, store: FolderArchive) -> None:
     for number, tree in enumerate([{b"a": file("1")}, {b"a/b": file("2")}, {b"a": file("3")}]):
         top = make(tmp_path / f"top{number}", tree)
         assert archive(Tree(str(top)), store).missing == ()
@@ -563,7 +569,9 @@ def test_a_file_that_becomes_a_folder_and_back(tmp_path: Path, store: FolderArch
         assert seen(tmp_path / f"back{number}").keys() == seen(top).keys()
 
 
-def test_carriers_are_told_by_lines_and_a_document_at_the_end(top: Path, tmp_path: Path) -> None:
+def test_the_program_prints_progress_and_a_json_document_at_the_end(
+    top: Path, tmp_path: Path
+) -> None:
     said: list[str] = []
 
     def run(*words: str) -> tuple[int, object]:
@@ -587,13 +595,13 @@ def test_carriers_are_told_by_lines_and_a_document_at_the_end(top: Path, tmp_pat
     assert said[-1] == "archiving: 1 of 2 files, 10 of 20 bytes"
 
 
-def test_no_place_for_an_archive_is_a_mistake() -> None:
+def test_a_url_that_cannot_be_an_archive_is_an_error() -> None:
     for url in ("", "ftp://x", "file:///x"):
         with pytest.raises(StoreError, match="cannot be an archive"):
             open_archive(url, {})
 
 
-def test_an_error_of_one_file_is_told_of_that_file(tree: Tree, store: FolderArchive) -> None:
+def test_an_error_of_one_file_is_reported_for_that_file(tree: Tree, store: FolderArchive) -> None:
     class Failing(FolderArchive):
         def send(self, key: str, *more: object) -> str:
             if key == "z":
@@ -605,7 +613,7 @@ def test_an_error_of_one_file_is_told_of_that_file(tree: Tree, store: FolderArch
     assert done.files == 2 and transfer_archive.archive(tree, store).files == 1
 
 
-def test_a_restore_destroys_no_newer_work_unless_it_is_told_to(
+def test_a_restore_replaces_newer_files_only_with_overwrite(
     tree: Tree, top: Path, store: FolderArchive
 ) -> None:
     make(top, {b"l": Node("link", b"z")})
@@ -624,7 +632,7 @@ def test_a_restore_destroys_no_newer_work_unless_it_is_told_to(
     assert (top / "a/x").read_text() == "one" and os.readlink(top / "l") == "z"
 
 
-def test_what_comes_while_a_restore_brings_it_stays(
+def test_a_file_that_appears_during_a_restore_stays(
     tree: Tree, top: Path, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -641,7 +649,7 @@ def test_what_comes_while_a_restore_brings_it_stays(
     assert (back / "z").read_text() == "of a run"
 
 
-def test_what_a_cut_restore_did_not_bring_was_deleted_by_nobody(
+def test_files_that_an_interrupted_restore_lacks_do_not_count_as_deleted(
     tree: Tree, top: Path, store: FolderArchive, tmp_path: Path
 ) -> None:
     """As when an archive is made every night, and a restore has been cut the day before."""
@@ -679,7 +687,7 @@ def test_the_only_copy_of_a_freed_file_is_not_replaced(
     }  # fmt: skip
 
 
-def test_an_archive_keeps_what_it_has_of_a_file_that_changes(
+def test_an_archive_keeps_the_old_content_of_a_file_that_changes(
     tree: Tree, top: Path, store: FolderArchive, tmp_path: Path
 ) -> None:
     archive(tree, store)
@@ -697,7 +705,7 @@ def test_an_archive_keeps_what_it_has_of_a_file_that_changes(
     assert (tmp_path / "back/z").read_text() == "three"
 
 
-def test_an_archive_without_news_says_of_what_time_it_is(
+def test_an_archive_without_changes_records_the_later_time(
     tree: Tree, store: FolderArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A teardown compares that with when runs ended."""
@@ -727,7 +735,7 @@ def test_nothing_is_freed_while_another_archives(
     assert seen(top) == before
 
 
-def test_papers_that_could_not_be_removed_mislead_nobody(
+def test_old_records_that_could_not_be_deleted_are_ignored(
     tree: Tree, top: Path, store: FolderArchive
 ) -> None:
     """As a disk leaves them that failed as an archive had just become complete."""
@@ -763,7 +771,7 @@ def test_a_disk_on_which_two_names_are_one_keeps_no_complete_archive(
     assert not read_manifest(store).is_complete
 
 
-def test_a_source_out_of_reach_ends_it_and_is_no_full_disk(
+def test_an_unreachable_source_ends_the_transfer_and_is_not_reported_as_a_full_disk(
     tree: Tree, store: FolderArchive, tmp_path: Path
 ) -> None:
     class Away(FolderArchive):
@@ -775,7 +783,9 @@ def test_a_source_out_of_reach_ends_it_and_is_no_full_disk(
         restore(Away(store._folder), Tree(str(tmp_path / "back")))
 
 
-def test_two_that_push_at_once_do_not_meet(tmp_path: Path, tree: Tree) -> None:
+def test_a_copy_survives_another_that_removes_the_folder_of_parts(
+    tmp_path: Path, tree: Tree
+) -> None:
     """The other ends as this one begins, and removes the folder of parts, or looks for old ones."""
 
     class Shared(Tree):

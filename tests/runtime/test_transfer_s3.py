@@ -56,7 +56,7 @@ def test_a_tree_of_any_names_comes_back_from_a_bucket(
     assert seen(top) == before
 
 
-def test_a_large_file_goes_in_parts_and_what_was_sent_is_not_sent_again(
+def test_a_large_file_is_sent_in_parts_and_no_part_twice(
     store: S3Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "PART", 5 << 20)  # S3's least
@@ -80,7 +80,7 @@ def test_a_large_file_goes_in_parts_and_what_was_sent_is_not_sent_again(
 
 
 @pytest.mark.parametrize("call", ["part", "end"])
-def test_an_upload_that_was_ended_by_others_begins_anew(
+def test_an_upload_that_another_process_ended_begins_again(
     call: str, moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3 says 404 NoSuchUpload then; moto 500. So it is said here in S3's place, once."""

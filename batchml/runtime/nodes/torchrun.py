@@ -1,4 +1,4 @@
-"""The launch kind `torchrun`: a process for each rank, with the variables that `torchrun` sets.
+"""The launch kind `torchrun`: one process for each rank, with the variables that `torchrun` sets.
 
 `python -m batchml.runtime.nodes.torchrun -- COMMAND ...` supervises the ranks of one node.
 """

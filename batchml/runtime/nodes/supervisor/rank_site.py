@@ -20,7 +20,7 @@ def _listen() -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
     except Exception:
-        pass  # the program may run without its stacks
+        pass  # the program runs anyway, and cannot show its stacks
 
 
 def _run_next() -> None:
