@@ -61,7 +61,9 @@ def resume(
 @sweeps_app.command(epilog="Example: batchml sweeps stop @last")
 def stop(
     word: OneSweep,
-    now: Annotated[bool, typer.Option("--now", help="Stop trials without time to save.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Terminate trials without time to save.")
+    ] = False,
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="Record this reason.")
     ] = "stopped by the user",
@@ -92,14 +94,14 @@ def stop(
 def top_up(
     word: OneSweep,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Set the number of all trials.")
+        int | None, typer.Option(metavar="N", help="Set the limit of all trials.")
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="H", help="Set the hours since the first trial was planned."),
+        typer.Option(metavar="H", help="Set the limit of hours since the sweep began."),
     ] = None,
     cost: Annotated[
-        float | None, typer.Option(metavar="USD", help="Set the cost limit of the whole sweep.")
+        float | None, typer.Option(metavar="USD", help="Set the limit of the sweep's cost.")
     ] = None,
     parallel: Annotated[
         int | None, typer.Option(metavar="N", help="Set the number of trials at once.")

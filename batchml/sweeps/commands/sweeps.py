@@ -32,14 +32,14 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="[check] FILE",
-            help="Sweep file, or job with a sweep.toml. `check` only prints the forecast.",
+            help="Sweep file, or job with a sweep.toml. With `check` only the forecast is printed.",
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until the sweep has ended (the default).")
+        bool, typer.Option("--wait", help="Control the sweep until it has ended (the default).")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return, and let the sweep run.")
+        bool, typer.Option("--detach", help="Return, and let the sweep run on its own.")
     ] = False,
     trials: Annotated[
         int | None, typer.Option(metavar="N", help="Set limits.trials: all trials.")
@@ -65,8 +65,8 @@ def sweep(
 ) -> None:
     """Search for the best parameters of a job.
 
-    `sweep check FILE` prints the number of points and steps, the cost at
-    worst, three commands and the requests; nothing is sent.
+    `sweep check FILE` prints the number of points and steps, the greatest
+    cost, three commands and the requests; nothing is sent.
     """
     from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep
 
@@ -183,7 +183,7 @@ def list_(
 def show(
     word: OneSweep,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Update until the sweep has ended.")
+        bool, typer.Option("--follow", "-f", help="Update the output until the sweep has ended.")
     ] = False,
     trial: Annotated[
         int | None, typer.Option("--trial", metavar="N", help="Show one trial, and why it failed.")
@@ -255,16 +255,18 @@ def best(
         int, typer.Option("-n", min=1, metavar="K", help="Show this number of trials.")
     ] = 1,
     command: Annotated[
-        bool, typer.Option("--command", help="Print only the shell command that runs it.")
+        bool, typer.Option("--command", help="Print only the shell command that runs the trial.")
     ] = False,
     get: Annotated[
         Path | None,
         typer.Option(
-            "--get", metavar="DIR", help="Fetch it as a job: code, job.toml, outputs, checkpoint."
+            "--get",
+            metavar="DIR",
+            help="Fetch the best trial as a job: code, job.toml, outputs, checkpoint.",
         ),
     ] = None,
     job: Annotated[
-        bool, typer.Option("--job", help="Print only the job.toml with its parameters.")
+        bool, typer.Option("--job", help="Print only a job.toml with the trial's parameters.")
     ] = False,
     env: Env = None,
     json_: Json = False,
