@@ -76,7 +76,8 @@ def start_server(
 ) -> ServerEndpoint:
     """Start a server that outlives this process, and wait until it answers.
 
-    `options` are the daemon's own: `--executor docker`. `notify` gets a message when it takes long.
+    `options` are further options of the daemon, such as `--executor docker`. `notify` gets a
+    message when the start takes long.
 
     Raises LocalServerError; StateFolderBusy names the process that holds the folder.
     """

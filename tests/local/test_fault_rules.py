@@ -107,7 +107,7 @@ def test_all_mistakes_are_reported_at_once_each_with_what_to_write() -> None:
         ("seed=\u0663", "a whole number"),
         ("seed=1 seed=1", "given twice"),
         ("oom " * 11, "Leave 1 out"),
-        ("=", "'' is not known"),
+        ("=", "there is no fault ''"),
         ("OOM", "Did you mean 'oom'?"),
     ],
 )
@@ -147,21 +147,21 @@ def test_nothing_and_all_are_no_chance() -> None:
     assert all(is_throttled(Chaos(throttle=1.0, seed=1), number) for number in range(100))
 
 
-def test_attempts_have_their_faults_in_the_order_of_the_words() -> None:
+def test_attempts_get_the_faults_in_their_order() -> None:
     asked = parse("host-lost@60s, oom")
     assert [str(fault_of(asked, None, 1, number)) for number in (1, 2, 3)] == [
         "host-lost@1m", "oom", "None",
     ]  # fmt: skip
     assert str(fault_of(asked, "spot", 1, 1)) == "spot"
-    assert fault_of(asked, "spot", 1, 2) is None, "the tag stands in place of the server's words"
+    assert fault_of(asked, "spot", 1, 2) is None, "the tag replaces the server's faults"
     assert fault_of(None, None, 1, 1) is None
 
 
 def test_a_part_of_the_jobs_gets_the_fault() -> None:
     asked = replace(parse("oom=20%"), seed=3)
-    struck = [number for number in range(1000) if fault_of(asked, None, number, 1)]
-    assert 150 < len(struck) < 250
-    assert struck == [number for number in range(1000) if fault_of(asked, None, number, 1)]
+    hit = [number for number in range(1000) if fault_of(asked, None, number, 1)]
+    assert 150 < len(hit) < 250
+    assert hit == [number for number in range(1000) if fault_of(asked, None, number, 1)]
 
 
 # --- attempts -----------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def world_with(words: str, **more: Any) -> World:
     return w
 
 
-def orders(w: World, seconds: float) -> list[LoseHost]:
-    """What the executor is told after so long."""
+def losses(w: World, seconds: float) -> list[LoseHost]:
+    """The losses of hosts that the executor has to simulate after this time."""
     w.now += int(seconds * 1000)
     return [effect for effect in w.apply(ClockTicked(w.now)) if isinstance(effect, LoseHost)]
 
@@ -187,10 +187,10 @@ def test_a_job_that_loses_its_host_is_tried_again_by_the_rules_for_spot() -> Non
     w = world_with("host-lost@60s")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
-    assert orders(w, 59.999) == []
+    assert losses(w, 59.999) == []
     assert next_deadline(w.state) == w.now + 1
-    assert orders(w, 0.001) == [LoseHost(w.task(job), "host-lost@1m")]
-    assert orders(w, 60) == [], "once is enough"
+    assert losses(w, 0.001) == [LoseHost(w.task(job), "host-lost@1m")]
+    assert losses(w, 60) == [], "once is enough"
     said = lost(w, job)
     w.end(job, AttemptExit(code=137, started_at=1, stopped_at=2))
     (first,) = w.jobs[job].attempts
@@ -199,7 +199,7 @@ def test_a_job_that_loses_its_host_is_tried_again_by_the_rules_for_spot() -> Non
     assert "reason" not in first["container"]
     assert w.status(job) == ["STARTING"], "the second attempt"
     w.start(job)
-    assert orders(w, 600) == [], "only the first"
+    assert losses(w, 600) == [], "only the first"
     w.end(job)
     assert w.status(job) == ["SUCCEEDED"]
     assert len(w.jobs[job].attempts) == 2
@@ -209,7 +209,7 @@ def test_without_a_rule_for_it_the_job_fails() -> None:
     w = world_with("host-lost")
     job = w.submit()
     w.start(job)
-    orders(w, 0)
+    losses(w, 0)
     said = lost(w, job)
     w.end(job, 137)
     assert (w.status(job), w.reasons(job)) == (["FAILED"], [said])
@@ -219,8 +219,8 @@ def test_the_kill_for_memory_looks_like_the_kernel_s() -> None:
     w = world_with("oom@10s")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
-    (order,) = orders(w, 10)
-    assert order == LoseHost(w.task(job), "oom@10s")
+    (loss,) = losses(w, 10)
+    assert loss == LoseHost(w.task(job), "oom@10s")
     w.end(job, AttemptExit(code=143))
     over = w.jobs[job]
     assert (over.status.value, over.exit_code) == ("FAILED", 137)
@@ -233,8 +233,8 @@ def test_a_reclaim_is_announced_and_who_ends_well_before_it_has_ended(code: int,
     w = world_with("spot@30s")
     job = w.submit()
     w.start(job)
-    (order,) = orders(w, 30)
-    assert order == LoseHost(w.task(job), "spot@30s", warned=True)
+    (loss,) = losses(w, 30)
+    assert loss == LoseHost(w.task(job), "spot@30s", warned=True)
     said = lost(w, job)
     w.end(job, code)
     assert w.status(job) == [ends]
@@ -274,7 +274,7 @@ def test_who_is_being_stopped_is_spared() -> None:
     job = w.submit()
     w.start(job)
     w.terminate(job)
-    assert orders(w, 10) == []
+    assert losses(w, 10) == []
     w.end(job, 143)
     assert w.reasons(job) == ["why"]
 
@@ -285,7 +285,7 @@ def test_an_attempt_that_ends_before_its_time_is_left_alone_and_so_is_the_next_j
     w.start(job)
     w.end(job)
     assert w.status(job) == ["SUCCEEDED"]
-    assert orders(w, 60) == []
+    assert losses(w, 60) == []
     assert next_deadline(w.state) is None
 
 
@@ -294,15 +294,15 @@ def test_a_start_that_is_reported_twice_injects_one_fault() -> None:
     job = w.submit()
     w.start(job)
     w.apply(AttemptStarted(w.task(job), w.now, ""))
-    assert len(orders(w, 10)) == 1
+    assert len(losses(w, 10)) == 1
 
 
 def test_a_tag_needs_no_server_that_was_started_with_chaos() -> None:
     w = world()
     job = w.submit(**TAGGED)
     w.start(job)
-    (order,) = orders(w, 20)
-    assert order.fault == "host-lost@20s"
+    (loss,) = losses(w, 20)
+    assert loss.fault == "host-lost@20s"
 
 
 def test_a_tag_that_cannot_be_read_is_refused() -> None:
@@ -319,21 +319,21 @@ def test_a_tag_that_cannot_be_read_is_refused() -> None:
     assert "host-lots" in w.refusal("TagResource", resourceArn=arn, tags=bad)
     w.call("TagResource", resourceArn=arn, tags={fault_injection.TAG: "oom"})
     w.start(job)
-    assert [order.fault for order in orders(w, 0)] == ["oom"]
+    assert [loss.fault for loss in losses(w, 0)] == ["oom"]
 
 
 def test_each_child_of_an_array_has_its_own() -> None:
     w = world_with("oom")
     array = w.array(3)
     w.start(*children(array, 0, 1, 2))
-    assert len(orders(w, 0)) == 3
+    assert len(losses(w, 0)) == 3
 
 
 def test_the_main_node_of_a_multi_node_job_gets_the_fault() -> None:
     w, job = cluster_running(3, **TAGGED, retryStrategy=SPOT_RULES)
     main = nodes_of(job)[0]
-    (order,) = orders(w, 20)
-    assert order == LoseHost(w.task(main), "host-lost@20s")
+    (loss,) = losses(w, 20)
+    assert loss == LoseHost(w.task(main), "host-lost@20s")
     said = lost(w, main)
     w.end(main, 137)
     assert {w.task(node) for node in nodes_of(job)[1:]} <= set(w.stops)
@@ -348,20 +348,20 @@ def test_node_lost_takes_a_node_that_is_not_the_main_one_and_the_job_goes_on() -
         3, tags={fault_injection.TAG: "node-lost@20s"}, retryStrategy=SPOT_RULES
     )
     main, *others = nodes_of(job)
-    (order,) = orders(w, 20)
-    assert order.task_id in {w.task(node) for node in others}
-    struck = next(node for node in others if w.task(node) == order.task_id)
-    w.end(struck, 137)
+    (loss,) = losses(w, 20)
+    assert loss.task_id in {w.task(node) for node in others}
+    hit = next(node for node in others if w.task(node) == loss.task_id)
+    w.end(hit, 137)
     assert w.stops == []
-    assert w.status(job, main, struck) == ["RUNNING", "RUNNING", "FAILED"]
-    assert w.jobs[struck].status_reason.startswith("Host EC2 (instance i-")
+    assert w.status(job, main, hit) == ["RUNNING", "RUNNING", "FAILED"]
+    assert w.jobs[hit].status_reason.startswith("Host EC2 (instance i-")
     w.end(main, 75)  # as our runtime then does
 
 
 def test_node_lost_has_no_effect_on_a_job_with_one_container() -> None:
     w = world_with("node-lost")
     w.start(w.submit())
-    assert orders(w, 60) == []
+    assert losses(w, 60) == []
 
 
 # --- restarts -----------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_an_injected_fault_survives_a_restart(tmp_path: Path) -> None:
     w = world_with("host-lost@10s", journal=tmp_path / "journal.db")
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
-    orders(w, 10)
+    losses(w, 10)
     said = lost(w, job)
     w.restart()
     assert w.state.chaos is None
@@ -383,7 +383,7 @@ def test_an_injected_fault_survives_a_restart(tmp_path: Path) -> None:
     w.apply(AttemptEnded(task, AttemptExit(code=137), w.now))
     assert w.state == before, "nothing ends twice"
     w.start(job)
-    assert orders(w, 600) == [], "it is off"
+    assert losses(w, 600) == [], "it is off"
 
 
 def test_a_tag_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -392,8 +392,8 @@ def test_a_tag_goes_on_after_a_restart(tmp_path: Path) -> None:
     w.start(job)
     w.tick(5)
     w.restart()
-    assert orders(w, 14.999) == []
-    assert len(orders(w, 0.001)) == 1
+    assert losses(w, 14.999) == []
+    assert len(losses(w, 0.001)) == 1
 
 
 # --- capacity -----------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ class _Reader:
             self._mistakes.append(f"an entry is missing. Known: {', '.join(self._known)}.")
         elif name not in self._known:
             meant = did_you_mean(name, self._known) or f" Known: {', '.join(self._known)}."
-            self._mistakes.append(f"{word!r}: {name!r} is not known here.{meant}")
+            scope = "" if self._of_server else " for a single job"
+            self._mistakes.append(f"{word!r}: there is no fault {name!r}{scope}.{meant}")
         elif found is None:
             self._add_mistake(word, name)
         elif name in _FAULTS:

@@ -36,9 +36,9 @@ MIB = 1024**2
 LEAST_MEMORY = 6 * MIB  # the engine's minimum; AWS Batch accepts jobs from 4 MiB on
 LEAST_PIDS = 4096
 PIDS_PER_VCPU = 1024
-MOST_CPU_SHARES = 262_144  # the engine's
+MOST_CPU_SHARES = 262_144  # the engine's maximum
 
-# Paths in a container of files and folders that a process finds in the state folder.
+# Paths in a container of the files and folders that lie in the state folder on this machine.
 CODE = "/batchml/code.tar.gz"
 ORDER = "/batchml/order.json"
 SWEEP = "/batchml/sweep"
@@ -51,11 +51,11 @@ FOLDERS = {
     "BATCHML_WORKSPACE": "/workspace",
 }
 
-# Folders of a sweep that its trials write. They only read the rest, such as its ledger.
+# Folders of a sweep that its trials write to. Trials only read the rest, such as its ledger.
 SWEEP_WRITTEN = ("checkpoints", "claims", "inbox", "rungs")
 SWEEP_READ = ("stop", "waves")  # read-only folders, which any user of the container may open
 
-# The engine's default set, without those for raw sockets, device files and the audit log
+# The engine's default set, without the capabilities for raw sockets, device files and the audit log
 # (docs/decisions/011).
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
@@ -152,10 +152,10 @@ def _network(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any
 def _environment(
     host: ExecutorHost, job: Job, attempt: JobAttempt
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables as for a process, but with paths inside the container, and none of this
-    machine.
+    """The variables as for a process, but with paths inside the container, and without this
+    machine's variables.
 
-    The second value has the paths on this machine, by variable.
+    The second value has the paths of folders on this machine, by variable.
     """
     env = job_environment(replace(host, environ={}), job, attempt)
     set_by_job = {entry["name"] for entry in job.container["environment"]}
@@ -176,14 +176,23 @@ def _own_folders(
     """The run's folders and the shared ones, except where the job mounts something else."""
     taken = {point["containerPath"].rstrip("/") for point in container.get("mountPoints") or ()}
     return [
-        _source(path, FOLDERS[name], _shared(host.home, True), make=True, ours=True, fixed=True)
+        _source(
+            path,
+            FOLDERS[name],
+            _mountable_folders(host.home, True),
+            make=True,
+            ours=True,
+            fixed=True,
+        )
         for name, path in host_paths.items()
         if FOLDERS[name] not in taken
     ]
 
 
-def _shared(home: Home, read_only: bool) -> list[str]:
-    """Folders that a job may mount. In the folder of runs no container may rename anything."""
+def _mountable_folders(home: Home, read_only: bool) -> list[str]:
+    """The folders that any job may mount. That of the runs only for reading, because no container
+    may rename anything in it.
+    """
     folders = [str(home.root / "workspace"), str(home.root / "data")]
     return [*folders, str(home.runs)] if read_only else folders
 
@@ -243,14 +252,14 @@ def _volumes(
 ) -> list[dict[str, Any]]:
     """The job's volumes that are folders of this machine."""
     sources = []
-    for volume, point in _mounted(container):
+    for volume, point in _volumes_and_points(container):
         efs = volume.get("efsVolumeConfiguration")
         path = (volume.get("host") or {}).get("sourcePath")
         read_only, target = bool(point.get("readOnly")), point["containerPath"]
         if efs:
             sources.append(_efs(host.home, efs, target, read_only))
         elif path:
-            roots = [*_shared(host.home, read_only), *permits.paths]
+            roots = [*_mountable_folders(host.home, read_only), *permits.paths]
             sources.append(_source(path, target, roots, read_only=read_only, make=True))
     return sources
 
@@ -265,13 +274,14 @@ def _temporary_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
             "Target": point["containerPath"],
             "ReadOnly": bool(point.get("readOnly")),
         }
-        for volume, point in _mounted(container)
+        for volume, point in _volumes_and_points(container)
         if not volume.get("efsVolumeConfiguration")
         and not (volume.get("host") or {}).get("sourcePath")
     ]
 
 
-def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _volumes_and_points(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each mount point of a job with its volume: (volume, mount point). Raises RunnerSpecError."""
     volumes = {volume.get("name"): volume for volume in container.get("volumes") or ()}
     pairs = []
     for point in container.get("mountPoints") or ():
@@ -286,7 +296,9 @@ def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, 
 
 
 def _efs(home: Home, efs: dict[str, Any], target: str, read_only: bool) -> dict[str, Any]:
-    """A file system of EFS as a folder here, whose name no container can change."""
+    """The folder of this machine that stands for a file system of EFS. No container can rename
+    it.
+    """
     name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"]) or "-"
     below = os.path.normpath("/" + (efs.get("rootDirectory") or "/")).lstrip("/")
     root = f"{home.volumes}/{name}"
@@ -306,10 +318,11 @@ def _source(
     fixed: bool = False,
     before: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A path of this machine to mount, below one of `roots`. The runner finds or makes it.
+    """A path of this machine to mount at `target`, in one of `roots`. `make`: make a missing
+    folder.
 
-    `ours`: open it to whatever user the container runs as. `fixed`: no container may write to the
-    roots. `before`: its path in an older version, as the workspace and names below it.
+    `ours`: give any user of the container access. `fixed`: no container may write to the roots.
+    `before`: the path in an older version, as the workspace and names in it.
     """
     return {
         "path": path, "target": target, "roots": roots, "read_only": read_only, "make": make,

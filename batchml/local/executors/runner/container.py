@@ -363,7 +363,7 @@ class _ContainerAttempt:
 
         A followed record may end without its last line, so it is read once more.
         """
-        with self._record(follow=True) as output:
+        with self._open_record(follow=True) as output:
             code = self._follow(output, decoder, UnloggedLines(logged_lines(self._path("log"))))
         self._read_rest(decoder.recorded())
         return code
@@ -371,13 +371,14 @@ class _ContainerAttempt:
     def _read_rest(self, decoder: RecordedFrameDecoder) -> None:
         """Write the output in the engine's own record that the log lacks."""
         unseen = UnloggedLines(logged_lines(self._path("log")))
-        with self._record(follow=False) as output:
+        with self._open_record(follow=False) as output:
             while data := read_next(output.fd):
                 self._io.write(unseen.feed(decoder.feed(data)))
         self._io.write(unseen.feed(decoder.finish()))
         self._io.write(unseen.finish())
 
-    def _record(self, *, follow: bool) -> "_Output":
+    def _open_record(self, *, follow: bool) -> "_Output":
+        """The engine's record of the output, from its start; `follow`: until the container ends."""
         call = BackgroundCall(
             lambda call: self._engine.once(
                 lambda api: docker.read_output(api, self._id, follow, call)
