@@ -688,7 +688,7 @@ def test_a_compute_environment_that_aws_finds_invalid_is_told_with_the_way_out(
     world.account.stay_invalid.add(GPU)
     said = fails(world, world.setup)
     assert f"compute environment {GPU}: AWS made it INVALID: {reason}" in said
-    assert "batchml setup creates the roles anew" in said
+    assert "batchml setup creates the roles again" in said
     assert world.account.snapshot()["queues"] == {}
     assert reason in fails(world, world.setup)
     world.account.stay_invalid.clear()
