@@ -36,7 +36,7 @@ MAX_CONTROLLERS = 64  # on one machine at a time
 
 # AWS Batch starts another attempt after any failure, as often as it allows; the attempt goes on
 # where the last one ended. After errors of files or permissions another attempt would not help.
-RETRY_STRATEGY = {
+_RETRY = {
     "attempts": 10,
     "evaluateOnExit": [
         {"onExitCode": str(ConfigError.exit_code), "action": "EXIT"},
@@ -76,7 +76,7 @@ def controller_requests(run: ControllerRun, key: str) -> SubmissionRequests:
     made = make_submission(
         job, image=run.image, queue=run.queue, submission=submission, platform=run.platform
     )
-    return replace(made, submit={**made.submit, "retryStrategy": RETRY_STRATEGY})
+    return replace(made, submit={**made.submit, "retryStrategy": _RETRY})
 
 
 def find_controller_folder(context: Context) -> Path:

@@ -664,7 +664,7 @@ def test_in_aws_a_small_run_in_the_queue_of_controllers_looks_after_it(
     assert plans_of(place).watcher(prepared.plan.key) == watcher["jobId"]
     assert fetch_plan(place, given_["--plan"], given_["--digest"]).queue == GPU
     account.objects[address] = encode_plan(replace(prepared.plan, after=1))
-    with pytest.raises(ConfigError, match="not what it was"):
+    with pytest.raises(ConfigError, match="has changed since the run was submitted"):
         fetch_plan(place, given_["--plan"], given_["--digest"])
     aws.clock.time += 1801  # who waits leaves it to the watcher for a while, then does it himself
     assert QueueMoves(place, place.describe)([job_id])[job_id].queue == SPOT

@@ -81,7 +81,7 @@ def test_where_nobody_knows_the_way_to_find_out_is_said(
 ) -> None:
     assert interrupted(tmp_path, look_hangs, plan) == []
     said = capsys.readouterr().err
-    assert "Nobody knows yet whether it was submitted: batchml reconcile 2a" in said
+    assert "It is not known yet whether the run was submitted: batchml reconcile 2a" in said
 
 
 def test_where_nothing_was_sent_that_is_said(

@@ -532,7 +532,7 @@ def test_children_that_print_nothing_have_no_block(capsys: pytest.CaptureFixture
     assert found.startswith("1 | Output [t]:\n2/2 | Output [v]:\n2/2 | [1970")
     told = capsys.readouterr().err
     assert told.splitlines() == [
-        "Log of 1 INCOMPLETE: 0 lines arrived before it could be read no more.",
+        "Log of 1 INCOMPLETE: 0 lines arrived, then the log could not be read.",
         "Log of 2/2 complete: 1 line.",
     ]
 

@@ -57,13 +57,13 @@ def diff(
     if shown:
         print_line(_table(one, other, shown))
     if not any(not each.same for each in found):
-        say("The two do not differ in anything that is known of them.")
+        say("The two runs do not differ, as far as AWS Batch and the history describe them.")
     elif one.commit and other.commit and one.commit != other.commit:
         say(f"The code: git diff {one.commit[:12]} {other.commit[:12]}")
 
 
 def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
-    """The run with its metrics, from its log if the history has none."""
+    """The run with its metrics, from its log if the history does not have them."""
     from msgspec.structs import replace
 
     found = with_first_start(context, found)
@@ -76,7 +76,7 @@ def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
 
 def _table(one: "FoundRun", other: "FoundRun", shown: list[RunDifference]) -> str:
 
-    # Both sides get the same width.
+    # Both runs get columns of the same width.
     facts = max(cells_of(each.what) for each in shown)
     width = screen().width
     most = min(LONGEST, max(LEAST, (width - facts - len("CHANGE") - 10) // 2)) if width else LONGEST

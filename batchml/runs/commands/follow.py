@@ -1,4 +1,4 @@
-"""Follow a run to its end, or detach from it after Ctrl-C."""
+"""Follow a run to its end for a command, and exit with its code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -62,10 +62,9 @@ def follow(
 
 
 class _Log:
-    """Passes events on, without the lines that are not selected; notes whether the output is
-    complete.
+    """Passes events on, without the lines that `pick` excludes.
 
-    `is_complete` is for the output of all attempts together: None where nobody knows.
+    `is_complete` is for the output of all attempts together; None if it is unknown.
     """
 
     def __init__(self, pick: Callable[[OutputLine], bool] | None) -> None:
@@ -97,11 +96,11 @@ def _find_record(context: "Context", job_id: str) -> Record | None:
 
 
 def _keep_end(context: "Context", run: Run, metrics: Mapping[str, float] | None) -> None:
-    """Keep the end in the history. A full disk must not hide the run's exit code."""
+    """Keep the end in the history. A full disk must not change the exit code."""
     try:
         context.history.add_end(run, metrics)
     except OSError as error:
-        say(f"The end of this run could not be kept in the history: {error}")
+        say(f"The end of this run could not be written to the history: {error}")
 
 
 def _say_the_end(
@@ -131,7 +130,7 @@ def _say_the_end(
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
     elif stored:
-        say(f"Outputs, if it left any: batchml get {run.job_id}{context.env_option}")
+        say(f"Outputs, if there are any: batchml get {run.job_id}{context.env_option}")
 
 
 def _stored_outputs(run: Run) -> str:

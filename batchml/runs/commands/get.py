@@ -56,8 +56,8 @@ def get(
         )
     elif done == CopiedOutputs():
         say(
-            "The run has left nothing in BATCHML_OUTPUT_DIR. Of its working folder nothing is "
-            "kept: the end of its log names what was written there."
+            "The run has no files in BATCHML_OUTPUT_DIR. Its working folder is not kept: the end "
+            "of its log names the files that were there."
         )
     elif done.files or done.unchanged:
         new = f"{_files(done.files)}, {size_text(done.size)}" if done.files else "Nothing new"

@@ -1,4 +1,4 @@
-"""Hints for command lines of `submit` that cannot be read."""
+"""Hints for mistakes in command lines of `submit`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ _PROGRAM = re.compile(r".*\.(py|sh)|python[0-9.]*|bash|sh|torchrun", re.DOTALL)
 
 
 class SubmitCommand(TyperCommand):
-    """Adds `-- COMMAND` to the usage, and hints to errors of the command line."""
+    """The command `submit`: its usage ends with `-- COMMAND`, its errors have hints."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
@@ -25,10 +25,10 @@ class SubmitCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except ClickUsageError as error:
-            self._help(ctx, error, given)
+            self._add_hint(ctx, error, given)
             raise
 
-    def _help(self, ctx: Any, error: Any, given: list[str]) -> None:
+    def _add_hint(self, ctx: Any, error: Any, given: list[str]) -> None:
         option = getattr(error, "option_name", "")
         slurms = slurm_hint(option, given) or array_hint(getattr(error, "param", None), given)
         if slurms:
@@ -46,14 +46,12 @@ class SubmitCommand(TyperCommand):
 
 
 def slurm_hint(option: str, given: Sequence[str]) -> str:
-    """For an option of sbatch that batchml does not have: `--gres: here --gpus 1`; "" for any
-    other.
-    """
+    """A hint for an option of sbatch: `--gres: here --gpus 1`; "" for another option."""
     if not option:
         return ""
     place = next((i for i, word in enumerate(given) if word.startswith(option)), None)
     if place is None or [word for word in given[:place] if _PROGRAM.fullmatch(word)]:
-        return ""  # after the program it belongs to the program
+        return ""  # an option after the program is the program's
     from batchml.jobs import slurm
 
     name = option.lstrip("-")
@@ -68,7 +66,7 @@ def slurm_hint(option: str, given: Sequence[str]) -> str:
 
 
 def array_hint(param: Any, given: Sequence[str]) -> str:
-    """For `--array 0-3`, task ids as in sbatch, where batchml takes a number."""
+    """A hint for `--array 0-3`, task ids as in sbatch: batchml takes a number; else ""."""
     if getattr(param, "name", "") != "array":
         return ""
     words = list(given)
@@ -90,7 +88,7 @@ def array_hint(param: Any, given: Sequence[str]) -> str:
 
 
 def _translate(option: str, words: Sequence[str]) -> str:
-    """The flags that the same words in a script's line would set."""
+    """The flags of batchml that a line `#SBATCH` with these words would set."""
     from batchml.jobs.script import ScriptLine
     from batchml.jobs.slurm import read_slurm
 
@@ -114,14 +112,14 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def _is_near(option: str, known: Iterable[str] | None) -> bool:
-    """Whether it is a misspelt option of batchml. Typer takes `--lr` for `--help`."""
+    """True for a misspelt option. Typer itself would suggest `--help` for `--lr`."""
     from difflib import get_close_matches
 
     return bool(get_close_matches(option.strip("-"), [each.strip("-") for each in known or ()]))
 
 
 def words_hint(given: Sequence[str], rest: Sequence[str]) -> str:
-    """For words after the job: `lr=0.3`, or words of the program. `rest` are those; "" if none."""
+    """A hint for `rest`, the words after the job: parameters `lr=0.3`, or a command; else ""."""
     if not rest:
         return ""
     if all(_PAIR.fullmatch(word) for word in rest):
@@ -131,7 +129,7 @@ def words_hint(given: Sequence[str], rest: Sequence[str]) -> str:
 
 
 def option_hint(given: Sequence[str], option: str) -> str:
-    """For an unknown option: a parameter of the job, or an option of the program."""
+    """A hint for an unknown option: a parameter of the job, or an option of the program."""
     place = next((i for i, word in enumerate(given) if word.partition("=")[0] == option), None)
     if place is None:  # one of several letters: -xvf
         return ""
@@ -148,14 +146,11 @@ def option_hint(given: Sequence[str], option: str) -> str:
 
 def _command(words: Sequence[str]) -> str:
     if words and words[0].endswith(".sh"):
-        return f"A script's arguments stand after --: batchml submit {_quote(_parted(words))}"
+        quoted = _quote([words[0], "--", *words[1:]])
+        return f"A script's arguments stand after --: batchml submit {quoted}"
     if words and words[0].endswith(".py"):
         words = ["python", *words]
     return f"A command stands after --: batchml submit -- {_quote(words)}"
-
-
-def _parted(words: Sequence[str]) -> list[str]:
-    return [words[0], "--", *words[1:]]
 
 
 def _quote(words: Iterable[str]) -> str:

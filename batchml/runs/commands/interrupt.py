@@ -16,20 +16,20 @@ from batchml.runs.send import Interrupted
 if TYPE_CHECKING:
     from batchml.context import Context
 
-SUBMIT_PATIENCE = 2.0  # seconds for the pending answer; then the run is looked up once
+SUBMIT_PATIENCE = 2.0  # seconds that a submission may take after Ctrl-C; then the run is looked up
 LOOKUP_TIME = 3.0  # seconds for the look-up
-_MANY = 5  # jobs; for more there is one message for all
+_MANY = 5  # for more jobs there is one message for all
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM."""
+    """The process got SIGTERM."""
 
 
 @contextmanager
 def detaching(context: "Context", job_ids: list[str], *, cancel: bool = False) -> Iterator[None]:
-    """After Ctrl-C leave the runs alone, and print how to come back; a second one exits at once.
+    """After Ctrl-C print how to return to the runs, and exit; a second Ctrl-C exits at once.
 
-    With `cancel`, stop them instead. SIGTERM counts as Ctrl-C: a CI job that is cancelled.
+    With `cancel`, stop the runs instead. SIGTERM, which cancels a CI job, counts as Ctrl-C.
     """
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -65,10 +65,10 @@ def _interrupt(_number: int, _frame: object) -> None:
 def finish_submission(
     sent: list[str], patience: float = SUBMIT_PATIENCE, look: float = LOOKUP_TIME
 ) -> Iterator[None]:
-    """Hold the first Ctrl-C back for some seconds, until the run has its id; a second one exits.
+    """After Ctrl-C, wait some seconds until the run has its id; a second Ctrl-C exits.
 
-    `sent` gets the id of a run that was found after Ctrl-C. Where the outcome is unknown, a message
-    says how to find out. Ctrl-C is raised at the end in any case, as KeyboardInterrupt.
+    `sent` gets the id of a run that was found after Ctrl-C. If the outcome is unknown, a message
+    says how to find out. KeyboardInterrupt is raised at the end in any case.
     """
     interrupted = False
 
@@ -92,8 +92,9 @@ def finish_submission(
             say(f"Submitted job {stop.job_id}.")
         elif stop.is_open:
             say(
-                f"\nNobody knows yet whether it was submitted: batchml reconcile {stop.key}\n"
-                "  Until then, submitting it again could make a second run."
+                "\nIt is not known yet whether the run was submitted: "
+                f"batchml reconcile {stop.key}\n"
+                "  Until then, another submission could make a second run."
             )
         else:
             say("\nNothing was submitted.")
@@ -107,6 +108,7 @@ def finish_submission(
 
 
 def say_next_commands(context: "Context", job_id: str) -> None:
+    """Print the commands that follow and cancel a run."""
     if ":" in job_id:
         from batchml.runs.rerun.rules import display_id
 

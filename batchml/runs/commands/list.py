@@ -101,7 +101,7 @@ def ls(
         elif sys.stdout.isatty():
             _say_next_commands(context, found)
     elif sweeps:
-        pass  # which is said below
+        pass  # the message about sweeps follows
     elif wanted not in (RunFilter(), RunFilter(include_workers=True)):
         say(f"No runs match.{_unknown_metrics(context, wanted)}")
     else:
@@ -123,7 +123,7 @@ def _about_sweeps(context: "Context", sweeps: "Collection[str]") -> str:
 
 
 def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
-    """Metrics of the filter that no run has: probably misspelt."""
+    """A sentence for each metric of the filter that no run has: it is probably misspelt."""
     records = context.history.newest_first(context.env) if wanted.metrics else ()
     known = {name.rpartition(":")[0] or name for record in records for name in record.metrics}
     names = dict.fromkeys(condition.name for condition in wanted.metrics)
@@ -135,7 +135,7 @@ def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
 
 
 def _say_next_commands(context: "Context", found: "Sequence[FoundRun]") -> None:
-    """Print the next commands for a run of the table: a failed one, if there is one."""
+    """Print next commands for one run of the table, preferably a failed run."""
     failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
     word = short_word(context, (failed or found)[0].job_id)
     say(f"  more of one:  batchml show {word}")
@@ -147,7 +147,7 @@ def _say_next_commands(context: "Context", found: "Sequence[FoundRun]") -> None:
 
 
 def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
-    """A run in AWS's names, with the history's record; `status` is null for a forgotten one."""
+    """A run for `--json`: AWS's names, and values of the history; `status` is null if forgotten."""
     record, run = found.record, found.run
     if run is not None:
         table = run_json(run)
@@ -205,8 +205,8 @@ def _say_held_back(found: "Sequence[FoundRun]") -> None:
 
 
 def _say_unconfirmed(context: "Context") -> None:
-    """Print how many submissions have an unknown outcome: they are not runs yet."""
+    """Print how many submissions have an unknown outcome, since they are not in the table."""
     count = len(context.history.unconfirmed(context.env))
     if count:
         what = "submission" if count == 1 else "submissions"
-        say(f"{count} {what} without an answer: `batchml reconcile` finds out what came of it.")
+        say(f"{count} {what} without an answer: `batchml reconcile` finds out if there is a run.")

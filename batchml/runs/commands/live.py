@@ -56,15 +56,15 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.runs.metrics.series import Metrics
 
-_HINT_AFTER = 10.0  # seconds in the queue after which people ask for the reason
-_LOST_SHOWN = 40.0  # seconds: longer than any pause between two attempts
+_HINT_AFTER = 10.0  # seconds in the queue after which the status line names `explain`
+_LOST_SHOWN = 40.0  # seconds for which a lost contact is shown; calls are repeated sooner
 
 
 class LogView:
-    """Lines without colour or cursor movement: for a pipe, a file, a CI log.
+    """Prints lines without colour or cursor movement: to a pipe, a file, a CI log.
 
-    They are buffered until `flush`, because many may come at once. `note` prints messages that are
-    not output.
+    Lines are buffered until `flush`, because many may come at once. `note` prints messages, on
+    stderr.
     """
 
     def __init__(self, clock: Clock, stream: TextIO) -> None:
@@ -105,7 +105,7 @@ class LogView:
 
 
 class TerminalView(LogView):
-    """The same lines above a status line that stays at the bottom."""
+    """Prints the lines on a terminal, above a status line."""
 
     def __init__(self, clock: Clock, metrics: "Metrics", stream: TextIO, *, colour: bool) -> None:
 
@@ -120,8 +120,8 @@ class TerminalView(LogView):
     def _status(self, width: int) -> str:
 
         now = self._clock.monotonic()
-        status_line_below = status_line(self._seen.board(now), now, width)
-        return "  ".join(self._paint(part.text, part.kind) for part in status_line_below)
+        parts = status_line(self._seen.board(now), now, width)
+        return "  ".join(self._paint(part.text, part.kind) for part in parts)
 
     def _paint(self, text: str, kind: str) -> str:
         return paint(text, kind) if self._colour else text
@@ -151,14 +151,14 @@ class TerminalView(LogView):
 
 
 def open_view(clock: Clock, metrics: "Metrics", *, to_stderr: bool) -> LogView:
-    """The view for stdout, or with `to_stderr` for stderr: stdout is for a JSON document."""
+    """The view for stdout, or with `to_stderr` for stderr, if stdout gets a JSON document."""
     if sys.stdout.isatty() and not to_stderr and not is_dumb():
         return TerminalView(clock, metrics, sys.stdout, colour=screen().colour)
     return LogView(clock, sys.stderr if to_stderr else sys.stdout)
 
 
 def waiting_words(run: Run, seconds: float) -> str:
-    """The reason why a run waits, if it has one; after a while, how to ask for it."""
+    """Why a run waits, if the run says so; after a while, the command that explains it; else ""."""
     if effective_state(run) not in IN_QUEUE:
         return ""
     if run.status is JobStatus.PENDING and run.depends_on and not run.children:
@@ -167,20 +167,20 @@ def waiting_words(run: Run, seconds: float) -> str:
 
 
 class RunProgress:
-    """The state of a run that its status line shows. `metrics` reads the events first."""
+    """Collects what the status line shows of a run. `metrics` must read each event before."""
 
     def __init__(self, clock: Clock, metrics: "Metrics") -> None:
         from batchml.runs.metrics.series import ProgressTrend
 
         self._clock = clock
         self._metrics = metrics
-        self._course = ProgressTrend()
-        self._line_at = 0.0  # when the last line was written, by its own time
-        self._line_seen = 0.0  # and when it was seen, by this machine's clock
+        self._trend = ProgressTrend()
+        self._line_at = 0.0  # the time in the last line
+        self._line_seen = 0.0  # the time when it was read, on the monotonic clock
         self._run: Run | None = None
         self._states: tuple[tuple[str, float], ...] = ()
         self._text = ""
-        self._lost = "", 0.0  # the error, and until when it is shown
+        self._lost = "", 0.0  # the error, and the time until which it is shown
         self._usage: dict[str, float] = {}
 
     def _see(self, run: Run) -> None:
@@ -198,7 +198,7 @@ class RunProgress:
         return waiting_words(self._run, now - self._states[-1][1])
 
     def take(self, event: RunEvent) -> None:
-        """Note an event. No single child of many stands for the run."""
+        """Note an event. Metrics and usage of single children are not shown."""
         from batchml.runs.metrics.series import ProgressTrend
 
         match event:
@@ -207,16 +207,16 @@ class RunProgress:
                 if not child:
                     self._text = ""
                     self._reached(at / 1000)
-                    self._course.feed(text, at / 1000)
+                    self._trend.feed(text, at / 1000)
             case StatusChanged(run):
                 self._see(run)
             case RunMessage(text=text):
                 self._text = text
             case ContactLost(error):
-                # Every failed attempt yields an event: without one for a while there is contact.
+                # Each failed call yields an event: without an event there is contact again.
                 self._lost = error, self._clock.monotonic() + _LOST_SHOWN
             case LogOpened(number=number, child="") if number > 1:
-                self._course, self._usage = ProgressTrend(), {}
+                self._trend, self._usage = ProgressTrend(), {}
             case MetricsReported(points=points, child=""):
                 for point in points:
                     self._take_point(point)
@@ -227,13 +227,13 @@ class RunProgress:
         step, total, at = (point.get(name) for name in ("step", "total", "time"))
         if step is not None and total and total > 0 and at is not None:
             self._reached(at)
-            self._course.report(step, total, at)
+            self._trend.report(step, total, at)
 
     def _reached(self, at: float) -> None:
         self._line_at, self._line_seen = at, self._clock.monotonic()
 
     def board(self, now: float) -> StatusBoard:
-        """Everything that the status line shows at a moment of the clock."""
+        """The content of the status line at the monotonic time `now`."""
         from batchml.cli.status_line import Curve
 
         run = self._run
@@ -249,17 +249,17 @@ class RunProgress:
         if run.children:
             return replace(board, fraction=count_ended(run) / (array_size(run) or 1))
         if run.status is JobStatus.RUNNING:
-            left = self._course.left(self._line_at + now - self._line_seen)
-            board = replace(board, fraction=self._course.fraction, left=left)
-        status_line_below = self._metrics.first()
-        return replace(board, curve=Curve(*status_line_below)) if status_line_below else board
+            left = self._trend.left(self._line_at + now - self._line_seen)
+            board = replace(board, fraction=self._trend.fraction, left=left)
+        first = self._metrics.first()
+        return replace(board, curve=Curve(*first)) if first else board
 
 
 def show_live(events: Iterable[RunEvent], view: LogView, *, from_start: bool) -> Run:
-    """Show all events of a run and return it as it ended.
+    """Show all events of a run; the run at its end.
 
-    `from_start`: the run was submitted just now, so it is announced even if it ends before it is
-    seen running.
+    `from_start`: the run was just submitted; "is RUNNING" is printed even if it ends before a poll
+    returns that state.
     """
     announced = not from_start
     last: JobStatus | None = None
@@ -312,9 +312,9 @@ def show_live(events: Iterable[RunEvent], view: LogView, *, from_start: bool) ->
 
 
 def _open(view: LogView, opened: LogOpened) -> None:
-    """Begin a block for a run's own output.
+    """Print the heading of an attempt's output.
 
-    Lines of children are mixed, and each names its child. A child without output has no block.
+    The lines of children are mixed, and each begins with its child.
     """
     stream, number, child = opened.stream, opened.number, opened.child
     if child:
@@ -343,10 +343,10 @@ def _describe_log_end(closed: LogClosed) -> str:
     if closed.check is not None and closed.proof != SHORT:
         return closed.check.describe(closed.child)
     if closed.proof == SHORT:
-        return f"{who} INCOMPLETE: {count} arrived, and the run counted another number."
+        return f"{who} INCOMPLETE: {count} arrived, but the run wrote another number."
     if closed.proof == CUT:
-        return f"{who} INCOMPLETE: {count} arrived before it could be read no more."
-    return f"{who}: {count}; its end is not marked, so nothing proves that this is all."
+        return f"{who} INCOMPLETE: {count} arrived, then the log could not be read."
+    return f"{who}: {count}; its end is not marked, so lines may be missing."
 
 
 # --- Waiting for runs -----------------------------------------------------------------------------
@@ -357,7 +357,7 @@ _WHY_MOST = 3600.0  # the longest pause between messages, in seconds
 
 
 class WaitingRuns:
-    """The states of runs that a command waits for. `hint` explains what Ctrl-C does."""
+    """The states of runs that a command waits for; `hint`, in the status line, explains Ctrl-C."""
 
     def __init__(self, clock: Clock, runs: Sequence[Run], hint: str = HINT) -> None:
         self._hint = hint
@@ -368,7 +368,7 @@ class WaitingRuns:
         self.see({run.job_id: run for run in runs})
 
     def see(self, told: Mapping[str, Run]) -> None:
-        """Note the states of these runs; others are unchanged."""
+        """Note the states of these runs; other runs keep their states."""
         self._runs |= told
         if len(self._runs) == 1:
             (run,) = self._runs.values()
@@ -399,14 +399,14 @@ class WaitingRuns:
 
 
 def is_shown() -> bool:
-    """Whether stdout can show a status line."""
+    """True if stdout can show a status line."""
     return sys.stdout.isatty() and not is_dumb()
 
 
 class WaitingText:
-    """Prints on stderr why queued runs wait: for logs, which have no status line.
+    """Prints on stderr why queued runs wait, if there is no status line.
 
-    First after half a minute, then less and less often.
+    The first message comes after half a minute, others ever later.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class WaitingText:
         for job_id, run in told.items():
             whole = bare_id(job_id)
             if job_id in self._asked or job_id == whole:
-                # One that has moved to another queue is the same run.
+                # A run that has moved to another queue keeps its key.
                 self._runs[(run.key or whole) + job_id[len(whole) :]] = run
         self._whys.see(bool(self._waiting()))
 
@@ -449,7 +449,7 @@ class WaitingText:
 
 @contextmanager
 def status_line_below(waited: WaitingRuns, clock: Clock, is_wanted: bool) -> Iterator[None]:
-    """Keep the status line below other output; nothing without a terminal."""
+    """Show a status line below other output, if stdout is a terminal."""
     if not is_wanted or not is_shown():
         yield
         return

@@ -115,7 +115,7 @@ def logs(
 
 
 def _no_output_text(context: "Context", run: Run) -> str:
-    """Why there is no line: the run ended without output, it runs, or it waits."""
+    """Why there are no lines: the run ended without output, it runs, or it waits."""
     said = f"{printable(run.name)} has printed nothing"
     if run.status.is_terminal:
         return f"{said}."
@@ -125,7 +125,7 @@ def _no_output_text(context: "Context", run: Run) -> str:
 
 
 def _line_filter(pattern: str | None) -> Callable[[str], bool]:
-    """A function that selects lines. Raises UsageError."""
+    """A function that selects lines by a regular expression. Raises UsageError."""
     if pattern is None:
         return lambda _: True
     try:
@@ -136,7 +136,7 @@ def _line_filter(pattern: str | None) -> Callable[[str], bool]:
 
 
 def _read_time(text: str, clock: "Clock") -> int:
-    """`10m` ago or a time, in ms since the epoch. Raises UsageError."""
+    """Parse `--since`, `10m` or a time, to ms since the epoch. Raises UsageError."""
     from datetime import datetime
 
     if "-" not in text:
@@ -156,7 +156,7 @@ def _event_filter(
 
 
 def _with_check(part: AttemptOutput, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries that also say whether the log is complete. A damaged empty log has one, too."""
+    """The entries with `logComplete`. A damaged log without lines gets an entry, too."""
     if part.is_damaged and not entries:
         entries = [_entry(part, None, None)]
     is_complete = part.check.is_complete if part.check is not None else None
@@ -174,7 +174,7 @@ def _entry(part: AttemptOutput, timestamp: int | None, message: str | None) -> d
 
 
 def _line_printer() -> Callable[[AttemptOutput, int, str], None]:
-    """Buffers stdout: without a flush for each line."""
+    """A function that prints a line, without a flush for each line."""
     from batchml.cli.render import timestamp
 
     write, is_screen = sys.stdout.write, sys.stdout.isatty()

@@ -62,7 +62,7 @@ def _after_the_end(
 
 
 def _has_checkpoint(context: "Context", run: Run) -> bool:
-    """Whether a failed run left a checkpoint; False in AWS, and for arrays, without a look."""
+    """True if a failed run has a checkpoint on this machine; arrays are not checked."""
     if run.status is not JobStatus.FAILED or not context.settings.is_local or run.children:
         return False
 
@@ -77,11 +77,7 @@ def _has_begun(run: Run) -> bool:
 
 
 def describe_outputs(context: "Context", run: Run | None, job_id: str = "") -> str:
-    """Where a run's outputs lie: a folder of this machine with files, or an s3:// URL; "" for
-    neither.
-
-    Whether the s3:// URL has objects is not checked.
-    """
+    """The folder with a run's outputs, or their s3:// URL, which may have no objects; else ""."""
     folder = context.outputs(run.job_id if run else job_id)
     if folder is not None:
         return str(folder) if any(folder.iterdir()) else ""

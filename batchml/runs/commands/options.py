@@ -18,11 +18,10 @@ def takes_options(
     texts: Mapping[str, str] = {},
     defaults: Mapping[str, Any] = {},
 ) -> Callable[[Command], Command]:
-    """Give a command the flags of these options; of all without `names`.
+    """Add the flags of these options, or of all options, to a command.
 
-    The flags stand where the command's parameter `options` stands, which gets the values that the
-    user has given as SubmitOptions. `texts` replace lines of `--help`, `defaults` are values of
-    options that the user has not given.
+    The flags replace the command's parameter `options`, which gets their values as SubmitOptions.
+    `texts` replace help texts, `defaults` are values of flags that the user does not set.
     """
     rows = [row for name, row in option_rows().items() if names is None or name in names]
 

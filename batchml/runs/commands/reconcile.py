@@ -53,7 +53,7 @@ def reconcile(
     if json_:
         print_json([_as_json(one) for one in settled])
     elif not settled:
-        say("Nothing is open: it is known of every submission what became of it.")
+        say("No submission is open: the outcome of each is known.")
     else:
         for one in settled:
             print_line(_sentence(one))
@@ -94,7 +94,7 @@ def attend(
 
     context, found, job_id = _aws_plan(env, region, plan, digest) if plan else _local_plan(key)
     if found is None or not (job or job_id):
-        return say("Nothing to look after: it has moved, or it was never submitted.")
+        return say("There is nothing to watch: the run has moved, or it was never submitted.")
     now = look_after(context, found, job or job_id, say)
     say(f"The run is the job {now}.")
 

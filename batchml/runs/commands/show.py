@@ -63,15 +63,15 @@ if TYPE_CHECKING:
     from batchml.runs.groups.members import GroupMember
     from batchml.runs.search import FoundRun
 
-# --- Other runs that it belongs to, and its parts -------------------------------------------------
+# --- Facts about other runs: of the group, the array, the dependencies ----------------------------
 
 
 FAILED_SHOWN = 50  # children
-NAME = 32  # cells of the name of a run that is not the one shown
+NAME = 32  # cells of the name of another run
 
 
 def describe_notebook_of(context: "Context", found: "FoundRun") -> str:
-    """Of a notebook: the way back, or why it ended and what it cost."""
+    """For a notebook: the command that returns to it, or why it ended."""
     if found.run is None or HELD_TAG not in found.tags:
         return ""
 
@@ -79,7 +79,7 @@ def describe_notebook_of(context: "Context", found: "FoundRun") -> str:
 
 
 def describe_moves(found: "FoundRun") -> "Mapping[str, str]":
-    """For a run with a fallback: where it may go, or from where it came."""
+    """For a run with a fallback: the queue to which it may move, or from which it has moved."""
     from batchml.model.fallback import FALLBACK_TAG, MOVED_TAG, describe_fallback, describe_move
 
     may = found.tags.get(FALLBACK_TAG, "")
@@ -92,16 +92,16 @@ def describe_moves(found: "FoundRun") -> "Mapping[str, str]":
 
 
 def describe_partial_rerun(found: "FoundRun") -> str:
-    """For a partial rerun: the first array, and the numbers of the children in it."""
+    """For a partial rerun: the numbers of its children in the first array."""
     first = original_numbers(found.run, found.record)
     if not first or ":" in found.job_id:
         return ""
     what = "child" if len(first) == 1 else "children"
-    return f"{what} {format_numbers(list(first))} of a larger array, by the numbers they have there"
+    return f"{what} {format_numbers(list(first))} of a larger array, with the numbers of that array"
 
 
 def describe_resume(context: "Context", found: "FoundRun") -> str:
-    """The run from whose checkpoints this one went on."""
+    """The run from whose checkpoint this run has gone on."""
     before = found.tags.get(RESUMES_TAG, "")
     if not before:
         return ""
@@ -112,7 +112,7 @@ def describe_resume(context: "Context", found: "FoundRun") -> str:
 
 
 def describe_dependencies(context: "Context", run: Run) -> str:
-    """The dependencies of a run, as `prep 3f2a1b0c RUNNING`; with states while it waits."""
+    """The dependencies of a run: `prep 3f2a1b0c RUNNING`; with states while the run waits."""
     if not run.depends_on:
         return ""
     told: dict[str, Run] = {}
@@ -130,9 +130,7 @@ def describe_dependencies(context: "Context", run: Run) -> str:
 
 
 def describe_groups(parts: "Sequence[GroupMember]") -> str:
-    """The workers of a group run, one group after the other: `workers 3 RUNNING, 1/4 done
-    3f2a1b0c`.
-    """
+    """The workers of a group run, by group: `workers 3 RUNNING, 1/4 done (3f2a1b0c)`."""
     said = []
     for part in parts:
         run = part.found.run if part.found else None
@@ -143,7 +141,7 @@ def describe_groups(parts: "Sequence[GroupMember]") -> str:
 
 
 def _of_workers(run: Run) -> str:
-    """Workers that their head has ended have not failed, although AWS Batch says FAILED."""
+    """The state of workers: not FAILED, as in AWS Batch, if their head has ended them."""
     if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
         return describe_state(run)
     done = f", {run.children.get('SUCCEEDED', 0)} of {array_size(run)} done" if run.children else ""
@@ -151,7 +149,7 @@ def _of_workers(run: Run) -> str:
 
 
 def groups_json(parts: "Sequence[GroupMember]") -> dict[str, Any]:
-    """The groups for `--json`; nothing for a run without."""
+    """The groups for `--json`; {} without groups."""
     found = []
     for part in parts:
         run = part.found.run if part.found else None
@@ -168,7 +166,7 @@ def groups_json(parts: "Sequence[GroupMember]") -> dict[str, Any]:
 
 
 def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int] | None:
-    """The children of an array that failed: one call more. None if AWS does not return them."""
+    """The numbers of failed children, in one call; None if AWS Batch does not return them."""
     if not run.children.get("FAILED"):
         return []
     first = original_numbers(run, found.record)
@@ -189,8 +187,8 @@ def format_numbers(known: list[int]) -> str:
 
 LABEL = 11  # characters before a fact
 METRICS_SHOWN = 50
-PROSE = ("status", "reason", "after", "groups", "children", "asked for")
-NARROWEST = 40  # cells of a window in which words are folded
+PROSE = ("status", "reason", "after", "groups", "children", "asked for")  # labels of long texts
+NARROWEST = 40  # cells; in a narrower window lines are not folded
 
 
 @app.command(epilog="Example: batchml show @last --plot curves.html")
@@ -241,7 +239,7 @@ def _draw(
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
 ) -> None:
-    """Draw the metrics and the usage of the nodes; for a run of one container its usage."""
+    """Draw the metrics and the usage of the nodes, or of the single container."""
     if not uses and found.run is not None and found.run.attempts:
         uses = read_usage(context, [NodeUsage(found.name, found.run)], whole=True)
     write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
@@ -297,7 +295,7 @@ def _fact_lines(
     restarted: str,
     now_ms: int,
 ) -> "Iterator[str]":
-    """A line for each fact that is known and matters."""
+    """The lines of the text: one for each known fact."""
     from batchml.runs.groups.members import head_key
 
     run = found.run
@@ -333,7 +331,7 @@ def _fact_lines(
 
 
 def _fold(line: str, width: int) -> str:
-    """A long line folded below its label; values that users copy are not folded."""
+    """Fold a long line below its label."""
     import textwrap
 
     if width < NARROWEST or len(line) < width:
@@ -345,8 +343,7 @@ def _fold(line: str, width: int) -> str:
 
 
 def _identity(found: "FoundRun") -> "Mapping[str, str]":
-    key = found.record.key if found.record else found.run.key if found.run else ""
-    return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
+    return {"job": f"{found.name}  {found.job_id}", "key": found.key, "queue": found.queue}
 
 
 def _state(run: Run) -> dict[str, str]:
@@ -382,9 +379,7 @@ def _asked_for(found: "FoundRun") -> dict[str, str]:
 
 
 def _describe_cuts(record: Record | None) -> str:
-    """Resources that the job asks for and this machine does not have: `2 GPU: more than this
-    machine has`.
-    """
+    """Requested resources that this machine does not have: `2 GPU: more than this machine has`."""
     from msgspec import ValidationError, convert
 
     table = record.spec.get("resources") if record else None
@@ -407,7 +402,7 @@ def _describe_cuts(record: Record | None) -> str:
 
 
 def _many(run: Run | None) -> str:
-    """The parts of a run that each have the resources."""
+    """The number of parts that each have the resources: `4 nodes of `."""
     if run is None or not (run.nodes or run.children):
         return ""
     return f"{run.nodes} nodes of " if run.nodes else f"{run.array_size} children of "
@@ -422,7 +417,7 @@ def _times(found: "FoundRun", now_ms: int) -> dict[str, str]:
     run = found.run
     started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
     waited = (started or stopped or now_ms) - found.created_at if run else 0
-    # AWS may have forgotten when the first child of an array began.
+    # For an array, AWS Batch may have forgotten when the first child started.
     is_array = bool(run and has_begun(run) and not started)
     return {
         "submitted": timestamp(found.created_at) if found.created_at else "",
@@ -448,7 +443,7 @@ def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
             end = attempt.stopped_at or run.stopped_at or now_ms
             word = "after" if attempt.stopped_at else "for"
             ran = f" {word} {duration((end - attempt.started_at) / 1000)}"
-        # ECS says this of every container that ends by itself.
+        # ECS gives this reason for every container that ends by itself.
         why = "" if attempt.reason.startswith("Essential") else attempt.reason
         label = "attempt" if len(run.attempts) == 1 else f"attempt {number}"
         yield f"{label:<10} {printable(what + ran + (f': {why}' if why else ''))}"
@@ -457,7 +452,7 @@ def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
 
 
 def _metric_lines(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
-    """Each metric with its curve; with its last value, where its log is gone."""
+    """A line for each metric: its curve, or its last value if its log was deleted."""
     room = (screen().width or 80) - LABEL
     lines = metric_lines(measured.series, room)
     if not measured.series:
@@ -474,21 +469,23 @@ def _metric_lines(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
         what = "(the log is not what the run wrote: batchml logs shows where it differs)"
         yield f"{'' if lines or words else 'metrics':<{LABEL}}{what}"
     elif measured.series and not measured.is_whole:
-        yield f"{'':<{LABEL}}(the log is long: these are of its beginning)"
+        yield f"{'':<{LABEL}}(the log is long: only its beginning was read)"
 
 
 def _unmatched(found: "FoundRun", measured: RunMetrics) -> str:
-    """Patterns without a value, for a run that has ended."""
+    """The message about patterns that matched nothing, for a run that has succeeded."""
     run, record = found.run, found.record
     if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
         return ""
-    if record.other or run.children or run.nodes or not measured.is_whole:  # not read here
+    if (
+        record.other or run.children or run.nodes or not measured.is_whole
+    ):  # their logs are not all read
         return ""
     return describe_unmatched(record.patterns, [*measured.series, *found.metrics])
 
 
 def _sort_by_child(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
-    """The metrics of children, such as `loss:3`, in the order of children, after the run's own."""
+    """The metrics of the run, then of children, such as `loss:3`, sorted by child."""
 
     def place(item: tuple[str, float]) -> tuple[str, int]:
         name, child = child_of(item[0])

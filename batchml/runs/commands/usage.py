@@ -14,7 +14,7 @@ _GIVES_WAY = ("OVER TIME", "GPU MEM", "OUT", "IN", "MEMORY", "GPU", "CPU")
 
 
 def cells_of(run: "Run", use: Mapping[str, float]) -> list[str]:
-    """Usage for the column USED, relative to the run's resources where these are known."""
+    """Usage as cells of the columns USED, with the run's resources if they are known."""
     cores = use.get("cores", 0.0)
     given = f"{cores:g}" if 0 < cores < (run.vcpus or cores + 1) else number(run.vcpus)
     return [
@@ -28,9 +28,7 @@ def cells_of(run: "Run", use: Mapping[str, float]) -> list[str]:
 
 
 def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
-    """A table with a row for each node, and a line about slow ranks; nothing for a run without
-    nodes.
-    """
+    """A table with a row for each node, and a line about slow ranks; no lines without nodes."""
     from batchml.cli.render import narrow_columns, printable, table
     from batchml.cli.terminal import screen, sparkline
     from batchml.runs.metrics.usage import describe_slow_ranks, find_slow_ranks
@@ -53,7 +51,7 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
 
 
 def nodes_json(uses: "Sequence[UsageSample]") -> dict[str, Any]:
-    """The nodes for `--json`; nothing for a run without nodes."""
+    """The nodes for `--json`; {} without nodes."""
     from batchml.runs.metrics.usage import find_slow_ranks
 
     if not uses:
@@ -99,7 +97,7 @@ def _cores(used: float | None) -> str:
 
 
 def _rate(speed: float | None) -> str:
-    """Bytes a second, as `12 MB/s`; empty where it is not known."""
+    """Bytes a second, as `12 MB/s`; "" if unknown."""
     if speed is None:
         return ""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

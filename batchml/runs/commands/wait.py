@@ -82,7 +82,7 @@ def _requested_id(known: "Mapping[str, FoundRun]", run: Run) -> str:
 
 
 def _is_over(found: FoundRun) -> bool:
-    """False for a job that was left for another queue: waiting submits it there."""
+    """True if the run has ended, and does not go on in another queue."""
     from batchml.model.fallback import moved_to
 
     return found.run is None or (found.run.status.is_terminal and not moved_to(found.run))
@@ -147,7 +147,7 @@ def cancel(
 def _cancel_moved(
     context: "Context", stopped: "Mapping[str, CancelledRun]", reason: str
 ) -> dict[str, CancelledRun]:
-    """The outcomes for runs that moved to another queue in the same second, by their old ids."""
+    """Cancel runs that have just moved to another queue; the outcomes by their old ids."""
     from batchml.runs.fallback.watch import find_successors
 
     there = find_successors(context, [each.run for each in stopped.values()])
@@ -163,9 +163,9 @@ def _describe_stop(found: FoundRun, stopped: CancelledRun | None) -> str:
     if stopped.had_ended:
         return f"{title} had ended already: {run.status}."
     if stopped.left:
-        return f"{title} is {run.status} still."
+        return f"{title} is still {run.status}."
     if run.status.is_terminal:
         return f"{title} is cancelled."
     if not run.status.holds_resources and not run.children:
-        return f"{title} will not run; it ends with what it waits for."
-    return f"{title} is being stopped: it has its grace to save and end."
+        return f"{title} will not run; it ends when its dependencies end."
+    return f"{title} is being stopped; it has some time to save and end."

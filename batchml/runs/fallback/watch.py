@@ -1,8 +1,7 @@
-"""`--fallback`: a run that may move to another queue, from its submission to its watcher.
+"""Runs with `--fallback`, which may move to another queue: submit, watch and find them.
 
-Commands that wait for it (`submit --wait`, `wait`, `logs -f`) follow it there. While no command
-waits, a small run in the queue of controllers watches it: on `local` a process of this
-installation, in AWS a container of images/controller.
+Commands that wait for the run (`submit --wait`, `wait`, `logs -f`) follow it to the other queue.
+While no command waits, another run watches it: a controller (`runs/controllers`).
 """
 
 import os
@@ -15,7 +14,6 @@ from batchml.aws.batch.requests import (
     SubmissionContext,
     SubmissionRequests,
     dated_registration,
-    make_submission,
 )
 from batchml.aws.errors import ErrorClass, classify_error
 from batchml.aws.naming import Platform, qualified
@@ -25,17 +23,22 @@ from batchml.errors import (
     BatchmlError,
     ConfigError,
     NoQueue,
-    NotFound,
     ServiceError,
     ServiceUnreachable,
 )
-from batchml.jobs.find import find_image
 from batchml.jobs.images import pinned, read_recipe
 from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done, moved_to
-from batchml.model.job import JobSpec, Resources
+from batchml.model.job import JobSpec
 from batchml.model.names import new_key, short_duration, to_name
 from batchml.model.run import JobStatus, Record, Run, RunName
-from batchml.runs.controllers import IMAGE, controller_platform, ensure_queue
+from batchml.runs.controllers import (
+    IMAGE,
+    ControllerRun,
+    controller_platform,
+    controller_requests,
+    ensure_queue,
+    find_controller_folder,
+)
 from batchml.runs.fallback.move import (
     WATCHER_GRACE,
     FallbackPlan,
@@ -59,9 +62,9 @@ Make = Callable[["JobSpec", "SubmissionContext"], "tuple[SubmissionRequests, str
 Tell = Callable[[str], None]
 Describe = Callable[[Sequence[str]], "dict[str, Run]"]
 
-_LOCAL_POLL = 1.0  # seconds between two polls of a waiting run
+_LOCAL_POLL = 1.0  # seconds between two polls of the watcher
 _AWS_POLL = 30.0
-_MAX_OUTAGE = 3600.0  # seconds without an answer after which AWS Batch may start another watcher
+_MAX_OUTAGE = 3600.0  # seconds without an answer, after which the watcher fails and is restarted
 
 
 # --- Submitting -----------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ _MAX_OUTAGE = 3600.0  # seconds without an answer after which AWS Batch may star
 def with_fallback_tag(
     context: Context, order: RunRequest, spec: JobSpec, submission: SubmissionContext
 ) -> SubmissionContext:
-    """The requests' own part for a run that may move: with a tag. Raises ConfigError."""
+    """The submission context with the tag of a run that may move. Raises ConfigError."""
     if order.array is not None:
         raise ConfigError(
             spec.name,
@@ -98,12 +101,12 @@ def make_plan(
 ) -> tuple[Record, FallbackPlan]:
     """The record of a run that may move, and the plan of its move.
 
-    `budget` are the variables of `--max-cost` at the prices of the other queue.
+    `budget` are the environment variables of `--max-cost` at the prices of the other queue.
     """
     fallback = spec.fallback
-    # Its dependencies have succeeded by then, and AWS Batch may have forgotten them.
-    there = replace(submission, depends_on=(), env={**submission.env, **budget})
-    requests, lent = leave_out_values(make(replace(spec, queue=fallback.queue), there)[0], spec.env)
+    # Without dependencies: they have succeeded by then, and AWS Batch may have forgotten them.
+    moved = replace(submission, depends_on=(), env={**submission.env, **budget})
+    requests, lent = leave_out_values(make(replace(spec, queue=fallback.queue), moved)[0], spec.env)
     goal = requests.submit["jobQueue"]
     record = replace(record, fallback=f"{goal}:{fallback.seconds}")
     notices.append(
@@ -116,21 +119,21 @@ def make_plan(
     return record, plan.about(record)
 
 
-def check_target(context: Context, given: str) -> None:
-    """Check the other queue before anything is sent, so that a typing error is found early."""
-    if context.batch.takes_jobs(context.queue(given)):
+def check_target(context: Context, queue: str) -> None:
+    """Check the other queue before anything is sent. Raises NoQueue, ConfigError."""
+    if context.batch.takes_jobs(context.queue(queue)):
         return
-    hint = "The fallback goes to a queue that is there and takes jobs: batchml queue list."
+    hint = "The fallback needs a queue that exists and takes jobs: batchml queue list."
     known = context.batch.queues()
-    if context.queue(given) in known:
-        raise ConfigError("fallback", [f"queue: {given} takes no jobs now. {hint}"])
-    raise NoQueue(given, known, hint)
+    if context.queue(queue) in known:
+        raise ConfigError("fallback", [f"queue: {queue} takes no jobs now. {hint}"])
+    raise NoQueue(queue, known, hint)
 
 
 def start_watching(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> None:
-    """Start the run that watches `job_id` while no command waits.
+    """Submit the run that watches `job_id` while no command waits.
 
-    A failure is a message: then only a command that waits moves the run.
+    A failure is a message: then only a command that waits can move the run.
     """
     try:
         watcher = start_watcher(context, plan, job_id)
@@ -151,7 +154,7 @@ def plans_of(context: Context) -> FallbackPlans:
 
 
 def watch_until_moved(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> str:
-    """Watch a run until it has moved, or can move no more; the id of the final job.
+    """Watch a run until it has moved, or cannot move any more; the id of the final job.
 
     Raises the errors of the calls; the next watcher completes a move that has begun.
     """
@@ -176,16 +179,16 @@ def watch_until_moved(context: Context, plan: FallbackPlan, job_id: str, tell: T
 
 
 class QueueMoves:
-    """A `describe` function that follows runs to the queue where they have moved.
+    """A `describe` function that follows runs to the queue to which they have moved.
 
-    It returns a run under the id that was asked for; `true` gives the run its own id. A run of this
-    machine that no other process watches is moved on the way.
+    It returns a run under the requested id; `with_own_id` gives the run its own id. It moves runs
+    of this machine whose time is over and that no other process moves. `news` are messages.
     """
 
     def __init__(self, context: Context, describe: Describe) -> None:
         self._context = context
         self._describe = describe
-        self._now: dict[str, str] = {}  # asked for -> the job that goes on
+        self._now: dict[str, str] = {}  # requested id -> id of the job that goes on
         self._movers: dict[str, Mover | None] = {}
         self.news: list[str] = []
 
@@ -221,7 +224,9 @@ class QueueMoves:
                 now = self._moved(mover, run)
             if now and now != run.job_id:
                 return self._follow(asked, run, now)
-            if age < WATCHER_GRACE:  # the process that cancelled it is about to submit it again
+            if (
+                age < WATCHER_GRACE
+            ):  # the process that cancelled it is about to submit it in the other queue
                 return replace(run, job_id=asked, status=JobStatus.RUNNABLE, stopped_at=None)
         elif step is MoveStep.LEAVE and mover:
             now = self._moved(mover, run)
@@ -232,9 +237,7 @@ class QueueMoves:
         return replace(run, job_id=asked)
 
     def _moved(self, mover: Mover, run: Run) -> str:
-        """The job that the run is now. A move that AWS refuses is a message, and not tried again:
-        the run is waited for where it is.
-        """
+        """Move the run; the id of its job. A refused move is a message, and is not tried again."""
         try:
             return mover.move(run)
         except AccessError as error:
@@ -267,12 +270,12 @@ class QueueMoves:
         return self._movers[run.key]
 
     def _patience(self, key: str) -> int:
-        """Seconds that the watcher still has; 0 where there is none."""
+        """The seconds by which the watcher may be late; 0 without a watcher."""
         return WATCHER_GRACE if plans_of(self._context).watcher(key) else 0
 
 
 def follow_moves(moves: QueueMoves, events: Iterable[RunEvent]) -> Iterator[RunEvent]:
-    """The events of a run, wherever it goes on, with its own job id there."""
+    """The events of a run with the id of its current job, and the messages of its moves."""
     last: Run | None = None
     for event in events:
         if isinstance(event, RunEnded | StatusChanged | RunMessage):
@@ -287,9 +290,7 @@ def follow_moves(moves: QueueMoves, events: Iterable[RunEvent]) -> Iterator[RunE
 
 
 def record_move(context: Context, run: Run, now: str) -> None:
-    """Keep in the history where a run of this machine has gone on. A full disk does not stop
-    following it.
-    """
+    """Keep in the history to which job a run of this machine has moved, unless the disk is full."""
     history = context.history
     plans_of(context).drop(run.key)
     known = history.records(context.env).get(run.job_id)
@@ -302,9 +303,9 @@ def record_move(context: Context, run: Run, now: str) -> None:
 
 
 def follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
-    """The job that a run is now: another one, where it has moved.
+    """The id of the current job of a run, also after it has moved.
 
-    AWS is asked only about runs that may move and whose move is not known.
+    AWS is called only for runs that may move and whose move is not in the history.
     """
     whole = bare_id(job_id)
     for name in names:
@@ -322,10 +323,10 @@ def follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
 
 
 def find_successors(context: Context, runs: Iterable[Run]) -> dict[str, str]:
-    """For jobs that left for another queue: the jobs that go on there.
+    """The jobs that continue moved jobs in the other queue: old id -> new id.
 
-    They are looked for as long as AWS Batch may hide a new submission. A caller that stops a run
-    has to stop these; none is submitted.
+    They are looked for as long as AWS Batch may not list a new job. A caller that stops a run has
+    to stop these, too; nothing is submitted.
     """
     found = {}
     for run in runs:
@@ -344,7 +345,7 @@ def find_successors(context: Context, runs: Iterable[Run]) -> dict[str, str]:
 
 
 def with_moves(context: Context, told: dict[str, Run]) -> dict[str, Run]:
-    """The same runs; a run that has moved is replaced by the job that it is now."""
+    """The same runs; a run that has moved is replaced by its current job."""
     for asked, run in told.items():
         if moved_to(run):
             now = successor(context.batch, run)
@@ -356,25 +357,15 @@ def with_moves(context: Context, told: dict[str, Run]) -> dict[str, Run]:
 # --- The run that watches -------------------------------------------------------------------------
 
 
-ATTEND = "attend"  # and the run's key: local/executors/spec.py knows this
-PLAN = "fallback.json"  # in the run's store
-
-# AWS Batch starts the next one after any end, except for errors of policies and files.
-_RETRY = {
-    "attempts": 10,
-    "evaluateOnExit": [
-        {"onExitCode": "77", "action": "EXIT"},
-        {"onExitCode": "78", "action": "EXIT"},
-        {"onReason": "*", "action": "RETRY"},
-    ],
-}
+ATTEND = "attend"  # the command of a watcher on `local`: local/executors/spec.py
+PLAN = "fallback.json"  # the name of the plan in the run's store
 
 
 def start_watcher(context: Context, plan: FallbackPlan, job_id: str) -> str:
-    """Submit the watcher; its id. It is not in the history, and a second watcher does no harm.
+    """Submit the watcher; its id. It is not in the history; a second watcher does no harm.
 
-    Raises ConfigError where the environment has no queue or no role for it, and the errors of the
-    calls.
+    Raises ConfigError if the environment has no queue or no role for controllers, and the errors of
+    the calls.
     """
     requests = (
         _local_requests(context, plan)
@@ -393,35 +384,26 @@ def start_watcher(context: Context, plan: FallbackPlan, job_id: str) -> str:
         return api.submit(request)
 
 
-def watcher_requests(
-    plan: FallbackPlan,
-    key: str,
-    command: tuple[str, ...],
-    image: str,
-    queue: str,
-    platform: Platform,
+def _watcher_requests(
+    plan: FallbackPlan, command: tuple[str, ...], image: str, queue: str, platform: Platform
 ) -> SubmissionRequests:
-    """The watcher's requests. Pure."""
-    spec = JobSpec(
-        name=to_name(f"{plan.record.name}-fallback"),
-        image=image,
-        command=command,
-        code=False,
-        resources=Resources(vcpus=1, memory="512 MiB"),
-    )
-    tags = {WATCHES_TAG: plan.key, "batchml:key": key}
     owner = plan.record.tags.get("batchml:env")
-    submission = SubmissionContext(key=key, tags={**tags, "batchml:env": owner} if owner else tags)
-    made = make_submission(spec, image=image, queue=queue, submission=submission, platform=platform)
-    return replace(made, submit={**made.submit, "retryStrategy": _RETRY})
+    watcher = ControllerRun(
+        name=to_name(f"{plan.record.name}-fallback"),
+        command=command,
+        image=image,
+        queue=queue,
+        platform=platform,
+        memory="512 MiB",
+        tags={WATCHES_TAG: plan.key} | ({"batchml:env": owner} if owner else {}),
+    )
+    return controller_requests(watcher, new_key(os.urandom))
 
 
 def _local_requests(context: Context, plan: FallbackPlan) -> SubmissionRequests:
-    # The image is a name: the server runs its own Python there.
-    return watcher_requests(
-        plan, new_key(os.urandom), (ATTEND, plan.key), f"batchml/{IMAGE}", ensure_queue(context),
-        Platform(),
-    )  # fmt: skip
+    # The image is only a name: the embedded server runs its own Python.
+    image = f"batchml/{IMAGE}"
+    return _watcher_requests(plan, (ATTEND, plan.key), image, ensure_queue(context), Platform())
 
 
 def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> SubmissionRequests:
@@ -432,22 +414,21 @@ def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> Submissi
         raise ConfigError(
             context.env,
             [
-                "controller_queue: missing. A queue of cheap hosts, such as controller_queue = "
-                '"cpu", in which a small run looks after those that may move.'
+                "controller_queue: missing. Name a queue of cheap hosts for the runs that watch "
+                "runs that "
+                'may move, such as controller_queue = "cpu".'
             ],
         )
     if not plan.queue.startswith(qualified(context.env, "")):
         raise ConfigError(
             context.env,
             [
-                f"fallback.queue: {plan.queue} is no queue of this environment, and the role of "
-                "who looks after runs submits to no other."
+                f"fallback.queue: {plan.queue} is not a queue of this environment, and the role "
+                "of controllers may submit to no other."
             ],
         )
     bucket = known.outputs().get("BucketName", "")
-    folder = find_image(IMAGE, context.image_folders)
-    if folder is None:
-        raise NotFound("Image", IMAGE, [], "It comes with batchml: install that again.")
+    folder = find_controller_folder(context)
     platform = controller_platform(read_platform(context), known.outputs(), context.env)
     image = known.image(read_recipe(folder).reference, lambda: pinned(context.connect(), folder))
     data = encode_plan(plan)
@@ -459,21 +440,23 @@ def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> Submissi
     words = [word for name, value in told.items() for word in (f"--{name}", value)]
     command = ("python", "-m", "batchml", ATTEND, plan.key, *words)
     queue = context.queue(environment.controller_queue)
-    return watcher_requests(plan, new_key(os.urandom), command, image, queue, platform)
+    return _watcher_requests(plan, command, image, queue, platform)
 
 
 def fetch_plan(context: Context, address: str, digest: str) -> FallbackPlan:
-    """The plan that a watcher in AWS was submitted for. Raises ConfigError for another one."""
+    """Read the plan of a watcher in AWS. Raises ConfigError if it has changed."""
     from batchml.aws.s3 import BucketStore
 
     bucket, _, key = address.removeprefix("s3://").partition("/")
     data = BucketStore(context.connect(), bucket).get(key)
     if data is None or digest_of(data) != digest:
-        raise ConfigError(address, ["it is gone, or not what it was when the run was submitted."])
+        raise ConfigError(
+            address, ["the plan was deleted, or has changed since the run was submitted."]
+        )
     return read_plan(data)
 
 
 def job_id_of(context: Context, key: str) -> str:
-    """The job that a run of this machine is now; "" where it was never submitted."""
+    """The current job id of a run of this machine; "" if it was never submitted."""
     names = context.history.names(context.env)
     return next((name.job_id for name in names if name.key == key), "")

@@ -1,4 +1,4 @@
-"""The jobs of a group run: which they are, and their states."""
+"""Find the jobs of a group run, with their states and their cost."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from batchml.cost.bill import Bill
     from batchml.model.run import Run
 
-STOPPED_WITH = "The run that it belongs to was stopped"
-
 
 class GroupMember(Struct, frozen=True):
     """The workers of one group.
 
-    `found` is None where they were never submitted, or are forgotten. `size` is 0 where only the
-    history of this machine knows the run.
+    `found` is None if they were never submitted, or AWS Batch has forgotten them. `size` is 0 if
+    only the history has the run.
     """
 
     group: str
@@ -33,10 +31,9 @@ class GroupMember(Struct, frozen=True):
 
 
 def worker_ids(context: "Context", found: FoundRun) -> dict[str, str]:
-    """Group -> job id of its workers, "" without one; empty for a run without groups.
+    """Group -> job id of its workers, or ""; {} for a run without groups.
 
-    The history of this machine knows them without a call; a run of another machine takes one
-    ListJobs for each group.
+    For runs that are not in the history, one ListJobs for each group.
     """
     if GROUP_TAG not in found.tags or is_worker(found.tags):
         return {}
@@ -59,7 +56,7 @@ def worker_ids(context: "Context", found: FoundRun) -> dict[str, str]:
 
 
 def find_members(context: "Context", found: FoundRun) -> list[GroupMember]:
-    """The groups of workers as they are now, with those that AWS Batch has forgotten."""
+    """The groups of workers with their current states, also groups that AWS Batch has forgotten."""
     ids = worker_ids(context, found)
     plan = launch_plan(found.run)
     sizes = {each.name: each.size for each in plan.groups} if plan else {}
@@ -77,7 +74,7 @@ def find_members(context: "Context", found: FoundRun) -> list[GroupMember]:
 
 
 def with_workers(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]:
-    """These runs, and after each head its workers, each once."""
+    """These runs, and after each head its workers, without duplicates."""
     seen: dict[str, FoundRun] = {}
     for found in runs:
         seen.setdefault(found.job_id, found)
@@ -88,9 +85,9 @@ def with_workers(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]
 
 
 def member_id(context: "Context", found: FoundRun, group: str) -> str:
-    """The job id of the workers of a group; for "head" or the head's group, the head's.
+    """The job id of the workers of a group, or of the head for the head's group.
 
-    Raises NotFound for a run without such a group.
+    Raises NotFound if the run does not have the group.
     """
     if group == found.tags.get(GROUP_TAG) and not is_worker(found.tags):
         return found.job_id
@@ -107,9 +104,9 @@ def member_id(context: "Context", found: FoundRun, group: str) -> str:
 
 
 def terminate_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
-    """Terminate runs, with all jobs of group runs; a run of this machine needs no look-up.
+    """Terminate runs, with all jobs of group runs.
 
-    Raises the first error of AWS Batch, after all were tried.
+    Raises the first error of AWS Batch, after all jobs were tried.
     """
     errors: list[BatchmlError] = []
     for job_id in _with_worker_ids(context, job_ids):
@@ -133,7 +130,7 @@ def _with_worker_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str
 
 
 def group_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
-    """The cost of a run: of all its jobs, and of the job before it moved to another queue.
+    """The cost of all jobs of a run, and of its job in the queue that it has left.
 
     Raises NotFound as `bill_of` does.
     """
@@ -153,7 +150,7 @@ def group_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
     for part in (found.tags.get(MOVED_TAG, ""), *worker_ids(context, found).values()):
         try:
             bills += [bill_of(context, part)[1]] if part else []
-        except NotFound:  # forgotten, and not submitted from here
+        except NotFound:  # AWS Batch has forgotten the job, and the history does not have it
             continue
     return (run, merge_bills(job_id, bills)) if len(bills) > 1 else (run, own)
 
@@ -167,5 +164,5 @@ def launch_plan(run: "Run | None") -> LaunchPlan | None:
     """How the nodes of a run were started, from its environment variables."""
     try:
         return LaunchPlan.read(run.environment) if run is not None else None
-    except ValueError:  # somebody else's variable
+    except ValueError:  # a variable of another program
         return None

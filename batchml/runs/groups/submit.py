@@ -1,8 +1,8 @@
 """Submit the jobs of a group run, each exactly once, and all of them or none.
 
-The whole intent is on disk before the first call: keys and names in the history, and beside it the
-requests that are not sent yet. So the next client finishes a group run that a killed client has
-left between two jobs.
+Before the first call everything is on disk: the records in the history, and the requests that are
+not sent yet beside it. So the next client completes a group run that a killed client has left
+between two jobs.
 """
 
 import os
@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 
 class SubmitIntent(Struct, frozen=True):
-    """The requests of a job that will be submitted, and its record."""
+    """The requests and the record of a job that will be submitted."""
 
     requests: SubmissionRequests
     record: Record
@@ -196,7 +196,7 @@ def terminate_jobs(submitter: Submitter, job_ids: Iterable[str], reason: str) ->
 
 
 # --- prepare --------------------------------------------------------------------------------------
-# The requests and records of a job with `[[groups]]`, and checks of runs with several nodes.
+# The requests and records of a job with `[[groups]]`, and checks of multi-node runs.
 
 
 Request = Callable[
@@ -206,20 +206,21 @@ Request = Callable[
 
 def split_into_jobs(
     context: "Context",
-    order: RunRequest,
+    request: RunRequest,
     spec: "JobSpec",
     submission: SubmissionContext,
-    depot: "PackageStore",
+    store: "PackageStore",
     platform: "Platform",
     random: Callable[[int], bytes] = os.urandom,
 ) -> list[tuple[GroupJob, SubmissionContext]]:
-    """The jobs of a job with groups, the head first, each with its own part of the requests.
+    """Split a job with groups: the head first, then the workers, each with a submission context.
 
-    `submission` is the head's. Raises ConfigError where its jobs could not find each other.
+    `submission` is the context of the head. Raises ConfigError if the jobs could not find each
+    other.
     """
-    if order.array is not None:
+    if request.array is not None:
         raise ConfigError(spec.name, ["--array: a job with groups cannot be an array."])
-    rendezvous = depot.store(submission.key)
+    rendezvous = store.store(submission.key)
     if not (context.settings.is_local or rendezvous or platform.workspace):
         raise ConfigError(
             spec.name,
@@ -236,16 +237,16 @@ def split_into_jobs(
         queue=lambda name: context.queue(name or DEFAULT_QUEUE),
         rendezvous=rendezvous,
     )
-    return [(member, _submission_context(submission, member, depot)) for member in found]
+    return [(member, _submission_context(submission, member, store)) for member in found]
 
 
 def _submission_context(
-    submission: SubmissionContext, member: GroupJob, depot: "PackageStore"
+    submission: SubmissionContext, member: GroupJob, store: "PackageStore"
 ) -> SubmissionContext:
     return replace(
         submission,
         key=member.key,
-        store=depot.store(member.key),
+        store=store.store(member.key),
         env={**submission.env, **member.env},
         tags={**submission.tags, **member.tags, "batchml:key": member.key},
         array=member.array,
@@ -255,7 +256,7 @@ def _submission_context(
 def with_workers(
     head: Record, workers: list[tuple[GroupJob, SubmissionContext]], make: Request
 ) -> tuple[Record, list[SubmitIntent]]:
-    """The head's record, which knows the other jobs, and the intents of these."""
+    """The head's record with the keys of the other jobs, and the intents of the workers."""
     groups = {member.group: member.key for member, _ in workers}
     intents = [_intent(head, member, submission, make) for member, submission in workers]
     return replace(head, groups=groups), intents
@@ -286,16 +287,16 @@ def _intent(
     return SubmitIntent(requests, record)
 
 
-# --- Runs of several nodes: they need on-demand hosts, and our runtime in the image ---------------
+# --- Multi-node runs need on-demand hosts, and batchml's runtime in the image ---------------------
 
 
 def check_nodes(
     context: "Context", spec: "JobSpec", queue: str, *, has_runtime: bool, asks: bool
 ) -> None:
-    """Raise ConfigError, with all mistakes, for a run of several nodes that could not work.
+    """Raise ConfigError with all reasons why a multi-node run would not work.
 
-    `has_runtime`: batchml built its image. `asks`: AWS may be asked about a queue that batchml.toml
-    does not describe, in two calls.
+    `has_runtime`: batchml built its image. `asks`: a queue that batchml.toml does not describe may
+    be looked up in AWS, in two calls.
     """
     mistakes = []
     if spec.launch.kind != "plain" and not has_runtime:
@@ -344,14 +345,14 @@ def _spot_pools(context: "Context", queue: str, asks: bool) -> list[str]:
 
 def _spot_mistake(context: "Context", spec: "JobSpec", queue: str, spot: list[str]) -> str:
     environment = context.settings.environment
-    steady = [
+    on_demand = [
         name
         for name, each in environment.queues.items()
         if not any(environment.compute[part].spot for part in each.compute)
     ]
     other = (
-        f"Take --queue {' or --queue '.join(steady)}"
-        if steady
+        f"Take --queue {' or --queue '.join(on_demand)}"
+        if on_demand
         else "Make a queue of on-demand compute environments alone in batchml.toml, then batchml "
         "setup"
     )
