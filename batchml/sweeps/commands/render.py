@@ -74,28 +74,6 @@ def counts_json(counts: Mapping[TrialState, int]) -> dict[str, int]:
     return {state.value: count for state, count in counts.items() if count}
 
 
-def _snapshot_json(
-    sweep: StartedSweep, snapshot: SweepSnapshot, summary: SweepSummary
-) -> dict[str, Any]:
-    return {
-        **identity_json(sweep),
-        "status": snapshot.status,
-        "trials": snapshot.planned,
-        "counts": counts_json(snapshot.counts),
-        "best": trial_json(sweep, snapshot.best),
-        "pareto": [trial_json(sweep, trial) for trial in summary.pareto],
-        "confirmed": [
-            {"trial": each.trial.number, **(confirmed_json(each) or {})}
-            for each in summary.confirmed
-        ],
-        "hours": snapshot.hours,
-        "cost": snapshot.spent,
-        "steps": snapshot.steps,
-        "stepsSaved": snapshot.steps_saved,
-        "notices": list(snapshot.notices),
-    }
-
-
 def sweep_json(
     sweep: StartedSweep,
     state: SweepState,
@@ -103,13 +81,23 @@ def sweep_json(
     summary: SweepSummary,
     holder: str,
 ) -> dict[str, Any]:
-    return _snapshot_json(sweep, snapshot, summary) | {
+    return {
+        **identity_json(sweep),
+        "status": snapshot.status,
         "why": snapshot.ended or snapshot.stopping or None,
         "controller": holder or None,
+        "trials": snapshot.planned,
         "wanted": snapshot.wanted,
         "parallel": snapshot.parallel,
+        "counts": counts_json(snapshot.counts),
+        "best": trial_json(sweep, snapshot.best),
+        **_results_json(sweep, summary),
+        "hours": snapshot.hours,
+        "cost": snapshot.spent,
         "committed": snapshot.committed,
         "secondsLeft": snapshot.eta,
+        "steps": snapshot.steps,
+        "stepsSaved": snapshot.steps_saved,
         "failed": [
             {
                 "trial": each.number,
@@ -119,15 +107,39 @@ def sweep_json(
             }
             for each in failed_trials(state)[:_FAILED]
         ],
+        "notices": list(snapshot.notices),
         "jobIds": [state.jobs[wave] for wave in sorted(state.jobs)],
     }
 
 
 def summary_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
-    return _snapshot_json(sweep, summary.snapshot, summary) | {
+    snapshot = summary.snapshot
+    return {
+        **identity_json(sweep),
+        "status": snapshot.status,
         "ended": summary.by or None,
         "why": summary.why,
+        "trials": snapshot.planned,
+        "counts": counts_json(snapshot.counts),
+        "best": trial_json(sweep, snapshot.best),
+        **_results_json(sweep, summary),
+        "hours": snapshot.hours,
+        "cost": snapshot.spent,
+        "steps": snapshot.steps,
+        "stepsSaved": snapshot.steps_saved,
+        "notices": list(snapshot.notices),
         "exitCode": exit_code(summary),
+    }
+
+
+def _results_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
+    """The Pareto front and confirmed trials."""
+    return {
+        "pareto": [trial_json(sweep, trial) for trial in summary.pareto],
+        "confirmed": [
+            {"trial": each.trial.number, **(confirmed_json(each) or {})}
+            for each in summary.confirmed
+        ],
     }
 
 
