@@ -143,7 +143,7 @@ def test_sizes_for_people(size: int, words: str) -> None:
 
 
 class Said:
-    """An S3 client that notes its calls and has what was put."""
+    """An S3 client that records its calls, and has the objects that were put."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -157,9 +157,10 @@ class Said:
             raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
         return {}
 
-    def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:
+    def put_object(self, Bucket: str, Key: str, Body: bytes) -> dict[str, Any]:
         self.calls.append("PutObject")
         self.kept.add(Key)
+        return {}
 
 
 def test_what_is_there_costs_one_question_and_is_not_packed(tmp_path: Path) -> None:
