@@ -133,7 +133,7 @@ def _load() -> None:
 
     from batchml.runtime import run  # noqa: F401
     from batchml.runtime.sweep import trial  # noqa: F401
-    from batchml.runtime.telemetry import usage  # noqa: F401
+    from batchml.runtime.telemetry import budget, usage  # noqa: F401
 
 
 def _become(command: list[str], env: dict[str, str], output: int) -> NoReturn:
