@@ -1,1 +1,1 @@
-"""Requests, calls and responses of AWS Batch."""
+"""AWS Batch: its requests, calls and responses."""

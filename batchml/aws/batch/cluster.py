@@ -1,8 +1,8 @@
 """Read queues, compute environments and their hosts, in few calls.
 
-Two calls read all queues and compute environments; two more each hundred hosts of a cluster; one
-more the instances that EC2 has started and that have not joined a cluster yet. A call that is not
-allowed is recorded in `missing`, and the others go on.
+Two calls read all queues and compute environments, two calls each hundred hosts of a cluster, and
+one call the instances that EC2 has started and that have not joined a cluster yet. A call that is
+not allowed is recorded in `missing`, and the other calls follow.
 
 Sources: API References of AWS Batch, ECS (ListContainerInstances lists all states but INACTIVE;
 DescribeContainerInstances takes 100) and EC2.
@@ -23,7 +23,7 @@ from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostResources
 
-_UNITS = 1024  # ECS's CPU units of a vCPU
+_UNITS = 1024  # the CPU units of ECS in a vCPU
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class ClusterApi:
         return self._try("batch:GetJobQueueSnapshot", ask)
 
     def hosts(self, clusters: Iterable[str]) -> tuple[ClusterHost, ...] | None:
-        """The hosts in these clusters; None if no cluster could be read."""
+        """The hosts in these clusters; None if none of them could be read."""
         found = [self._hosts_of(cluster) for cluster in dict.fromkeys(clusters) if cluster]
         known = [hosts for hosts in found if hosts is not None]
         return tuple(host for hosts in known for host in hosts) if known or not found else None
@@ -98,7 +98,7 @@ class ClusterApi:
         return hosts
 
     def launched(self, computes: Iterable[str]) -> tuple[ClusterHost, ...]:
-        """The running instances of these compute environments, whether in a cluster or not yet."""
+        """The running instances of these compute environments, in a cluster or not yet."""
         names = tuple(computes)
 
         def ask() -> tuple[ClusterHost, ...]:
@@ -142,7 +142,7 @@ class ClusterApi:
 
 
 def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
-    """From a ContainerInstance of ECS."""
+    """Convert a ContainerInstance of ECS."""
     named = {each["name"]: each.get("value", "") for each in entry.get("attributes", ())}
     had = _resources(entry.get("registeredResources", ()))
     left = _resources(entry.get("remainingResources", ()))
@@ -170,7 +170,7 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
 
 
 def _resources(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Amounts by name. GPUs are a set of names, which is counted."""
+    """The amounts by name. GPUs are a set of names, which are counted."""
     return {
         each["name"]: len(each.get("stringSetValue", ()))
         if each.get("type") == "STRINGSET"
@@ -180,7 +180,7 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def to_launched(entry: Mapping[str, Any], env: str, computes: Iterable[str]) -> ClusterHost:
-    """From an Instance of EC2.
+    """Convert an Instance of EC2.
 
     Its tag names the compute environment. The name of a replaced compute environment ends in a
     number, and its instances have the same tag as before.

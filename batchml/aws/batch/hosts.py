@@ -1,6 +1,6 @@
-"""The hosts on which runs can land, and the hosts on which they ran, with type and zone.
+"""The hosts on which runs can be placed, and the hosts on which they ran, with type and zone.
 
-AWS Batch names a run's host by its ECS container instance. ECS and EC2 tell the instance type and
+AWS Batch reports a run's host as an ECS container instance. ECS and EC2 have the instance type and
 zone of a host until about an hour after its end.
 """
 
@@ -17,19 +17,19 @@ from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
 from batchml.model.names import bare_name
 
-MAX_CONTAINER_INSTANCES = 100  # of one DescribeContainerInstances
-_MAX_FILTER_VALUES = 200  # of EC2
+MAX_CONTAINER_INSTANCES = 100  # in one DescribeContainerInstances
+_MAX_FILTER_VALUES = 200  # in one filter of EC2
 TRIES = 2  # of a call to ECS and EC2
 _EC2_ID = re.compile(r"i-[0-9a-f]+")
 
 
 class HostPool(Struct, frozen=True):
-    """A compute environment, with the properties that make its price."""
+    """A compute environment, with the properties that decide its price."""
 
     name: str
     types: tuple[str, ...] = ()  # instance types and families
     spot: bool = False
-    cluster: str = ""  # of ECS
+    cluster: str = ""  # the ARN of its ECS cluster
     why: str = ""  # the reason for having no types
 
 
@@ -42,7 +42,7 @@ class RunHost(Struct, frozen=True):
 
 
 def fetch_host_pools(session: Session) -> dict[str, tuple[HostPool, ...]]:
-    """The compute environments of each queue, in two calls, which may raise."""
+    """The compute environments of each queue, in two calls. It raises what the calls raise."""
     api = ComputeApi(session)
     found = {name: _pool(detail) for name, detail in api.environments().items()}
     return {
@@ -57,7 +57,7 @@ def fetch_host_pools(session: Session) -> dict[str, tuple[HostPool, ...]]:
 
 
 def _pool(detail: Mapping[str, Any]) -> HostPool:
-    """From a ComputeEnvironmentDetail."""
+    """Convert a ComputeEnvironmentDetail."""
     name = detail["computeEnvironmentName"]
     resources = detail.get("computeResources") or {}
     kind = resources.get("type", "")
@@ -72,10 +72,10 @@ def _pool(detail: Mapping[str, Any]) -> HostPool:
 def find_hosts(
     session: Session, ids: Iterable[str], pools: Sequence[HostPool]
 ) -> dict[str, RunHost]:
-    """The hosts that AWS still knows. Failures are not raised.
+    """The hosts with these ids that AWS still knows. Failures are not raised.
 
-    `ids` are ids of EC2 instances or of ECS container instances. EC2 is called for each 200 ids;
-    the clusters one after the other, for each 100 ids, until all are found.
+    `ids` are ids of EC2 instances or of ECS container instances. EC2 is asked for 200 ids in a
+    call; the clusters are asked one after the other, for 100 ids in a call, until all are found.
     """
     wanted = set(ids) - {""}
     instances = sorted(each for each in wanted if _EC2_ID.fullmatch(each))
@@ -113,7 +113,7 @@ def _of_cluster(session: Session, pool: HostPool, ids: list[str]) -> dict[str, R
 
 
 def _of_ec2(session: Session, ids: list[str]) -> dict[str, RunHost]:
-    """By a filter: a call by ids fails for all of them if one is missing."""
+    """Use a filter, because a call with ids fails if one id does not exist."""
     request = {"Filters": [{"Name": "instance-id", "Values": ids}]}
     with translate_errors("ec2:DescribeInstances"):
         pages = session.client("ec2", attempts=TRIES).get_paginator("describe_instances")

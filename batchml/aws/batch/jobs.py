@@ -1,4 +1,4 @@
-"""AWS Batch's calls for jobs: submit, describe, list, end; children of arrays; marks in logs.
+"""AWS Batch's calls for jobs, children of arrays and job definitions; marks in logs.
 
 Sources: AWS Batch API Reference, ListJobs; CloudWatch Logs API Reference, FilterLogEvents (up to
 100 streams a call).
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from batchml.aws.batch.responses import to_run, to_summary
-from batchml.aws.errors import translate_errors
+from batchml.aws.errors import call, read_entries, read_pages
+from batchml.aws.naming import REGISTERED
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
+from batchml.model.environment import LOCAL
 from batchml.model.run import JobStatus, OutcomeClass, Run, classify, with_failures
 
-MAX_DESCRIBE = 100  # ids of one DescribeJobs
+MAX_DESCRIBE = 100  # ids in one DescribeJobs
 
 
 class NamedJob(Struct, frozen=True):
@@ -43,20 +45,16 @@ class JobApi:
 
     def submit(self, request: Mapping[str, Any]) -> str:
         """Send a SubmitJob request. Return the job's id."""
-        with translate_errors("SubmitJob"):
-            return str(self._session.submitting_client().submit_job(**request)["jobId"])
+        return str(call(self._session.submitting_client(), "SubmitJob", **request)["jobId"])
 
     def register(self, request: Mapping[str, Any]) -> None:
-        with translate_errors("RegisterJobDefinition"):
-            self._client.register_job_definition(**request)
+        """Send a RegisterJobDefinition request."""
+        call(self._client, "RegisterJobDefinition", **request)
 
     def has_definition(self, name: str) -> bool:
         """Whether the definition has an active revision."""
-        with translate_errors("DescribeJobDefinitions"):
-            found = self._client.describe_job_definitions(
-                jobDefinitionName=name, status="ACTIVE", maxResults=1
-            )
-            return bool(found["jobDefinitions"])
+        request = {"jobDefinitionName": name, "status": "ACTIVE", "maxResults": 1}
+        return bool(call(self._client, "DescribeJobDefinitions", **request)["jobDefinitions"])
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         """The runs with these ids that AWS knows, a hundred ids a call."""
@@ -65,23 +63,18 @@ class JobApi:
     def describe_raw(self, job_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The JobDetails in AWS's form."""
         for start in range(0, len(job_ids), MAX_DESCRIBE):
-            with translate_errors("DescribeJobs"):
-                asked = job_ids[start : start + MAX_DESCRIBE]
-                found = self._client.describe_jobs(jobs=asked)["jobs"]
-            yield from found
+            some = job_ids[start : start + MAX_DESCRIBE]
+            yield from call(self._client, "DescribeJobs", jobs=some)["jobs"]
 
     def queues(self) -> list[str]:
         """The names of the job queues, the highest priority first."""
-        with translate_errors("DescribeJobQueues"):
-            pages = self._client.get_paginator("describe_job_queues").paginate()
-            found = [queue for page in pages for queue in page["jobQueues"]]
-        found.sort(key=lambda queue: (-queue["priority"], queue["jobQueueName"]))
-        return [queue["jobQueueName"] for queue in found]
+        queues = read_entries(self._client, "DescribeJobQueues", "jobQueues")
+        ordered = sorted(queues, key=lambda each: (-each["priority"], each["jobQueueName"]))
+        return [queue["jobQueueName"] for queue in ordered]
 
     def takes_jobs(self, queue: str) -> bool:
         """Whether a job queue exists, is valid and is enabled."""
-        with translate_errors("DescribeJobQueues"):
-            found = self._client.describe_job_queues(jobQueues=[queue])["jobQueues"]
+        found = call(self._client, "DescribeJobQueues", jobQueues=[queue])["jobQueues"]
         return any(
             each["jobQueueName"] == queue
             and each.get("state", "ENABLED") == "ENABLED"
@@ -90,17 +83,17 @@ class JobApi:
         )
 
     def list_recent(self, queue: str, since: int = 0, name: str = "") -> Iterator[Run]:
-        """The runs of a queue in all states, newest first; `since` in ms since the epoch.
+        """The runs of a queue in all states, the newest first; `since` in ms since the epoch.
 
-        With a filter, ListJobs answers for all states at once: with a call for each state, a job
-        that changes its state meanwhile could be missed.
+        A call with a filter returns all states. With a call for each state, a job that changes its
+        state meanwhile could be missed.
         """
-        chosen = (
+        job_filter = (
             {"name": "JOB_NAME", "values": [name]}
             if name
             else {"name": "AFTER_CREATED_AT", "values": [str(max(0, since))]}
         )
-        for summary in self._listed(self._client, queue, chosen):
+        for summary in self._summaries(self._client, queue, job_filter):
             run = to_summary(summary, queue)
             if (run.created_at or 0) >= since:
                 yield run
@@ -108,31 +101,32 @@ class JobApi:
     def find_by_name(self, queue: str, job_name: str, once: bool = False) -> list[NamedJob]:
         """The jobs of a queue with exactly this name, in any state, the oldest first.
 
-        With `once`, a failed call is not repeated.
+        With `once`, a failed call is not sent again.
         """
         client = self._session.client("batch", 1) if once else self._client
-        chosen = {"name": "JOB_NAME", "values": [job_name]}
+        job_filter = {"name": "JOB_NAME", "values": [job_name]}
         found = [
             NamedJob(entry["jobId"], entry.get("createdAt") or 0, JobStatus(entry["status"]))
-            for entry in self._listed(client, queue, chosen)
+            for entry in self._summaries(client, queue, job_filter)
             if entry.get("jobName", "").lower() == job_name.lower()
         ]
         return sorted(found, key=lambda job: (job.created_at, job.job_id))
 
     @staticmethod
-    def _listed(client: Any, queue: str, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Every JobSummary that ListJobs gives for a filter, each job once.
+    def _summaries(
+        client: Any, queue: str, job_filter: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Every JobSummary of ListJobs for a filter, each job once.
 
-        Pages shift while jobs come and end: a job may be on two pages, and a token may repeat.
+        Pages shift while jobs come and end, so that a job may be on two pages, and a token may
+        repeat.
         """
         seen: set[str] = set()
         tokens: set[str] = set()
         more: dict[str, str] = {}
         while True:
-            with translate_errors("ListJobs"):
-                page = client.list_jobs(jobQueue=queue, filters=[chosen], **more)
-                summaries = page["jobSummaryList"]
-            for summary in summaries:
+            page = call(client, "ListJobs", jobQueue=queue, filters=[job_filter], **more)
+            for summary in page["jobSummaryList"]:
                 if summary["jobId"] not in seen:
                     seen.add(summary["jobId"])
                     yield summary
@@ -144,51 +138,45 @@ class JobApi:
 
     def cancel(self, job_id: str, reason: str) -> None:
         """End a job that has not started; a started job continues."""
-        with translate_errors("CancelJob"):
-            self._client.cancel_job(jobId=job_id, reason=reason)
+        call(self._client, "CancelJob", jobId=job_id, reason=reason)
 
     def terminate(self, job_id: str, reason: str) -> None:
         """Stop a job in any state; a job that has ended stays as it is."""
-        with translate_errors("TerminateJob"):
-            self._client.terminate_job(jobId=job_id, reason=reason)
+        call(self._client, "TerminateJob", jobId=job_id, reason=reason)
 
 
 # --- Children of arrays ---------------------------------------------------------------------------
 
 
 def list_child_indices(session: Session, array_id: str, status: JobStatus) -> list[int]:
-    """The indices of an array's children in a state, in order; a thousand a call."""
-    found: set[int] = set()
-    with translate_errors("ListJobs"):
-        pages = session.client("batch").get_paginator("list_jobs")
-        for page in pages.paginate(arrayJobId=array_id, jobStatus=status.value):
-            for summary in page["jobSummaryList"]:
-                found.add(int(summary["arrayProperties"]["index"]))
-    return sorted(found)
+    """The indices of an array's children in a state, in order: one call for each 1,000."""
+    summaries = _child_summaries(session, array_id, status)
+    return sorted({int(summary["arrayProperties"]["index"]) for summary in summaries})
 
 
 def list_failed_children(session: Session, array_id: str) -> list[Run]:
-    """The children that failed, by index; a thousand a call."""
-    found: dict[str, Run] = {}
-    with translate_errors("ListJobs"):
-        pages = session.client("batch").get_paginator("list_jobs")
-        for page in pages.paginate(arrayJobId=array_id, jobStatus=JobStatus.FAILED.value):
-            for summary in page["jobSummaryList"]:
-                found[summary["jobId"]] = to_summary(summary, "")
+    """The children that failed, by index: one call for each 1,000."""
+    summaries = _child_summaries(session, array_id, JobStatus.FAILED)
+    found = {summary["jobId"]: to_summary(summary, "") for summary in summaries}
     return sorted(found.values(), key=lambda run: run.array_index or 0)
 
 
-def with_child_failures(session: Session, run: Run) -> Run:
-    """The run, with the failures of its children if it is an array that failed (one call).
+def _child_summaries(session: Session, array_id: str, status: JobStatus) -> Iterator[Any]:
+    request = {"arrayJobId": array_id, "jobStatus": status.value}
+    return read_entries(session.client("batch"), "ListJobs", "jobSummaryList", **request)
 
-    It stays as it was if more than 1,000 children failed, or if the call fails.
+
+def with_child_failures(session: Session, run: Run) -> Run:
+    """Return the run; a failed array with the failures of its children, in one call.
+
+    It is unchanged if more than 1,000 children failed, or if the call fails.
     """
     if not run.children or run.failures or classify(run).outcome is not OutcomeClass.APP_ERROR:
         return run
     failed = JobStatus.FAILED.value
     try:
-        with translate_errors("ListJobs"):
-            page = session.client("batch").list_jobs(arrayJobId=run.job_id, jobStatus=failed)
+        request = {"arrayJobId": run.job_id, "jobStatus": failed}
+        page = call(session.client("batch"), "ListJobs", **request)
     except BatchmlError:
         return run
     return with_failures(run, [to_summary(each, run.queue) for each in page["jobSummaryList"]])
@@ -198,13 +186,13 @@ def with_child_failures(session: Session, run: Run) -> Run:
 
 
 LIVE = tuple(status for status in JobStatus if not status.is_terminal)
-_MAX_STREAMS = 100  # of one FilterLogEvents
+_MAX_STREAMS = 100  # in one FilterLogEvents
 USAGE, RANKS = "usage", "ranks"  # kinds of marks
-_MARK = "::batchml "  # the beginning of a line of our runtime that its clients read
+_MARK = "::batchml "  # begins the lines of the runtime that are for batchml
 
 
 class LogMark(NamedTuple):
-    """A line of our runtime in a log."""
+    """A line in a log, such as a mark of batchml's runtime."""
 
     stream: str
     at: int  # ms since the epoch
@@ -219,13 +207,12 @@ class LiveApi:
         self.calls = 0
 
     def runs(self, queue: str, status: JobStatus) -> list[Run]:
-        """Every run of a queue in a state, from ListJobs; a thousand a call."""
+        """Every run of a queue in a state, from ListJobs."""
         found: list[Run] = []
-        with translate_errors("ListJobs"):
-            pages = self._session.client("batch").get_paginator("list_jobs")
-            for page in pages.paginate(jobQueue=queue, jobStatus=status.value):
-                self.calls += 1
-                found += [to_summary(summary, queue) for summary in page["jobSummaryList"]]
+        request = {"jobQueue": queue, "jobStatus": status.value}
+        for page in read_pages(self._session.client("batch"), "ListJobs", **request):
+            self.calls += 1
+            found += [to_summary(summary, queue) for summary in page["jobSummaryList"]]
         return found
 
     def read_marks(
@@ -250,30 +237,94 @@ class LiveApi:
         """
         for start in range(0, len(streams), _MAX_STREAMS):
             some = streams[start : start + _MAX_STREAMS]
+            request = {
+                "logGroupName": group, "logStreamNames": list(some), "startTime": since,
+                "filterPattern": pattern,
+            }  # fmt: skip
             try:
-                yield from self._filter(group, some, since, pattern, goes_on)
+                for page in read_pages(self._session.client("logs"), "FilterLogEvents", **request):
+                    self.calls += 1
+                    for event in page["events"]:
+                        yield LogMark(event["logStreamName"], event["timestamp"], event["message"])
+                    if not goes_on():
+                        break
             except ServiceError as error:
                 if error.code != "ResourceNotFoundException":  # a stream has no lines yet
                     raise
 
-    def _filter(
-        self,
-        group: str,
-        streams: Sequence[str],
-        since: int,
-        pattern: str,
-        goes_on: Callable[[], bool],
-    ) -> Iterator[LogMark]:
-        with translate_errors("FilterLogEvents"):
-            pages = self._session.client("logs").get_paginator("filter_log_events")
-            for page in pages.paginate(
-                logGroupName=group,
-                logStreamNames=list(streams),
-                startTime=since,
-                filterPattern=pattern,
-            ):
-                self.calls += 1
-                for event in page["events"]:
-                    yield LogMark(event["logStreamName"], event["timestamp"], event["message"])
-                if not goes_on():
-                    return
+
+# --- Job definitions ------------------------------------------------------------------------------
+
+
+class DefinitionRevision(Struct, frozen=True):
+    """An active revision of a job definition."""
+
+    name: str
+    revision: int
+    arn: str = ""
+    job: str = ""  # the job that it was registered for; "" if batchml did not register it
+    env: str = LOCAL
+    registered: str = ""  # the day in UTC, such as 2026-11-21; "" for unknown
+    image: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}:{self.revision}"
+
+
+def to_definition(detail: Mapping[str, Any]) -> DefinitionRevision:
+    """Convert a JobDefinition of DescribeJobDefinitions."""
+    tags = detail.get("tags", {})
+    return DefinitionRevision(
+        name=detail["jobDefinitionName"],
+        revision=int(detail["revision"]),
+        arn=detail["jobDefinitionArn"],
+        job=tags.get("batchml", ""),
+        env=tags.get("batchml:env", LOCAL),
+        registered=tags.get(REGISTERED, ""),
+        image=detail.get("containerProperties", {}).get("image", ""),
+    )
+
+
+class DefinitionApi:
+    """AWS Batch's calls for job definitions, with our types."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def _client(self) -> Any:
+        return self._session.client("batch")
+
+    def active(self, name: str = "") -> list[DefinitionRevision]:
+        """The active revisions of one name or of all, by name, the newest revision first."""
+        request = {"status": "ACTIVE", **({"jobDefinitionName": name} if name else {})}
+        entries = read_entries(self._client, "DescribeJobDefinitions", "jobDefinitions", **request)
+        return sorted(map(to_definition, entries), key=lambda each: (each.name, -each.revision))
+
+    def is_used(self, definition: DefinitionRevision, queues: Sequence[str], since: float) -> bool:
+        """Whether a run of the definition has not ended, or was submitted after `since`.
+
+        A call with a filter returns all states. With a call for each state, a run that changes its
+        state meanwhile could be missed. `since` is in seconds since the epoch. AWS Batch forgets
+        runs a week after their end.
+        """
+        return any(
+            not run.status.is_terminal or (run.created_at or 0) > since * 1000
+            for queue in queues
+            for run in self._runs(definition.arn, queue)
+        )
+
+    def _runs(self, arn: str, queue: str) -> Iterator[Run]:
+        filters = [{"name": "JOB_DEFINITION", "values": [arn]}]  # a name would match all revisions
+        request = {"jobQueue": queue, "filters": filters}
+        for summary in read_entries(self._client, "ListJobs", "jobSummaryList", **request):
+            yield to_summary(summary, queue)
+
+    def deregister(self, full_name: str) -> None:
+        """Make a revision inactive, if it exists. Its runs continue."""
+        try:
+            call(self._client, "DeregisterJobDefinition", jobDefinition=full_name)
+        except ServiceError as error:
+            if error.code != "ClientException" or "does not exist" not in error.message:
+                raise

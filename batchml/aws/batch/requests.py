@@ -1,7 +1,7 @@
 """Make the requests that submit a job: RegisterJobDefinition and SubmitJob.
 
-Source of the retry rules: AWS Batch API Reference, RetryStrategy and EvaluateOnExit: at most five
-rules, the first that matches decides, and AWS Batch retries what no rule matches.
+Source of the retry rules: AWS Batch API Reference, RetryStrategy and EvaluateOnExit: there are at
+most five rules, the first rule that matches decides, and without a match AWS Batch retries.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Platform
+from batchml.aws.naming import NOTICE_FILE, NOTICES, REGISTERED, WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.environment import LOCAL
 from batchml.model.group import launch_variables
@@ -40,16 +40,16 @@ from batchml.runtime.protocol.launch import LaunchPlan
 # --- Retry rules ----------------------------------------------------------------------------------
 
 
-MOST = 5  # rules
+MAX_RULES = 5
 
-_FINAL = (CRASH_LOOP, DUPLICATE, CONFIGURATION_ERROR)  # another attempt would end the same way
-_FINAL_SHORT = "7*"  # all of them, and 7, 70-75 and 79, which may be a program's own codes
+_FINAL = (CRASH_LOOP, DUPLICATE, CONFIGURATION_ERROR)  # another attempt would end in the same way
+_FINAL_SHORT = "7*"  # matches all of _FINAL, and 7, 70-75 and 79, which a program may use itself
 
 _LOST = ("onStatusReason", "Host EC2*")
 _IMAGE = ("onStatusReason", "Task failed to start")
 _MEMORY = ("onReason", "OutOfMemoryError*")
-_KILLED = "137"  # under torchrun: the main process was killed, and not by a rank
-_EXITED = "Essential container in task exited*"  # the host was not lost, which may leave 143
+_KILLED = "137"  # with torchrun: the main process was killed, not a rank
+_EXITED = "Essential container in task exited*"  # not a lost host, after which 143 is possible, too
 
 RetryRule = dict[str, str]
 
@@ -59,55 +59,55 @@ def retry_strategy(
 ) -> dict[str, Any]:
     """`[retry]` of a job as the retryStrategy of SubmitJob.
 
-    With our runtime in the image, its exit codes (`runtime/protocol/exit_codes.py`) have rules:
+    With batchml's runtime in the image, its exit codes (`runtime/protocol/exit_codes.py`) count:
 
-    - 75 is a lost host: another host may work;
+    - 75 counts as a lost host: another host may work;
     - 76, 77 and 78 end the run, even if an app-error is retried;
-    - 137 of ranks that restart in place is a lost host, unless the memory was exceeded: a rank that
-      is killed never gives the run this code. If five rules do not suffice, it is an app-error;
+    - 137 with ranks that restart in place counts as a lost host, unless the memory was exceeded: a
+      killed rank never gives the run this code. If five rules do not suffice, it is an app-error;
     - 143 with a spent budget ends the run.
     """
     retries = "app-error" in spec.retry.on
     if not (has_runtime or has_budget):
-        rules = [*_classes(spec), _rule(spec, ("onExitCode", "*"), "app-error"), _rest()]
+        rules = [*_outcome_rules(spec), _rule(spec, ("onExitCode", "*"), "app-error"), _last_rule()]
     elif retries:
-        rules = _exit_rules(spec, has_budget)
+        rules = _rules_with_app_errors(spec, has_budget)
     else:
-        rules = _retry_rules(spec)
+        rules = _rules_without_app_errors(spec)
     return {"attempts": spec.retry.attempts, "evaluateOnExit": rules}
 
 
-def _retry_rules(spec: JobSpec) -> list[RetryRule]:
+def _rules_without_app_errors(spec: JobSpec) -> list[RetryRule]:
     """Rules for a job without retries of app-errors: the last rule ends the run."""
-    lost, image, memory = _classes(spec)
-    rules = [lost, _elsewhere(spec), image, memory, _rest()]
+    lost, image, memory = _outcome_rules(spec)
+    rules = [lost, _elsewhere(spec), image, memory, _last_rule()]
     if LaunchPlan(spec.launch.kind).restarts:
         # A missing image leaves no exit code, so the last rule may replace its rule.
         rules = [rule for rule in rules if rule is not image or rule["action"] == "RETRY"]
         killed = _rule(spec, ("onExitCode", _KILLED), "host-lost")
-        rules[-1:] = [killed, _rest()] if len(rules) < MOST else [_rest()]
+        rules[-1:] = [killed, _last_rule()] if len(rules) < MAX_RULES else [_last_rule()]
     return rules
 
 
-def _exit_rules(spec: JobSpec, has_budget: bool) -> list[RetryRule]:
+def _rules_with_app_errors(spec: JobSpec, has_budget: bool) -> list[RetryRule]:
     """Rules for a job with retries of app-errors: AWS Batch retries what no rule matches.
 
-    If five rules do not suffice, one pattern replaces the codes that end a run. A program's own
-    codes 7, 70 to 74 and 79 then end it, too.
+    If five rules do not suffice, one pattern replaces the codes that end a run. Then the codes 7,
+    70 to 74 and 79 of a program also end it.
     """
-    others = [rule for rule in _classes(spec) if rule["action"] == "EXIT"]
+    others = [rule for rule in _outcome_rules(spec) if rule["action"] == "EXIT"]
     if has_budget:
         others.append({**_exit(str(STOPPED)), "onStatusReason": _EXITED})
     elsewhere = _elsewhere(spec)
     ends = [elsewhere] if elsewhere["action"] == "EXIT" else []
     rules = [*others, *ends, *(_exit(str(code)) for code in _FINAL)]
-    if len(rules) <= MOST:
+    if len(rules) <= MAX_RULES:
         return rules
-    first = [] if ends else [elsewhere]  # before "7*", which matches its code, too
+    first = [] if ends else [elsewhere]  # before "7*", which also matches its code
     return [*others, *first, _exit(_FINAL_SHORT)]
 
 
-def _classes(spec: JobSpec) -> Iterator[RetryRule]:
+def _outcome_rules(spec: JobSpec) -> Iterator[RetryRule]:
     yield _rule(spec, _LOST, "host-lost")
     yield _rule(spec, _IMAGE, "image-error")
     yield _rule(spec, _MEMORY, "out-of-memory")
@@ -126,7 +126,7 @@ def _exit(code: str) -> RetryRule:
     return {"onExitCode": code, "action": "EXIT"}
 
 
-def _rest() -> RetryRule:
+def _last_rule() -> RetryRule:
     return {"onReason": "*", "action": "EXIT"}
 
 
@@ -134,16 +134,16 @@ def _rest() -> RetryRule:
 
 
 def secret_entries(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
-    """The `secrets` of a job definition: names of variables, and where AWS finds their values.
+    """The `secrets` of a job definition: names of variables, and the ARNs of their values.
 
-    On `local`, the server looks up the text of job.toml in its user's file of secrets. In AWS, the
-    execution role may only read the secrets that the environment lists. Raises ConfigError for the
-    others, with the line to add.
+    On `local`, the server looks up the text of job.toml in the user's file of secrets. In AWS, the
+    execution role may only read secrets that the environment lists. Raises ConfigError for other
+    secrets, with the line to add.
     """
     found, missing = list[dict[str, str]](), list[tuple[str, SecretSource]]()
     for name, text in spec.secrets.items():
         kept = parse_secret(text)
-        assert kept is not None, "read_job refused it"
+        assert kept is not None, "read_job refuses wrong texts"
         if platform.env == LOCAL:
             address = kept.value_from(arn_to_list(kept, "", "")) if kept.scope else text
             found.append({"name": name, "valueFrom": address})
@@ -154,11 +154,11 @@ def secret_entries(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
         else:
             found.append({"name": name, "valueFrom": kept.value_from(arn)})
     if missing:
-        raise ConfigError(spec.name, _unlisted(missing, platform))
+        raise ConfigError(spec.name, _unlisted_mistakes(missing, platform))
     return found
 
 
-def _unlisted(missing: list[tuple[str, SecretSource]], platform: Platform) -> list[str]:
+def _unlisted_mistakes(missing: list[tuple[str, SecretSource]], platform: Platform) -> list[str]:
     """A mistake for each secret. The last one has the whole line for batchml.toml."""
     _, partition, _, _, account, *_ = [*platform.execution_role.split(":"), *[""] * 6]
     lines = [arn_to_list(kept, platform.region, account, partition or "aws") for _, kept in missing]
@@ -177,22 +177,21 @@ def _unlisted(missing: list[tuple[str, SecretSource]], platform: Platform) -> li
 # --- Requests -------------------------------------------------------------------------------------
 
 
-_HASH = 10  # hex digits of a definition's content in its name
+_HASH = 10  # hex digits of the hash of a definition's content, in its name
 
 # The folder of the NVIDIA driver's libraries on instances of our AMI (cfn/ami.yaml), and in jobs.
 DRIVER_ON_HOST = "/opt/nvidia"
 DRIVER = "/usr/local/nvidia"
-REGISTERED = "batchml:registered"  # the tag with the date of registration, which AWS Batch lacks
 
-# The command of a run whose true command is in a document, which the runtime of our images reads.
+# The command that makes the runtime of our images read the true command from a document.
 BY_DOCUMENT = "batchml-order"
 
-# AWS Batch also counts the variables that it adds itself, and those of the definition.
-_ROOM = MAX_OVERRIDES - 512
-_FOR_A_NODE = 256  # bytes that AWS Batch adds for each node: its index, the main node's address
+# AWS Batch also counts the variables that it adds itself, and the variables of the definition.
+_MAX_SIZE = MAX_OVERRIDES - 512
+_NODE_VARIABLES = 256  # bytes that AWS Batch adds on each node: its index, the main node's address
 
-# All nodes are alike: one range without an end. Each run overrides the definition's number of
-# nodes.
+# All nodes are alike, so there is one range, without an end. Each run overrides the definition's
+# number of nodes.
 _ALL_NODES = "0:"
 _LEAST_NODES = 2
 
@@ -205,9 +204,9 @@ class CommandDocument(Struct, frozen=True):
 
 
 class SubmissionRequests(Struct, frozen=True):
-    """The two requests of a run. `register` is sent only if AWS does not have the definition.
+    """The two requests of a submission. `register` is sent only if the definition does not exist.
 
-    `document` must be stored before either is sent.
+    `document` must be stored before a request is sent.
     """
 
     register: dict[str, Any]
@@ -216,7 +215,7 @@ class SubmissionRequests(Struct, frozen=True):
 
 
 class SubmissionContext(Struct, frozen=True):
-    """The properties of a submission beside its job: key, code package, tags and others."""
+    """The properties of a submission that are not in its job."""
 
     key: str = ""  # of the submission; part of the job's name
     name: str = ""  # the run's name, if it differs from the job's
@@ -229,8 +228,8 @@ class SubmissionContext(Struct, frozen=True):
     share: str = ""  # the share identifier in a queue with fair share
     array: int | None = None  # the number of children
     consumables: dict[str, int] = {}  # the quantity of each consumable resource that a run holds
-    token: str = ""  # hex digits by which the nodes of a run recognize each other
-    command: tuple[str, ...] | None = None  # the command in which the runtime fills in parameters
+    token: str = ""  # the secret by which the nodes of a run recognize each other, in hex
+    command: tuple[str, ...] | None = None  # a command whose parameters the runtime fills in
 
 
 _LOCAL = Platform()
@@ -258,7 +257,7 @@ def make_submission(
         "jobName": keyed_name(name, submission.key) if submission.key else name,
         "jobQueue": queue,
         "jobDefinition": register["jobDefinitionName"],
-        **_overriding(spec.nodes, container),
+        **_for_nodes(spec.nodes, container),
         "retryStrategy": retry_strategy(
             spec,
             has_budget="BATCHML_MAX_SECONDS" in submission.env,
@@ -285,7 +284,7 @@ def make_submission(
     return SubmissionRequests(register, submit, document)
 
 
-def _overriding(count: int, container: dict[str, Any]) -> dict[str, Any]:
+def _for_nodes(count: int, container: dict[str, Any]) -> dict[str, Any]:
     """The overrides of a run's container, or of the containers of all its nodes."""
     if count == 1:
         return {"containerOverrides": container}
@@ -294,7 +293,7 @@ def _overriding(count: int, container: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_runtime(spec: JobSpec, submission: SubmissionContext) -> bool:
-    """Whether our runtime runs the command, so that its exit codes have a meaning."""
+    """Whether batchml's runtime runs the command, so that its exit codes have a meaning."""
     has_store = bool(submission.store or submission.documents)
     return has_store or "BATCHML_SWEEP" in submission.env or spec.launch.kind != "plain"
 
@@ -306,36 +305,33 @@ def _overrides(
     ours, theirs = _variables(spec, submission), {k: str(v) for k, v in spec.env.items()}
     command = list(submission.command) if submission.command is not None else spec.argv()
     whole = {"command": command, "environment": _pairs(ours | theirs)}
-    size, room = len(json.dumps(whole)), _room(spec)
-    if size <= room:
+    size = len(json.dumps(whole))
+    max_size = _MAX_SIZE - (_NODE_VARIABLES if spec.nodes > 1 else 0)
+    if size <= max_size:
         return whole, None
     if not submission.documents:
         raise ConfigError(
             spec.name,
             [
                 f"command and env: {size} bytes as JSON; AWS Batch allows {MAX_OVERRIDES}, with "
-                f"its own variables, and only images that batchml built can read more from a "
-                f"document. Put long values into the image."
+                f"its own variables. Only images that batchml built can read more from a "
+                f"document. Put long values into files of the image."
             ],
         )
     content = {"command": command, "env": theirs, "params": spec.params}
     data = json.dumps(content, sort_keys=True).encode()
     document = CommandDocument(f"{hashlib.sha256(data).hexdigest()}.json", data)
-    return _shortened(ours, theirs, f"{submission.documents}/{document.name}", room), document
+    address = f"{submission.documents}/{document.name}"
+    return _shortened_overrides(ours, theirs, address, max_size), document
 
 
-def _room(spec: JobSpec) -> int:
-    """The bytes of overrides that each container of a job can have."""
-    return _ROOM - (_FOR_A_NODE if spec.nodes > 1 else 0)
-
-
-def _shortened(
-    ours: dict[str, str], theirs: dict[str, str], document: str, room: int
+def _shortened_overrides(
+    ours: dict[str, str], theirs: dict[str, str], document: str, max_size: int
 ) -> dict[str, Any]:
     """The overrides of a run with a document: as many variables as fit.
 
-    Variables that are in the document alone are missing while the runtime reads the document: those
-    with the credentials and the address for it go first.
+    Variables that are only in the document are missing while the runtime reads it. So the variables
+    with its address and with credentials are kept longest.
     """
     ours = {**ours, "BATCHML_ORDER": document}
     aws = {name: value for name, value in theirs.items() if name.startswith("AWS_")}
@@ -348,7 +344,7 @@ def _shortened(
         _without(ours, "BATCHML_PARAMS"),
     ):
         found = {"command": [BY_DOCUMENT], "environment": _pairs(variables)}
-        if len(json.dumps(found)) <= room:
+        if len(json.dumps(found)) <= max_size:
             break
     return found
 
@@ -362,15 +358,15 @@ def _pairs(variables: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def definition_request(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
-    """The RegisterJobDefinition request of a job. The name ends in a hash of the content.
+    """The RegisterJobDefinition request of a job.
 
-    So the same content has the same name on every machine.
+    The name ends in a hash of the content, so equal content has the same name on every machine.
     """
     name = to_name(spec.name)
-    container = _container(spec, name, image) | _placed(spec, name, platform)
+    container = _container(spec, name, image) | _platform_properties(spec, name, platform)
     if spec.secrets:
         container["secrets"] = secret_entries(spec, platform)
-    kind = _for_nodes(container) if spec.nodes > 1 else _alone(container)
+    kind = _multinode(container) if spec.nodes > 1 else _single(container)
     content = json.dumps(container if spec.nodes == 1 else kind, sort_keys=True).encode()
     digest = hashlib.sha256(content).hexdigest()[:_HASH]
     return {
@@ -380,11 +376,11 @@ def definition_request(spec: JobSpec, image: str, platform: Platform = _LOCAL) -
     }
 
 
-def _alone(container: dict[str, Any]) -> dict[str, Any]:
+def _single(container: dict[str, Any]) -> dict[str, Any]:
     return {"type": "container", "containerProperties": container}
 
 
-def _for_nodes(container: dict[str, Any]) -> dict[str, Any]:
+def _multinode(container: dict[str, Any]) -> dict[str, Any]:
     """The main node is the first. The compute environment chooses the instance types."""
     nodes = {
         "numNodes": _LEAST_NODES,
@@ -406,7 +402,7 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
         linux["sharedMemorySize"] = (parse_size(spec.resources.shm) or 0) // 1024**2
     return {
         "image": image,
-        "command": _registered(spec),
+        "command": _definition_command(spec),
         "resourceRequirements": [
             {"type": "VCPU", "value": "1"},
             {"type": "MEMORY", "value": "1024"},
@@ -419,18 +415,18 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
     }
 
 
-def _registered(spec: JobSpec) -> list[str]:
-    """The command of a definition. Every run overrides it.
+def _definition_command(spec: JobSpec) -> list[str]:
+    """The command of a definition, which every run overrides.
 
-    AWS Batch allows some 24 KiB for a definition: a command that is too long for the overrides is
+    AWS Batch allows about 24 KiB for a definition, so a command that is too long for overrides is
     replaced.
     """
     command = list(spec.command)
-    return command if len(json.dumps(command)) <= _ROOM else [BY_DOCUMENT]
+    return command if len(json.dumps(command)) <= _MAX_SIZE else [BY_DOCUMENT]
 
 
-def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
-    """The container properties of the platform; none on `local`."""
+def _platform_properties(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
+    """The container properties that the platform decides; none on `local`."""
     found: dict[str, Any] = {}
     environment: dict[str, str] = {}
     mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
@@ -438,8 +434,8 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))
         environment["BATCHML_WORKSPACE"] = WORKSPACE
     if platform.gpu == "driver-mount" and spec.resources.gpus:
-        # Privileged containers have the devices. PATH and LD_LIBRARY_PATH are not set here: that
-        # would replace the image's values.
+        # Privileged containers have the devices. PATH and LD_LIBRARY_PATH stay unset: values here
+        # would replace the values of the image.
         found["privileged"] = True
         mounts.append(("nvidia", DRIVER_ON_HOST, DRIVER, True))
     if platform.notices:
@@ -448,7 +444,7 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     for key, value in (
         ("jobRoleArn", platform.job_role),
         ("executionRoleArn", platform.execution_role),
-        # Our images set the user, too. It is in the request for rules that check requests.
+        # Our images also set the user. Policies that check requests need it in the request.
         ("user", "" if is_reference(spec.image) else platform.user),
     ):
         if value:
@@ -470,7 +466,7 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
 
 
 def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
-    """Our variables. The job's own `[env]` may replace them."""
+    """The variables that batchml sets. `[env]` of the job may replace them."""
     found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
         ("BATCHML_KEY", submission.key),

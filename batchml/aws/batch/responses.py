@@ -1,4 +1,4 @@
-"""Turn AWS Batch's JobDetail and JobSummary into a `Run`. AWS may leave out any member.
+"""Convert AWS Batch's JobDetail and JobSummary to a `Run`. AWS may leave out any member.
 
 Sources: AWS Batch API Reference, JobDetail, ContainerDetail, AttemptDetail, JobSummary.
 """
@@ -15,9 +15,9 @@ _INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
 
 
 def to_run(detail: Mapping[str, Any]) -> Run:
-    """A Run from a JobDetail of DescribeJobs."""
+    """Convert a JobDetail of DescribeJobs."""
     container = _container(detail)
-    ended = _ended(detail)  # with the end of the last attempt
+    ended = _ended(detail)
     status = JobStatus(detail["status"])
     attempts = tuple(_attempt(entry) for entry in detail.get("attempts") or ())
     current = ended.get("logStreamName", "")
@@ -29,7 +29,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
     tags = dict(detail.get("tags") or {})
     environment = _environment(container)
     last = attempts[-1] if attempts else Attempt()
-    if not ended and status.is_terminal:  # a multi-node job: the attempt has its main node's end
+    if not ended and status.is_terminal:  # multi-node: only the attempt has the end
         ended = {"exitCode": last.exit_code, "reason": last.reason}
     needs = _needs(container)
     depends_on = detail.get("dependsOn") or ()
@@ -76,7 +76,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
 
 
 def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
-    """A Run from a JobSummary of ListJobs. Properties that it lacks have their defaults."""
+    """Convert a JobSummary of ListJobs. Fields that it does not have get their defaults."""
     container = summary.get("container") or {}
     name, key = split_key(summary.get("jobName", ""))
     return Run(
@@ -105,9 +105,9 @@ def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
 
 
 def _container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The properties of the run's container; of a multi-node run, those of its first node group.
+    """The properties of the run's container; for a multi-node run, of its first node group.
 
-    With `ecsProperties` in the definition, they are there instead of in `container`.
+    If the definition has `ecsProperties`, they are in this member instead of in `container`.
     """
     nodes: Mapping[str, Any] = detail.get("nodeProperties") or {}
     groups: Sequence[Any] = nodes.get("nodeRangeProperties") or ({},)
@@ -119,7 +119,7 @@ def _container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ended(detail: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The member with the last attempt's end and host."""
+    """The member that has the end and the host of the last attempt."""
     found: Mapping[str, Any] = detail.get("container") or _first_of_task(detail)
     return found
 
@@ -180,7 +180,7 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _params(detail: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters that batchml sent, with their types; else AWS's own parameters."""
+    """The parameters that batchml sent, with their types; for other jobs, AWS's parameters."""
     try:
         found = json.loads(environment.get("BATCHML_PARAMS", ""))
     except ValueError:
