@@ -33,9 +33,8 @@ def test_layers_are_counted_as_they_come() -> None:
 
 
 def test_a_layer_from_another_repository_was_there() -> None:
-    assert (
-        push_of(layer("a", "Mounted from batchml/y"))[1] == "pushing: 1 of 1 layers, 1 already there"
-    )
+    text = push_of(layer("a", "Mounted from batchml/y"))[1]
+    assert text == "pushing: 1 of 1 layers, 1 already there"
 
 
 def test_the_last_lines_are_those_of_the_failing_step() -> None:

@@ -96,7 +96,7 @@ class Walk:
         """All jobs of the server: id -> name in AWS."""
         return {
             summary["jobId"]: summary["jobName"]
-            for summary in JobApi._listed(
+            for summary in JobApi._summaries(
                 self.session().client("batch"),
                 "default",
                 {"name": "AFTER_CREATED_AT", "values": ["0"]},
