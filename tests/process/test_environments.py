@@ -166,7 +166,7 @@ def test_an_environment_that_was_moved_is_made_anew_where_it_is(quick: Maker) ->
     quick.make()
     target = quick.target.with_name("elsewhere")
     quick.target.rename(target)
-    assert not environments.is_whole(str(target))
+    assert not environments.is_complete(str(target))
     quick.target = target
     assert quick.make()[0] == "creating it (once for these requirements)"
     first = (target / "bin" / "pip").read_text().partition("\n")[0]
