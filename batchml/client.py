@@ -395,7 +395,7 @@ class Client:
         The attribute `seen` of each handle has the run as it was found. Runs that AWS Batch has
         forgotten are included if they were submitted from this machine. Runs of sweeps are left out
         unless `tags` has "batchml:sweep" or `job` names one of them, and workers of group runs
-        unless `tags` has "batchml:gang".
+        unless `tags` has "batchml:gang" or "batchml:group", or `job` names them.
 
         status: states ("RUNNING") and outcomes ("out-of-memory"), of which a run has one.
         job: the run's name.

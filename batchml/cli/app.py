@@ -70,7 +70,7 @@ _SIGPIPE = 141  # the exit code that shells report for a process that SIGPIPE ki
 
 
 class Detached(typer.Exit):
-    """Ends a command that has handled Ctrl-C as Ctrl-C would have ended it."""
+    """Ends a command that has handled Ctrl-C, in the way that Ctrl-C ends other commands."""
 
 
 class CommandGroup(TyperGroup):
@@ -252,7 +252,7 @@ def _register(name: str) -> None:
 
 
 def why_it_waits(context: Any, job_id: str) -> str:
-    """Say why a run waits, as `explain` does; its module is above this one, so by name."""
+    """Say why a run waits, as `explain` does. Imported by name: that module is a layer above."""
     return str(import_module("batchml.explain.ask").waiting_reason(context, job_id))
 
 

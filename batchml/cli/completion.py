@@ -36,7 +36,7 @@ class HelpText(NamedTuple):
 
 
 class CompletionSources(NamedTuple):
-    """The variables and the current folder, which lead to the files with names."""
+    """The environment variables and the folder by which the files with names are found."""
 
     environ: Mapping[str, str]
     folder: str

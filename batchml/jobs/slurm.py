@@ -336,7 +336,7 @@ class _Reader:
     # --- Values -------------------------------------------------------------------------------
 
     def _value(self, name: str, read: Callable[[str], Any], form: str) -> Any:
-        """Read the value of an option; None if it is missing or, which is a mistake, wrong."""
+        """Read the value of an option; None if it is missing, or wrong, which adds a mistake."""
         given = self._given.get(name)
         if given is None:
             return None

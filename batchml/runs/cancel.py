@@ -80,11 +80,12 @@ def _terminate_all(api: JobApi, job_ids: Sequence[str], reason: str) -> dict[str
         return None
 
     if len(job_ids) < 2:
-        ends = [terminate(job_id) for job_id in job_ids]
+        errors = [terminate(job_id) for job_id in job_ids]
     else:
         with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-            ends = list(pool.map(terminate, job_ids))
-    return {job_id: end for job_id, end in zip(job_ids, ends, strict=True) if end is not None}
+            errors = list(pool.map(terminate, job_ids))
+    found = zip(job_ids, errors, strict=True)
+    return {job_id: error for job_id, error in found if error is not None}
 
 
 def _wait_until_stopping(

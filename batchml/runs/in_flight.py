@@ -116,28 +116,28 @@ class BucketState(Struct, frozen=True):
     since: float = 0.0  # the time of the last throttled call, from which `rate` recovers
 
 
-def current_rate(turns: BucketState, now: float) -> float:
+def current_rate(state: BucketState, now: float) -> float:
     """Turns a second, with the recovery since the last throttling."""
-    if turns.since > now:  # a time of another boot
+    if state.since > now:  # a time of another boot
         return RATE
-    return min(RATE, turns.rate + (now - turns.since) * RECOVERY)
+    return min(RATE, state.rate + (now - state.since) * RECOVERY)
 
 
-def take(turns: BucketState, now: float) -> tuple[BucketState, float]:
+def take(state: BucketState, now: float) -> tuple[BucketState, float]:
     """Book a turn; the new shared state, and the seconds to wait for the turn."""
-    rate = current_rate(turns, now)
+    rate = current_rate(state, now)
     fullest = now - BURST / rate
-    free = turns.free if fullest <= turns.free <= now + _MAX_WAIT else fullest
+    free = state.free if fullest <= state.free <= now + _MAX_WAIT else fullest
     free += 1 / rate
-    return replace(turns, free=free), max(0.0, free - now)
+    return replace(state, free=free), max(0.0, free - now)
 
 
-def throttled(turns: BucketState, now: float) -> BucketState:
+def throttled(state: BucketState, now: float) -> BucketState:
     """The state after a throttled call: half the rate from now on, and no burst."""
-    if 0 <= now - turns.since < _SAME_THROTTLING and turns.rate < RATE:
-        return turns
-    slower = max(SLOWEST, current_rate(turns, now) / 2)
-    free = turns.free if turns.free <= now + _MAX_WAIT else now
+    if 0 <= now - state.since < _SAME_THROTTLING and state.rate < RATE:
+        return state
+    slower = max(SLOWEST, current_rate(state, now) / 2)
+    free = state.free if state.free <= now + _MAX_WAIT else now
     return BucketState(max(free, now), slower, now)
 
 
@@ -154,7 +154,7 @@ class RateBucket:
 
     def take(self, clock: Clock, tell: Callable[[str], None] = lambda _: None) -> None:
         """Wait for a turn. `tell` gets a message about a long wait."""
-        wait = self._change(lambda turns: take(turns, clock.monotonic()))
+        wait = self._change(lambda state: take(state, clock.monotonic()))
         if wait > REPORTED_WAIT:
             tell(f"Waiting {wait:.0f} s for a turn: AWS Batch limits submissions a second.")
         if wait:
@@ -162,7 +162,7 @@ class RateBucket:
 
     def throttled(self, clock: Clock) -> None:
         """Slow down all processes, after AWS has throttled a call."""
-        self._change(lambda turns: (throttled(turns, clock.monotonic()), 0.0))
+        self._change(lambda state: (throttled(state, clock.monotonic()), 0.0))
 
     def _change(self, change: Callable[[BucketState], tuple[BucketState, float]]) -> float:
         """Change the state under a lock; the seconds to wait."""
@@ -173,8 +173,8 @@ class RateBucket:
         try:
             boot = self._this_boot()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            turns, wait = change(_read_state(os.pread(descriptor, _FORMAT.size, 0), boot))
-            os.pwrite(descriptor, _FORMAT.pack(turns.free, turns.rate, turns.since, boot), 0)
+            state, wait = change(_read_state(os.pread(descriptor, _FORMAT.size, 0), boot))
+            os.pwrite(descriptor, _FORMAT.pack(state.free, state.rate, state.since, boot), 0)
             return wait
         except OSError:
             return 0.0

@@ -433,7 +433,7 @@ def test_nodes_on_spot_are_refused_with_the_queues_that_would_do(
     with pytest.raises(ConfigError) as refused:
         prepare(place, order(queue="mixed"), dry_run=dry_run)
     (mistake,) = refused.value.mistakes
-    assert "whose cheap is of spot instances" in mistake
+    assert "which uses spot instances (cheap)" in mistake
     assert "--queue gpu" in mistake
     assert "[[groups]]" in mistake
     assert session.asked("SubmitJob") == []
@@ -444,7 +444,7 @@ def test_a_queue_that_is_not_described_is_asked_about_before_nodes_are_sent_ther
     tmp_path: Path, aws: Aws
 ) -> None:
     place, session = place_of_nodes(tmp_path, aws)
-    with pytest.raises(ConfigError, match="theirs-spot is of spot instances"):
+    with pytest.raises(ConfigError, match=r"uses spot instances \(theirs-spot\)"):
         prepare(place, order(queue="theirs-mixed"), dry_run=False)
     prepare(place, order(queue="theirs"), dry_run=False)
     asked = len(session.asked("DescribeJobQueues"))

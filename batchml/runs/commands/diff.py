@@ -77,9 +77,9 @@ def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
 def _table(one: "FoundRun", other: "FoundRun", shown: list[RunDifference]) -> str:
 
     # Both runs get columns of the same width.
-    facts = max(cells_of(each.what) for each in shown)
+    names = max(cells_of(each.what) for each in shown)
     width = screen().width
-    most = min(LONGEST, max(LEAST, (width - facts - len("CHANGE") - 10) // 2)) if width else LONGEST
+    most = min(LONGEST, max(LEAST, (width - names - len("CHANGE") - 10) // 2)) if width else LONGEST
     rows = [["", *(_title(each, most) for each in (one, other)), "CHANGE"]]
     for each in shown:
         change = each.change

@@ -30,9 +30,9 @@ class SubmitCommand(TyperCommand):
 
     def _add_hint(self, ctx: Any, error: Any, given: list[str]) -> None:
         option = getattr(error, "option_name", "")
-        slurms = slurm_hint(option, given) or array_hint(getattr(error, "param", None), given)
-        if slurms:
-            hint, error.possibilities = slurms, None
+        sbatch_hint = slurm_hint(option, given) or array_hint(getattr(error, "param", None), given)
+        if sbatch_hint:
+            hint, error.possibilities = sbatch_hint, None
         elif not option:
             _, rest, _ = self.make_parser(ctx).parse_args(args=list(given))
             hint = words_hint(given, rest)

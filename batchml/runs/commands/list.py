@@ -53,7 +53,7 @@ def ls(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CONDITION", help="List only runs with such a metric: 'val_accuracy>0.98'."
+            metavar="CONDITION", help="List only runs with this metric: 'val_accuracy>0.98'."
         ),
     ] = None,
     commit: Annotated[

@@ -74,7 +74,7 @@ class LogView:
         self._outages = Outages(clock, say_lost)
 
     def take(self, event: RunEvent) -> None:
-        """Note an event that is not a line of output."""
+        """Note an event. `line` prints lines of output."""
         if isinstance(event, ContactLost):
             self._outages.lost(event.error)
 
@@ -352,7 +352,7 @@ def _describe_log_end(closed: LogClosed) -> str:
 # --- Waiting for runs -----------------------------------------------------------------------------
 
 
-_WHY_AFTER = 30.0  # seconds in a queue before the first message with the reason;
+_WHY_AFTER = 30.0  # seconds in a queue before the first message with the reason
 _WHY_MOST = 3600.0  # the longest pause between messages, in seconds
 
 

@@ -48,7 +48,7 @@ def reconcile(
         raise NotFound("Open submission", unknown[0], waiting, hint)
     settled: list[SettledSubmission] = []
     if waiting:
-        say("Looking for them; a run that is not listed yet is waited for, a minute at most.")
+        say("Looking for the runs; one that is not listed yet is waited for, a minute at most.")
         settled = settle(make_submitter(context, say), context.env, keys=key)
     if json_:
         print_json([_as_json(one) for one in settled])
@@ -89,14 +89,14 @@ def attend(
     plan: Annotated[str, typer.Option(help="Read the plan of the move from this address.")] = "",
     digest: Annotated[str, typer.Option(help="Expect this digest of the plan.")] = "",
 ) -> None:
-    """Look after a run that may move, as `submit --fallback` has it done."""
-    from batchml.runs.fallback.watch import watch_until_moved as look_after
+    """Watch a run that may move; `submit --fallback` starts a run with this command."""
+    from batchml.runs.fallback.watch import watch_until_moved
 
     context, found, job_id = _aws_plan(env, region, plan, digest) if plan else _local_plan(key)
     if found is None or not (job or job_id):
         return say("There is nothing to watch: the run has moved, or it was never submitted.")
-    now = look_after(context, found, job or job_id, say)
-    say(f"The run is the job {now}.")
+    final_id = watch_until_moved(context, found, job or job_id, say)
+    say(f"The run is the job {final_id}.")
 
 
 def _local_plan(key: str) -> "tuple[Context, FallbackPlan | None, str]":

@@ -42,7 +42,7 @@ def rerun(
     The code is the code that was sent then, whatever the job's folder holds now. Options replace
     values of the run; the rest stays. RUN:3 is one child of an array.
 
-    With --resume the new run gets a copy of the checkpoint folder of a run that has ended, before
+    With --resume the run must have ended. The new run gets a copy of its checkpoint folder before
     its command starts.
     """
     context = open_context(env)

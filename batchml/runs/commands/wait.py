@@ -138,7 +138,7 @@ def cancel(
         for job_id, each in found.items():
             print_line(_describe_stop(each, stopped.get(job_id)))
     for job_id, why in left.items():
-        say(f"Left: {job_id}: {why}")
+        say(f"Not stopped: {job_id}: {why}")
     if left:
         errors = (stopped[job_id].error for job_id in left)
         raise typer.Exit(next((error.exit_code for error in errors if error), 1))

@@ -1,7 +1,7 @@
 """Move a run that finds no host to another queue: the decision (pure), and the calls.
 
 1. CancelJob in the first queue. It has no effect on a job that has started; then the run stays. So
-a job that is FAILED with batchml's reason has never started, and never will. 2. A look-up in the
+a job that is FAILED with batchml's reason was not running, and will not start. 2. A look-up in the
 other queue of a job with the same name: another process may have made the move. 3. The record in
 the history, SubmitJob, and the job id in the history, as for any submission.
 
@@ -134,7 +134,7 @@ def _waiting_since(run: Run, ready: int) -> int:
 def leave_out_values(
     requests: SubmissionRequests, env: Container[str]
 ) -> tuple[SubmissionRequests, tuple[str, ...]]:
-    """The requests without these environment variables, and the names of those they had.
+    """The requests without these environment variables, and the names of those that they had.
 
     The document of the requests is left out, too: it is in the run's store.
     """
@@ -263,12 +263,12 @@ class Mover:
             return now
 
     def _move(self, run: Run) -> str:
-        was_left = run.status.is_terminal
-        if not was_left:
+        was_cancelled = run.status.is_terminal
+        if not was_cancelled:
             self._check(run)
             run = self._cancel(run)
         return (
-            self._submit_in_other_queue(run, was_left)
+            self._submit_in_other_queue(run, was_cancelled)
             if moved_to(run) == self.plan.queue
             else run.job_id
         )
@@ -309,17 +309,17 @@ class Mover:
                 return run
             self._clock.sleep(POLL_PAUSE)
 
-    def _submit_in_other_queue(self, run: Run, was_left: bool) -> str:
+    def _submit_in_other_queue(self, run: Run, was_cancelled: bool) -> str:
         """Submit the job in the other queue, unless another process has.
 
-        If another process cancelled the first job (`was_left`), its successor is looked for as long
-        as AWS Batch may not list it yet.
+        If another process cancelled the first job (`was_cancelled`), its successor is looked for as
+        long as AWS Batch may not list it yet.
         """
         api, before = self._api(), run.job_id
         record = replace(
             self.plan.record, job_id=before, moved=before, at=int(self._clock.now() * 1000)
         )
-        seconds = listing_delay(api) if was_left else 0.0
+        seconds = listing_delay(api) if was_cancelled else 0.0
         found = look_up(api, record, self._clock, seconds)
         if found:
             job_id = keep_one_job(api, found, self._tell)

@@ -71,23 +71,23 @@ _MAX_OUTAGE = 3600.0  # seconds without an answer, after which the watcher fails
 
 
 def with_fallback_tag(
-    context: Context, order: RunRequest, spec: JobSpec, submission: SubmissionContext
+    context: Context, request: RunRequest, spec: JobSpec, submission: SubmissionContext
 ) -> SubmissionContext:
     """The submission context with the tag of a run that may move. Raises ConfigError."""
-    if order.array is not None:
+    if request.array is not None:
         raise ConfigError(
             spec.name,
             [
                 "fallback: with --array. Children of an array begin one by one, and only a whole "
-                "job can move: submit without --fallback, into a queue whose `compute` names both "
-                "(docs/capacity.md)."
+                "job can move: submit without --fallback, into a queue whose `compute` names the "
+                "compute environments of both queues (docs/capacity.md)."
             ],
         )
-    goal = context.queue(spec.fallback.queue)
-    if goal == context.queue(spec.queue or DEFAULT_QUEUE):
-        raise ConfigError(spec.name, [f"fallback.queue: {goal} is the run's own queue."])
+    target = context.queue(spec.fallback.queue)
+    if target == context.queue(spec.queue or DEFAULT_QUEUE):
+        raise ConfigError(spec.name, [f"fallback.queue: {target} is the run's own queue."])
     return replace(
-        submission, tags={**submission.tags, FALLBACK_TAG: f"{goal}:{spec.fallback.seconds}"}
+        submission, tags={**submission.tags, FALLBACK_TAG: f"{target}:{spec.fallback.seconds}"}
     )
 
 
@@ -107,8 +107,8 @@ def make_plan(
     # Without dependencies: they have succeeded by then, and AWS Batch may have forgotten them.
     moved = replace(submission, depends_on=(), env={**submission.env, **budget})
     requests, lent = leave_out_values(make(replace(spec, queue=fallback.queue), moved)[0], spec.env)
-    goal = requests.submit["jobQueue"]
-    record = replace(record, fallback=f"{goal}:{fallback.seconds}")
+    target = requests.submit["jobQueue"]
+    record = replace(record, fallback=f"{target}:{fallback.seconds}")
     notices.append(
         f"Moves to the queue {fallback.queue} when it finds no host within "
         f"{short_duration(fallback.seconds)}."
@@ -199,7 +199,7 @@ class QueueMoves:
             run = told.get(self._own(asked))
             if run is not None:
                 whole = asked == bare_id(asked)
-                found[asked] = self._seen(asked, run) if whole else run
+                found[asked] = self._move_if_due(asked, run) if whole else run
         return found
 
     def with_own_id(self, run: Run) -> Run:
@@ -210,18 +210,18 @@ class QueueMoves:
         whole = bare_id(asked)
         return self._now.get(whole, whole) + asked.removeprefix(whole)
 
-    def _seen(self, asked: str, run: Run) -> Run:
-
-        goal = moved_to(run)
-        mover = self._mover(run) if goal or not run.status.is_terminal else None
+    def _move_if_due(self, asked: str, run: Run) -> Run:
+        """Move the run if that is due; the run as it is now, under the requested id."""
+        target = moved_to(run)
+        mover = self._mover(run) if target or not run.status.is_terminal else None
         age = self._context.clock.now() - (run.stopped_at or 0) / 1000
         step = mover.see(run, self._patience(run.key)).step if mover else MoveStep.WAIT
-        if goal:
+        if target:
             now = successor(self._context.batch, run)
             if now:
-                self.news.append(describe_move_done(goal, now))
+                self.news.append(describe_move_done(target, now))
             elif mover and age >= self._patience(run.key):
-                now = self._moved(mover, run)
+                now = self._try_to_move(mover, run)
             if now and now != run.job_id:
                 return self._follow(asked, run, now)
             if (
@@ -229,14 +229,14 @@ class QueueMoves:
             ):  # the process that cancelled it is about to submit it in the other queue
                 return replace(run, job_id=asked, status=JobStatus.RUNNABLE, stopped_at=None)
         elif step is MoveStep.LEAVE and mover:
-            now = self._moved(mover, run)
+            now = self._try_to_move(mover, run)
             if now != run.job_id:
                 return self._follow(asked, run, now)
         elif run.status.is_terminal and run.key:
             plans_of(self._context).drop(run.key)
         return replace(run, job_id=asked)
 
-    def _moved(self, mover: Mover, run: Run) -> str:
+    def _try_to_move(self, mover: Mover, run: Run) -> str:
         """Move the run; the id of its job. A refused move is a message, and is not tried again."""
         try:
             return mover.move(run)
@@ -414,9 +414,8 @@ def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> Submissi
         raise ConfigError(
             context.env,
             [
-                "controller_queue: missing. Name a queue of cheap hosts for the runs that watch "
-                "runs that "
-                'may move, such as controller_queue = "cpu".'
+                "controller_queue: missing. Name a queue of cheap hosts for the watchers of runs "
+                'with --fallback, such as controller_queue = "cpu".'
             ],
         )
     if not plan.queue.startswith(qualified(context.env, "")):
@@ -433,11 +432,11 @@ def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> Submissi
     image = known.image(read_recipe(folder).reference, lambda: pinned(context.connect(), folder))
     data = encode_plan(plan)
     BucketStore(context.connect(), bucket).put(f"runs/{plan.key}/{PLAN}", data)
-    told = {
+    flags = {
         "env": context.env, "region": environment.region, "job": job_id,
         "plan": f"s3://{bucket}/runs/{plan.key}/{PLAN}", "digest": digest_of(data),
     }  # fmt: skip
-    words = [word for name, value in told.items() for word in (f"--{name}", value)]
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     command = ("python", "-m", "batchml", ATTEND, plan.key, *words)
     queue = context.queue(environment.controller_queue)
     return _watcher_requests(plan, command, image, queue, platform)

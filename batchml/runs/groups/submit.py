@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from batchml.model.job import JobSpec
     from batchml.runs.package import PackageStore
 
-NO_HEAD = "the head of its gang was not submitted"
-OVER = "its gang was over before it was submitted"
-INCOMPLETE = "batchml: the gang could not be submitted whole"
+NO_HEAD = "the head of its group run was not submitted"
+OVER = "its group run was over before it was submitted"
+INCOMPLETE = "batchml: the group run could not be submitted whole"
 
 Tell = Callable[[str], None]
 
@@ -353,12 +353,12 @@ def _spot_mistake(context: "Context", spec: "JobSpec", queue: str, spot: list[st
     other = (
         f"Take --queue {' or --queue '.join(on_demand)}"
         if on_demand
-        else "Make a queue of on-demand compute environments alone in batchml.toml, then batchml "
+        else "Make a queue of only on-demand compute environments in batchml.toml, then batchml "
         "setup"
     )
     return (
-        f"nodes: {spec.nodes} on the queue {queue}, whose {', '.join(spot)} is of spot instances: "
-        f"AWS Batch runs multi-node jobs on on-demand instances alone. {other}. Where only part of "
-        f'the work may be lost at any time, [[groups]] with launch.kind = "ray" keep a head '
-        f"on-demand and its workers on spot."
+        f"nodes: {spec.nodes} on the queue {queue}, which uses spot instances ({', '.join(spot)}): "
+        f"AWS Batch runs multi-node jobs only on on-demand instances. {other}. If the work can lose "
+        f'some of its nodes, [[groups]] with launch.kind = "ray" run a head on-demand and workers '
+        f"on spot."
     )

@@ -138,5 +138,5 @@ def _archive(code: str) -> str | None:
 
 
 def _number(value: Value) -> float | None:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_one and value is not None else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value is not None else None

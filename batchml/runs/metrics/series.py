@@ -277,8 +277,8 @@ def by_child(metrics: Mapping[str, float]) -> dict[str, dict[int, float]]:
 def child_of(metric: str) -> tuple[str, int | None]:
     """The name and the child of a metric: `("loss", 3)` for `loss:3`, `("loss", None)` else."""
     name, _, child = metric.rpartition(":")
-    is_one = bool(name) and child.isascii() and child.isdecimal()
-    return (name, int(child)) if is_one else (metric, None)
+    is_child = bool(name) and child.isascii() and child.isdecimal()
+    return (name, int(child)) if is_child else (metric, None)
 
 
 def spread(values: Mapping[int, float]) -> Spread:

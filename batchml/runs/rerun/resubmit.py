@@ -143,7 +143,7 @@ def _store(context: Context, found: "FoundRun") -> str:
 def _find_checkpoints(
     context: Context, source: ResumeSource, numbers: Sequence[int | None]
 ) -> Mapping[int | None, SavedCheckpoints] | None:
-    """The checkpoints of each child; None if this machine cannot see them: in a workspace.
+    """The checkpoints of each child; None for a workspace, which this machine cannot see.
 
     In a bucket, one call for each 1,000 files.
     """

@@ -371,7 +371,7 @@ class PartSchedule:
         self._polled_in_round: dict[int, int] = {}
         self._round = 0
         self._ended: set[int] = set()
-        self._times_missing: dict[int, int] = {}  # in rounds in a row
+        self._times_missing: dict[int, int] = {}  # rounds in a row
         self._next_turn = 0
 
     def job_id(self, number: int) -> str:

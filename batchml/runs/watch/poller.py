@@ -145,11 +145,10 @@ class ServiceContact:
     """Decides how long failures of one kind of call are tolerated.
 
     `renew` is called so that the next call reads new credentials. If no call has succeeded yet, an
-    AccessError is raised at once; otherwise there are `absence` seconds to sign in again. The
-    service may
-    be unreachable for `patience` seconds before its first answer and for `absence` seconds after
-    it. `is_known` is for the log of a run whose state is known: it may be unreachable for `no_log`
-    seconds.
+    AccessError is raised at once; otherwise there are `outage_limit` seconds to sign in again. The
+    service may be unreachable for `startup_limit` seconds before its first answer and for
+    `outage_limit` seconds after it. `is_known` is for the log of a run whose state is known: it may
+    be unreachable for `log_outage_limit` seconds.
     """
 
     def __init__(
@@ -309,7 +308,7 @@ class RunPoller:
         self._recall = recall
         self._limiter = Limiter(clock, pace.describe_rate)
         self._contact = ServiceContact(clock, pace, renew)
-        self._invisible = MissingJobs(clock, pace)
+        self._missing = MissingJobs(clock, pace)
 
     def poll(self, job_ids: Sequence[str]) -> Iterator[Run | ContactLost]:
         """Yield each run as it is now, call by call; ContactLost after a failed call.
@@ -346,7 +345,7 @@ class RunPoller:
             self._limiter.succeeded()
             self._contact.made()
             for job_id in runs:
-                self._invisible.seen(job_id)
+                self._missing.seen(job_id)
             yield asked, runs
 
     def find_missing(self, job_id: str) -> Run | ContactLost:
@@ -354,7 +353,7 @@ class RunPoller:
 
         Raises ServiceUnreachable if it stays missing.
         """
-        if not self._invisible.is_over(job_id):
+        if not self._missing.is_over(job_id):
             return ContactLost(unknown_job_text(job_id))
         try:
             found = None if self._recall is None else self._recall(job_id)
@@ -362,7 +361,7 @@ class RunPoller:
             self._contact.lost(error)
             return ContactLost(str(error))
         if found is None:
-            raise self._invisible.given_up(job_id)
+            raise self._missing.given_up(job_id)
         return found
 
 
