@@ -185,7 +185,8 @@ def call(client: Any, operation: str, /, **request: Any) -> dict[str, Any]:
     answer is read that is missing.
     """
     with translate_errors(operation):
-        return _Answer(operation, getattr(client, _method_name(operation))(**request))
+        answer: dict[str, Any] = getattr(client, _method_name(operation))(**request)
+    return _Answer(operation, answer)
 
 
 def read_pages(client: Any, operation: str, /, **request: Any) -> Iterator[dict[str, Any]]:
@@ -212,14 +213,28 @@ def read_entries(client: Any, operation: str, member: str, /, **request: Any) ->
 
 
 class _Answer(dict[str, Any]):
-    """An answer of AWS. A missing member means that the answer was cut off."""
+    """A structure in an answer of AWS. A missing member means that the answer was cut off."""
 
-    def __init__(self, operation: str, answer: Mapping[str, Any]) -> None:
-        super().__init__(answer)
+    def __init__(self, operation: str, structure: Mapping[str, Any]) -> None:
+        super().__init__(structure)
         self._operation = operation
+
+    def __getitem__(self, member: str) -> Any:
+        return self._with_answers(super().__getitem__(member))
 
     def __missing__(self, member: str) -> Any:
         raise ServiceUnreachable(f"{self._operation}: the answer was cut off: no {member!r}")
+
+    def get(self, member: str, default: Any = None, /) -> Any:
+        return self._with_answers(super().get(member, default))
+
+    def _with_answers(self, value: Any) -> Any:
+        """Structures become answers when they are read: most are never read."""
+        if isinstance(value, dict):
+            return _Answer(self._operation, value)
+        if isinstance(value, list):
+            return [self._with_answers(entry) for entry in value]
+        return value
 
 
 @cache

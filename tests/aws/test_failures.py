@@ -1,5 +1,6 @@
 """Every exception that botocore can raise becomes one of ours, at the border, with its way out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from batchml.aws.credentials_help import CREDENTIAL_HELP, AwsCaller, clock_skew, explain_clock_skew
 from batchml.aws.errors import (
     ACCESS_CODES,
+    call,
     exception_kinds,
     translate,
     translate_credential_errors,
@@ -121,6 +123,26 @@ def test_what_is_not_of_the_sdk_is_left_alone() -> None:
         raise ServiceError("Y", "Code", "words", 400)
     with pytest.raises(ServiceUnreachable, match="cut off"), translate_errors("X"):
         raise KeyError("jobs")
+
+
+def test_a_member_that_is_missing_anywhere_in_an_answer_means_that_it_was_cut_off() -> None:
+    class Client:
+        def describe_jobs(self, jobs: list[str]) -> dict[str, Any]:
+            return {"jobs": [{"jobId": jobs[0], "container": {"image": "python"}}]}
+
+    answer = call(Client(), "batch:DescribeJobs", jobs=["one"])
+    (job,) = answer["jobs"]
+    assert job["container"]["image"] == "python"
+    assert job.get("tags", {}) == {}
+    reads: list[Callable[[], Any]] = [
+        lambda: answer["nextToken"],
+        lambda: job["status"],
+        lambda: job["container"]["vcpus"],
+        lambda: job.get("container")["vcpus"],
+    ]
+    for read in reads:
+        with pytest.raises(ServiceUnreachable, match="DescribeJobs: the answer was cut off: no "):
+            read()
 
 
 @pytest.mark.parametrize("code", ["TooManyRequestsException", "ThrottlingException", "Throttling"])
