@@ -28,7 +28,7 @@ LIMIT = 20.0  # seconds for all secrets of an attempt
 
 _ARN = re.compile(r"arn:[^:]+:(\w+):([\w-]*):(\d*):(.+)", re.DOTALL)
 _SSM, _MANAGER = "ssm:", "secretsmanager:"  # as in a job.toml
-_CALL_LIMIT = 5  # seconds, to connect and again to answer
+_CALL_LIMIT = 5  # seconds for the connection, and again for the answer
 
 
 class SecretError(Exception):

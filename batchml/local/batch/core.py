@@ -230,7 +230,7 @@ class Core:
             if isinstance(event, CallReceived):
                 try:
                     event = _add_finished(event, state, effects, self._journal)
-                except LocalServerError as error:  # the jobs that it names cannot be read
+                except LocalServerError as error:  # a job that the call names cannot be read
                     answers.append((item, RefuseCall("ServerException", str(error), 500)))
                     continue
             state, caused = _step(state, event)

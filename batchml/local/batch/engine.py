@@ -112,7 +112,7 @@ def next_deadline(state: BatchState) -> int | None:
 
 
 def tasks_to_stop(state: BatchState) -> list[str]:
-    """The running tasks that must stop, for a server that was killed before it could stop them."""
+    """The running tasks that must stop, for a server that follows one that was killed."""
     task_ids = []
     for job in state.jobs.values():
         if job.attempt is None or job.is_multinode:

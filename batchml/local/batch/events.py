@@ -175,8 +175,8 @@ class StopAttempt(Struct, frozen=True):
 
 
 class LoseHost(Struct, frozen=True):
-    """Simulate the loss of an attempt's host: KILL at once, or stop it with its grace period if it
-    is `warned`.
+    """Simulate the loss of an attempt's host: kill the attempt at once or, if it is `warned`, stop
+    it with its grace period.
 
     `fault` is the injected fault, for the log: `host-lost@60s`.
     """

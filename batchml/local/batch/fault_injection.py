@@ -8,9 +8,9 @@
     no-capacity=5m    for 5 minutes after the server's start no job is placed
     seed=7            makes the random choices repeatable
 
-The first of `host-lost`, `node-lost`, `spot` and `oom` applies to a job's first attempt, the second
-to its second, and so on: a list of two tests whether a job survives both. Without a time the fault
-is injected as soon as the program runs. `host-lost@60s=20%` applies to one job in five.
+Of the faults `host-lost`, `node-lost`, `spot` and `oom` in a list, the first applies to a job's
+first attempt, the second to its second attempt, and so on. Without a time the fault is injected as
+soon as the program runs. `host-lost@60s=20%` applies to one job in five.
 
 A job's tag `batchml:chaos` has the same syntax with spaces as separators (AWS's tags allow neither
 commas nor %), and replaces the server's faults for that job.
@@ -172,7 +172,7 @@ class _Reader:
             "throttle": "the part of the requests, more than 0% and up to 100%: throttle=20%",
             "no-capacity": "for how long: no-capacity=5m",
             "seed": "a whole number: seed=7",
-        }.get(name, f"{name}, or after how long: {name}@60s{chance}")
+        }.get(name, f"{name}, or with a delay {name}@60s{chance}")
         self._mistakes.append(f"{word!r}: write {right}.")
 
 

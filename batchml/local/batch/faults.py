@@ -32,8 +32,8 @@ def enable(state: BatchState, chaos: Chaos | None, now: int) -> BatchState:
 def schedule_fault(tx: Transaction, job: Job) -> None:
     """The program of an attempt runs: schedule the fault for this attempt, if there is one.
 
-    In a multi-node job the main node gets the fault, which ends the job, or with `node-lost`
-    another node, to whose loss AWS Batch does not react.
+    In a multi-node job the main node gets the fault, and the job ends. Only `node-lost` applies to
+    another node: AWS Batch does not react to its loss.
     """
     attempt = job.attempt
     if attempt is None or attempt.started_at is None or attempt.doom or job.is_multinode:
@@ -89,7 +89,7 @@ def _kind(attempt: JobAttempt) -> str:
 
 
 def pending_losses(state: BatchState) -> list[LoseHost]:
-    """The live attempts with an injected fault, for a server that follows one that was killed."""
+    """The faults of live attempts, injected again by a server that follows one that was killed."""
     attempts = [job.attempt for job in state.jobs.values() if job.attempt is not None]
     return [_lose_host(attempt) for attempt in attempts if attempt.doom]
 

@@ -435,7 +435,7 @@ def _stop(tx: Transaction, job: Job, stop_child: Callable[[Transaction, Job, str
         tx.put_job(job)
     elif job.is_array:
         tx.put_job(job)
-        # The last child first: children that wait for an earlier one are then marked when it ends.
+        # The last child first: a child that waits for an earlier child is marked before that ends.
         for child in reversed(live_children(tx, job)):
             stop_child(tx, child, job.stop_reason)
     else:

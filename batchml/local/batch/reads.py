@@ -90,8 +90,8 @@ def list_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job_filter(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> JobFilter:
-    """The jobs to list. With a filter AWS ignores jobStatus and lists all states; without a filter
-    and a jobStatus it lists RUNNING jobs only.
+    """The jobs to list. With a filter other than SHARE_IDENTIFIER AWS ignores jobStatus and lists
+    all states; without a filter and a jobStatus it lists RUNNING jobs only.
     """
     if not filters:
         return JobFilter(status=params.get("jobStatus", "RUNNING"))

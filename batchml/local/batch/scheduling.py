@@ -1,6 +1,6 @@
 """The scheduler: which job starts in which compute environment, and why a job cannot start.
 
-Functions change a transaction.
+Functions that change something take a transaction.
 
 Sources: AWS Batch User Guide, "Job scheduling", "Fair-share scheduling", "Jobs stuck in RUNNABLE";
 API reference, JobStateTimeLimitAction.

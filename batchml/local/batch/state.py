@@ -2,8 +2,8 @@
 
 Resources keep AWS's own JSON in `detail`, so that a caller reads back what it has sent; properties
 read from it what the rules need. `jobs` holds unfinished jobs only: finished ones are in the
-journal. The fields of `BatchState` from `free` on are indexes, derived from the jobs when the
-server starts (`engine.restore`).
+journal. `free` and the fields of `BatchState` from `by_task` to `faults` are indexes, derived from
+the jobs when the server starts (`engine.restore`).
 
 A job consists of `Job`, which changes, and `SubmittedSpec`, which does not. The children of an
 array share one spec.
@@ -413,7 +413,7 @@ class ShareUsage(Struct, frozen=True):
 
 
 class BatchState(Struct, frozen=True):
-    """The resources of users and the unfinished jobs, then the indexes. Times in ms."""
+    """The resources of users, the unfinished jobs, and the indexes. Times in ms."""
 
     machine: MachineCapacity
     free: MachineCapacity

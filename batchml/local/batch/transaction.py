@@ -19,7 +19,7 @@ from batchml.local.batch.state import (
     ShareUsage,
 )
 
-_FEW = 64  # ended attempts that `prune_ended` tolerates beside as many as there are live ones
+_FEW = 64  # ended attempts that `prune_ended` keeps, besides one for each live attempt
 
 
 class Transaction:
@@ -212,7 +212,7 @@ class Transaction:
         )
 
     def pop_deadline(self) -> str:
-        """Remove the first deadline; the task that it belongs to."""
+        """Remove the first deadline, and return the id of its task."""
         assert self.state.deadlines is not None
         task_id = str(self.state.deadlines[2])
         self._set(deadlines=persistent_heap.pop(self.state.deadlines))

@@ -279,7 +279,7 @@ _MIB = 1 << 20
 _UNLIMITED = 1 << 60
 _FLAGS = os.O_CLOEXEC
 
-Limits = tuple[int | None, int, int]
+Limits = tuple[int | None, int, int]  # the arguments of `Slot.limit`
 
 
 def make_slot(groups: Groups, name: str) -> Slot:
@@ -298,25 +298,25 @@ class Slot:
     _MEMBERS = "tasks"
     _OOM = ("memory", "memory.oom_control")
 
-    def __init__(self, groups: Groups, name: str, home: Groups | None = None) -> None:
-        """`home` has the runner's own groups; None: find them. Raises OSError."""
+    def __init__(self, groups: Groups, name: str, own: Groups | None = None) -> None:
+        """`own` has the runner's own groups; None: find them. Raises OSError."""
         self.folders = {c: os.path.join(folder, name) for c, folder in groups.items()}
         self._oom_kills = 0
         self._limits: Limits | None = None
         for folder in self.folders.values():
             _make_slot_folder(folder)
-        home = home or current_groups()
+        own = own or current_groups()
         self._moves = [
-            (self._open_members(self.folders[c]), self._open_members(home[c])) for c in groups
+            (self._open_members(self.folders[c]), self._open_members(own[c])) for c in groups
         ]
-        controller, name = self._OOM
-        self._oom = os.open(os.path.join(self.folders[controller], name), os.O_RDONLY | _FLAGS)
+        controller, file = self._OOM
+        self._oom = os.open(os.path.join(self.folders[controller], file), os.O_RDONLY | _FLAGS)
 
     def _open_members(self, folder: str) -> int:
         return os.open(os.path.join(folder, self._MEMBERS), os.O_WRONLY | _FLAGS)
 
     def limit(self, memory: int | None, vcpus: int, pids: int) -> None:
-        """Set the limits, unless they are unchanged. Memory in MiB, or None for any. Raises
+        """Set the limits, unless they are unchanged. Memory in MiB, or None for no limit. Raises
         OSError.
         """
         if self._limits == (memory, vcpus, pids):
@@ -383,8 +383,8 @@ class SlotV2(Slot):
     _MEMBERS = "cgroup.procs"
     _OOM = ("all", "memory.events")
 
-    def __init__(self, groups: Groups, name: str, home: Groups | None = None) -> None:
-        super().__init__(groups, name, home)
+    def __init__(self, groups: Groups, name: str, own: Groups | None = None) -> None:
+        super().__init__(groups, name, own)
         self._memory = "max"
         self.enter()  # fails here if the runner may not move, or not return
         self.leave()
@@ -412,7 +412,7 @@ class SlotV2(Slot):
 
 
 def _make_slot_folder(folder: str) -> None:
-    """Make a folder, in a folder that another runner may be removing at its end."""
+    """Make the folder of a slot. Another runner may be removing the folder above it."""
     for _ in range(10):
         try:
             return os.makedirs(folder, exist_ok=True)

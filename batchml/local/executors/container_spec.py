@@ -1,7 +1,7 @@
 """The runner's spec of a container attempt, made from its job.
 
-Changes nothing. It reads published images, kept endpoints, and whether paths exist. The spec
-contains the engine's own JSON (`config`), so that a test can check a job's rights, and the
+Making it changes nothing: it reads published images, stored endpoints, and whether paths exist. The
+spec contains the engine's own JSON (`config`), so that a test can check a job's rights, and the
 preparations of the runner: folders to mount, an image to fetch or build.
 """
 
@@ -190,15 +190,17 @@ def _own_folders(
 
 
 def _mountable_folders(home: Home, read_only: bool) -> list[str]:
-    """The folders that any job may mount. That of the runs only for reading, because no container
-    may rename anything in it.
+    """The folders that any job may mount. The folder of the runs is among them only for reading,
+    because no container may rename anything in it.
     """
     folders = [str(home.root / "workspace"), str(home.root / "data")]
     return [*folders, str(home.runs)] if read_only else folders
 
 
 def _code(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
-    """The code package of a run of batchml. Its variables are changed to paths in the container."""
+    """The code package and the command file of a run. Their variables are changed to paths in the
+    container.
+    """
     sources = []
     for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
         path = env.get(name, "")
@@ -322,7 +324,7 @@ def _source(
     folder.
 
     `ours`: give any user of the container access. `fixed`: no container may write to the roots.
-    `before`: the path in an older version, as the workspace and names in it.
+    `before`: the path in an older version, as the workspace and then the names below it.
     """
     return {
         "path": path, "target": target, "roots": roots, "read_only": read_only, "make": make,

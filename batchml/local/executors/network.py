@@ -72,7 +72,7 @@ class NodeAddress(Struct, frozen=True):
 class NetworkLedger(Struct):
     """The addresses that are in use, as stored in a file."""
 
-    indexes: dict[str, int] = field(name="places", default_factory=dict)  # task id -> address
+    indexes: dict[str, int] = field(name="places", default_factory=dict)  # task id -> index
     subnet: str = ""  # of the switch; empty without namespaces
 
 
@@ -158,7 +158,7 @@ class NodeNetwork:
         self._assigned.add(task_id)
         node = await loop.run_in_executor(self._thread, self._make, task_id)
         if task_id in self._assigned:  # else the attempt was stopped meanwhile
-            await self._open(task_id, node)
+            await self._open_relay(task_id, node)
         return node
 
     def release(self, task_id: str) -> None:
@@ -182,7 +182,7 @@ class NodeNetwork:
         for task_id in self._assigned:
             node = self._address_of(task_id)
             if node.namespace and os.path.exists(f"{_RUN}/{node.namespace}"):
-                await self._open(task_id, node)
+                await self._open_relay(task_id, node)
 
     def clear(self) -> None:
         """Remove everything, for a state folder without attempts."""
@@ -208,7 +208,7 @@ class NodeNetwork:
 
     # --- The server's port in a namespace -----------------------------------------------------
 
-    async def _open(self, task_id: str, node: NodeAddress) -> None:
+    async def _open_relay(self, task_id: str, node: NodeAddress) -> None:
         """Let the node reach the server at the server's own address, through a relay."""
         port = self._port
         if not node.namespace or not port or task_id in self._relays:

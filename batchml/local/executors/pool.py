@@ -33,7 +33,7 @@ IDLE_LIMIT = 20.0  # seconds until an unused runner ends
 _LOOK_EVERY = 5.0  # seconds between two searches for idle runners
 _BUFFER = 65_536
 _SPARE = 2  # idle runners in addition to one for each CPU
-_SOCKET = 3  # its descriptor in the runner
+_SOCKET = 3  # the descriptor of the socket in the runner
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _REMOVE_AGAIN = 0.05  # seconds
 
@@ -237,7 +237,7 @@ class RunnerPool:
         return runner
 
     def _spawn(self, kind: str, theirs: int) -> int:
-        """Start a runner; its pid. Raises OSError that names the file."""
+        """Start a runner; its pid. Raises OSError with the name of the file that failed."""
         errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             return self._spawn_with(kind, theirs, errors)
@@ -246,7 +246,7 @@ class RunnerPool:
 
     def _spawn_with(self, kind: str, theirs: int, errors: int) -> int:
         config = {"kind": kind, "socket": _SOCKET, "groups": self.groups}
-        flags = ["-I"] if kind == "container" else ["-I", "-S"]  # the first needs packages
+        flags = ["-I"] if kind == "container" else ["-I", "-S"]  # -S hides the package `docker`
         python, root = self._installation
         words = [python, *flags, "-c", _START, root, json.dumps(config)]
         env = {

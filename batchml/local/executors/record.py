@@ -36,7 +36,7 @@ class RunnerRecord(Struct, frozen=True):
     boot_id: str = ""
     kind: str = PROCESS
     groups: list[str] = []
-    label: str = ""
+    label: str = ""  # the name of its environment
     started_at: int | None = None  # ms
     address: str = ""
     may_have_begun: bool = False  # the runner has received the message to start the program
@@ -52,8 +52,8 @@ class RunnerRecord(Struct, frozen=True):
 
 
 def read(folder: Path) -> RunnerRecord | None:
-    """The record in an attempt's folder. None once the attempt has ended (it is renamed to
-    exit.json then), and while the record is empty or unreadable.
+    """The record in an attempt's folder. None once the attempt has ended (then the record is
+    renamed to exit.json), and while the record is empty or unreadable.
     """
     try:
         return read_record(folder / "runner.json", RunnerRecord)

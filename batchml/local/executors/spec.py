@@ -39,7 +39,7 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
-# Variables of tasks that only batchml's runtime performs: fetch code, start ranks, check the host,
+# Variables of steps that only batchml's runtime performs: fetch code, start ranks, check the host,
 # resume.
 _NEEDING_RUNTIME = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
@@ -55,8 +55,8 @@ class ExecutorHost(Struct, frozen=True):
     """What attempts of one server have in common: the state folder, the copy of the runtime, and
     the server's variables.
 
-    `endpoint` and `keys` belong to the server, if jobs may reach it. `identity` is the id of the
-    state folder, which marks the processes of its jobs.
+    `endpoint` and `keys` are the server's, or empty if jobs may not reach it. `identity` is the id
+    of the state folder, which marks the processes of its jobs.
     """
 
     home: Home

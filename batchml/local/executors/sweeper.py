@@ -88,17 +88,17 @@ def _command(identity: str, *words: str) -> list[str]:
 # --- The separate process -------------------------------------------------------------------------
 
 
-def main(label: str, verb: str, *tasks: str) -> int:
+def main(identity: str, verb: str, *tasks: str) -> int:
     """Print the resources as JSON, then remove those of `tasks` (REMOVE) or all (CLEAR)."""
     from batchml.local.executors import docker, mounts
 
     try:
-        with_containers, networks = docker.list_resources(label)
-        pinned = mounts.pinned_tasks(label)
+        with_containers, networks = docker.list_resources(identity)
+        pinned = mounts.pinned_tasks(identity)
         if verb != LOOK:
             for task in pinned if verb == CLEAR else tasks:
-                mounts.unpin(mounts.pins_of(label, task))
-            docker.remove_resources(label, None if verb == CLEAR else tasks)
+                mounts.unpin(mounts.pins_of(identity, task))
+            docker.remove_resources(identity, None if verb == CLEAR else tasks)
     except docker.EngineUnreachable as error:
         print(f"the Docker engine does not answer: {error}", file=sys.stderr)
         return 1

@@ -331,7 +331,7 @@ class LogReads:
     def _by_time(
         self, group: str, params: dict[str, Any], limit: int
     ) -> tuple[list[LogStream], dict[str, str]]:
-        """Streams by their last event. Streams without an event count as if it were at 0."""
+        """Streams by their last event. For a stream without events the time is 0."""
         if "logStreamNamePrefix" in params:
             raise _invalid("Cannot order by LastEventTime with a logStreamNamePrefix.")
         after = _read_token(params.get("nextToken"), tuple[_Count, str])

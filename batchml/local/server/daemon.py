@@ -1,8 +1,8 @@
 """The server's process: `python -m batchml.local.server.daemon`.
 
 It locks the state folder, opens the journal, adopts the attempts of earlier servers, binds a
-loopback port, and serves until a signal stops it or it has been idle for long. Errors before it
-serves are written to `--ready-fd`, for the process that started it.
+loopback port, and serves until a signal stops it or it has been idle for long. For the process that
+started it, it writes its endpoint, or the error that prevents the start, to `--ready-fd`.
 
 For a copy of a state folder it only serves reads. It stops when its folder is moved or deleted.
 When its installation was upgraded, it restarts with the new version. Jobs continue meanwhile.
@@ -98,7 +98,7 @@ def main() -> int:
         _send_ready(options.ready_fd, {"error": str(reported), "kind": type(reported).__name__})
         code = EXIT_CRASHED if isinstance(error, OSError) else reported.exit_code
     if code == RESTART:
-        words = iter(sys.orig_argv[1:])
+        words = iter(sys.orig_argv[1:])  # all but `--ready-fd` and its value are kept
         again = [word for word in words if word != "--ready-fd" or not next(words)]
         os.execv(sys.executable, [sys.executable, *again])
     return code
@@ -372,8 +372,8 @@ async def _resize_environment(core: Core, clock: SystemClock) -> None:
         return
     params = {"computeEnvironment": MACHINE, "computeResources": {"maxvCpus": vcpus}}
     now = int(clock.now() * 1000)
-    name = f"resized-{now}"
-    await core.request(CallReceived("UpdateComputeEnvironment", params, now, name))
+    new_id = f"resized-{now}"
+    await core.request(CallReceived("UpdateComputeEnvironment", params, now, new_id))
 
 
 async def first_start(core: Core, clock: SystemClock) -> None:

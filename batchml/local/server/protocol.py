@@ -311,7 +311,7 @@ def check_service(service: str) -> None:
 
 
 def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
-    """Return the operation and its checked input. Raises ApiError, naming every mistake."""
+    """Return the operation and its checked input. Raises ApiError, naming up to 20 mistakes."""
     if service not in _READERS:
         raise ApiError(
             "UnknownOperationException",

@@ -27,7 +27,7 @@ class FolderCopy(Struct, frozen=True):
     and the effects of adopting it.
     """
 
-    why: str  # as from `identity.difference`
+    why: str  # as from `identity.why_read_only`
     running: int  # attempts that had begun, and end here as lost hosts
     waiting: int  # jobs that wait, and start here as well
     unknown: int  # attempts that the journal does not contain
@@ -49,7 +49,7 @@ def inspect_copy(home: Home) -> FolderCopy | None:
 
 
 def adopt(home: Home) -> None:
-    """Make a folder independent. Its lock is held, and no server runs.
+    """Make a folder independent. The caller holds its lock, so no server runs.
 
     The new identity is committed last: if this is interrupted, the folder is still a copy.
     `position`, which proves that a journal was restored in place, is deleted after that.

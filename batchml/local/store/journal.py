@@ -220,7 +220,7 @@ class Journal:
     def commit(self, effects: Sequence[Effect], calls: Sequence[RememberedCall] = ()) -> None:
         """Write everything that the effects save, atomically, and return once it is on disk.
 
-        Raises DiskFull or StateDamaged; then nothing was written.
+        Raises LocalServerError, such as DiskFull or JournalBusy; then nothing was written.
         """
         db = self._writer
         jobs: dict[str, tuple[Job, bool]] = {}  # a job that changes twice is written once

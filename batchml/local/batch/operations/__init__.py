@@ -1,6 +1,6 @@
 """The API calls that change something: `(transaction, call) -> answer`. They raise ApiError.
 
-Each call checks what AWS checks on the server in addition to types: names, references, limits.
+Each call checks names, references and limits, as AWS's server does. Types are checked before.
 """
 
 from collections.abc import Callable

@@ -450,7 +450,7 @@ def _stop_many(tx: Transaction, request: CallReceived, how: Stopping) -> dict[st
 def _stop(
     tx: Transaction, request: CallReceived, job_ids: Sequence[str], how: Stopping
 ) -> dict[str, Any]:
-    """Stop the jobs that have not finished; a node is stopped with its whole job. Raises
+    """Stop the jobs that have not finished. The id of a node stops its whole job. Raises
     ApiError.
     """
     reason = request.params["reason"]

@@ -472,17 +472,17 @@ class _ContainerAttempt:
             # The engine's answer is about the new start, which has not ended, so its exit code is
             # 0.
             return {"code": None, "lost": _BY_HAND, "started_at": self._started_at}
-        ours = self._io.stopping_since is not None
+        is_stopped = self._io.stopping_since is not None
         oom = bool(state.get("OOMKilled"))
         if oom and code == 0:
             text = "a process of this container was killed for memory; the first continued."
             self._io.write([f"batchml: {text}".encode()])
-        if not (ours or oom) and code in (137, 143, 255) and self._was_cut_off(state):
+        if not (is_stopped or oom) and code in (137, 143, 255) and self._was_cut_off(state):
             return {"code": None, "lost": _RESTARTED, "started_at": self._started_at}
         return {
             "code": code,
             "signal": code - 128 if 128 < code <= 128 + signal.NSIG else 0,
-            "oom": oom and code != 0 and not ours,
+            "oom": oom and code != 0 and not is_stopped,
             "started_at": self._started_at,
         }
 
@@ -536,8 +536,8 @@ class _ContainerAttempt:
         return _ms(network["Created"])
 
     def remove(self, ended: Mapping[str, Any]) -> None:
-        """Remove the container, and its network with the last node. The sweeper removes
-        leftovers.
+        """Store the exit for a next runner, then remove the container, and its network with the
+        last node. The sweeper removes leftovers.
         """
         try:
             write_json(self._path("container.json"), ended)
@@ -586,7 +586,7 @@ def _as_it_is(lines: list[bytes]) -> list[bytes]:
 
 
 def _is_temporary(text: str) -> bool:
-    """Whether a failure is of a bridge that is busy with other starts."""
+    """Whether a bridge that is busy with other starts caused a failure."""
     return any(word in text.lower() for word in ("network", "bridge", "endpoint", "veth"))
 
 

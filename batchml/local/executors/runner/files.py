@@ -35,14 +35,14 @@ from batchml.runtime.protocol.log_marks import MARK
 
 FAILURE = "failure"
 MAX_CHECKPOINTS = 64
-CHECKPOINT = 4  # bytes of each: enough to find a line; the whole digest decides whether to look
+CHECKPOINT = 4  # bytes of each: it only locates a difference that the whole digest has shown
 _MAY_PASS = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE,
 )  # fmt: skip
 _RETRY_AFTER = 0.2  # seconds between tries when the disk is full
 _BLOCK = 1_048_576
 _MARK = b" " + MARK.encode()
-_STAMP = 15  # digits, at most
+_STAMP = 15  # digits of a time, at most
 
 
 class LogDigest:
@@ -70,12 +70,12 @@ class LogDigest:
             self._sha.update(data[:end])
             data, count = data[end:], count - ahead
             self._lines += ahead
-            self._note()
+            self._add_checkpoint()
         if count:
             self._sha.update(data)
             self._lines += count
 
-    def _note(self) -> None:
+    def _add_checkpoint(self) -> None:
         self._checkpoints.append(self._sha.digest()[:CHECKPOINT])
         if len(self._checkpoints) > MAX_CHECKPOINTS:
             self._checkpoints = self._checkpoints[1::2]

@@ -295,8 +295,8 @@ class FrameDecoder:
         """A decoder like this one for the engine's record of the same output, from its start."""
         return RecordedFrameDecoder(self._escape)
 
-    def _take(self, stream: bool, data: bytes) -> list[bytes]:
-        return self._splitters[stream].feed(data)
+    def _take(self, is_error: bool, data: bytes) -> list[bytes]:
+        return self._splitters[is_error].feed(data)
 
     def finish(self) -> list[bytes]:
         return [line for splitter in self._splitters for line in splitter.finish()]
@@ -313,12 +313,12 @@ class RecordedFrameDecoder(FrameDecoder):
         super().__init__(escape)
         self._open = [b"", b""]  # the time of a record without the end of its line
 
-    def _take(self, stream: bool, data: bytes) -> list[bytes]:
+    def _take(self, is_error: bool, data: bytes) -> list[bytes]:
         time, _, text = data.partition(b" ")
-        if self._open[stream] not in (b"", time):
+        if self._open[is_error] not in (b"", time):
             text = b"\n" + text
-        self._open[stream] = b"" if text.endswith(b"\n") else time
-        return super()._take(stream, text)
+        self._open[is_error] = b"" if text.endswith(b"\n") else time
+        return super()._take(is_error, text)
 
 
 class UnloggedLines:

@@ -115,7 +115,7 @@ class Runner:
             self._link.send({"idle": True}, wait=True)
 
     def _note_never_began(self, record: RecordFile) -> None:
-        """Note this for the next server. Without it the attempt counts as lost."""
+        """Write this for the next server. Without this note the attempt counts as lost."""
         try:
             record.add({"never_began": True})
         except OSError:

@@ -134,8 +134,8 @@ def _is_unused(run_folder: str, folders: list[str]) -> bool:
 
 
 class _ProcessAttempt:
-    def __init__(self, programs: ProcessAttempts, spec: dict[str, Any], io: AttemptIo) -> None:
-        self._programs = programs
+    def __init__(self, kind: ProcessAttempts, spec: dict[str, Any], io: AttemptIo) -> None:
+        self._kind = kind
         self._spec = spec
         self._io = io
         self._child: int | None = None
@@ -159,7 +159,7 @@ class _ProcessAttempt:
             return _not_started("CannotStartContainerError: stopped before the program started")
         if not self._spec["command"]:
             return _not_started("CannotCreateContainerError: no command specified")
-        return self._program()
+        return self._run_program()
 
     def _check_python(self) -> None:
         """Raise AttemptWithdrawn when the Python for batchml's runtime is missing. That is not the
@@ -170,11 +170,11 @@ class _ProcessAttempt:
             raise AttemptWithdrawn(f"{python[0]} is gone")
 
     def _make_folders(self) -> None:
-        self._programs.make_folder(self._spec["cwd"])
+        self._kind.make_folder(self._spec["cwd"])
         os.chdir(self._spec["cwd"])
-        self._programs.make_run_folders(self._spec.get("own", ""), self._spec.get("folders", []))
+        self._kind.make_run_folders(self._spec.get("own", ""), self._spec.get("folders", []))
 
-    def _program(self) -> dict[str, Any]:
+    def _run_program(self) -> dict[str, Any]:
         slot = self._limit()
         if self._spec["preamble"]:
             limits = "cgroup" if slot is not None else "none"
@@ -219,7 +219,7 @@ class _ProcessAttempt:
 
     def _limit(self, *, memory: bool = True) -> Slot | None:
         try:
-            return self._programs.limit(self._spec.get("needs"), memory=memory)
+            return self._kind.limit(self._spec.get("needs"), memory=memory)
         except OSError as error:
             self._io.write([f"batchml: the limits cannot be set: {error}".encode()])
             return None
@@ -273,7 +273,7 @@ class _ProcessAttempt:
 
     def _start(self, command: list[str], env: dict[str, str], output: int) -> int:
         """Fork where possible, which takes a tenth of the time."""
-        child = self._programs.forker.start(command, env, output)
+        child = self._kind.forker.start(command, env, output)
         return _spawn(command, env, output) if child is None else child
 
     def _follow(
@@ -325,8 +325,8 @@ class _ProcessAttempt:
 
     def _kill_rest(self) -> None:
         """Kill all remaining processes, as at the end of a container's first process."""
-        if self._programs.slot is not None:
-            self._programs.slot.kill()
+        if self._kind.slot is not None:
+            self._kind.slot.kill()
         kill_descendants()
 
     def _send_due_signals(self) -> float | None:
