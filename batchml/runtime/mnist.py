@@ -311,7 +311,7 @@ def load(
 
     The files are searched for in `data_dir`/mnist, in `data_dir`, and in the user's cache;
     `data_dir` is `$BATCHML_DATA_DIR` unless given. Missing or damaged files are downloaded, and
-    kept in the first of these folders that can be written. `log` gets one line for each event.
+    kept in `data_dir`/mnist, else in the cache. `log` gets one line for each event.
 
     Raises NoDigits if there is neither MNIST nor scikit-learn, and IdxError if files with the right
     digests do not match (only possible with `digests` of the caller).

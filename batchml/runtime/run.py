@@ -272,8 +272,8 @@ class _Attempt:
             self._watch_supervisor(supervised, process.pid, running, plugins)
         outputs = None
         if sends_outputs:
-            patient = open_store(env.store, self._environ)
-            outputs = OutputSender(env.output_dir, patient, output_prefix(self._environ))
+            output_store = open_store(env.store, self._environ)
+            outputs = OutputSender(env.output_dir, output_store, output_prefix(self._environ))
             outputs.start()
         code = _copy(process, self._signals.wake, output, running, plugins, self._trial)
         plugins.finish()

@@ -71,7 +71,7 @@ class ResumeSource(NamedTuple):
         return _nth(self.children, index or 0) if self.children else index
 
     def describe(self, index: Optional[int], environ: Mapping[str, str]) -> str:
-        """The other run in words. A child has its number in the array that was rerun first."""
+        """The other run in words. A child has its number in the first array, not in a rerun's."""
         child, first = self.child(index), environ.get(_MAP, "")
         if child is not None and first:
             child = _nth(first, index or 0)

@@ -1,4 +1,4 @@
-"""Steps that `save`, of one process, and `save_shards`, of all ranks, have in common."""
+"""The code that `save` (one process) and `save_shards` (all ranks) share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _failing: Set[str] = set()  # folders for which the last save failed
 
 
 def resolve_folder(folder: str) -> str:
-    """The absolute path of a checkpoint folder: of `folder`, or without a name the run's.
+    """The absolute path of a checkpoint folder: `folder`, or the run's if that is empty.
 
     Outside a run it is `checkpoints` in the working directory.
     """

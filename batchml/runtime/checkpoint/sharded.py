@@ -256,7 +256,7 @@ def are_apart(folder: str, world: int, environ: Mapping[str, str]) -> bool:
 
 
 def launch_of(environ: Mapping[str, str], calls: int) -> str:
-    """An id that all ranks of one launch share, and the number of `save_shards`'s call in it."""
+    """An id that all ranks of one launch share, with the number of this call of `save_shards`."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     text = "|".join(environ.get(name, "") for name in names)
     return f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}.{calls}"

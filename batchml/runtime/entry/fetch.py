@@ -192,5 +192,5 @@ def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
 
 
 def describe_duplicate(holder: str) -> str:
-    """Why a job ends at once whose run has been claimed by the job `holder`."""
+    """Why this job ends at once: the job `holder` has claimed its run."""
     return f"this is a second run of one submission; {holder} goes on. Nothing was run."

@@ -76,7 +76,7 @@ class Signals:
             raise StopRequested(signal.Signals(self.stop_asked).name)
 
     def wait_for_stop(self, seconds: float) -> bool:
-        """Wait until a stop is requested, at most so long. Return whether a stop was requested."""
+        """Wait for a stop request for at most `seconds`. Return whether a stop was requested."""
         until = time.monotonic() + seconds
         while not self.stop_asked and time.monotonic() < until:
             select.select([self.wake], [], [], max(0.0, until - time.monotonic()))

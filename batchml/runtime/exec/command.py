@@ -29,7 +29,7 @@ class ExecRequest(NamedTuple):
 
     command: Sequence[str] = ()  # empty: a shell
     root: int = 1  # the run's program is a descendant of this process
-    task: str = ""  # the attempt, where other attempts may run below `root`
+    task: str = ""  # the attempt to enter, if several attempts run below `root`
     groups: Sequence[str] = ()  # control groups to enter
     record: str = ""  # a file that is removed with the attempt
     lifeline: int = -1  # a descriptor that becomes readable when the client ends; -1: none

@@ -36,7 +36,7 @@ NOTICE = "batchml notice: "  # not "batchml: ", which begins the reason why a ru
 
 
 class NoFitHost(OSError):
-    """More than `tries` hosts were unfit: another host would not help."""
+    """The run met unfit hosts more than `tries` times: another host would not help."""
 
 
 class HostCheck(NamedTuple):

@@ -130,7 +130,7 @@ def supervise(
 def tell_main_node(
     environ: Mapping[str, str], news: Dict[str, Any], stops_within: Callable[[float], bool]
 ) -> bool:
-    """Tell the supervisor of the main node that this node ends. Whether it received that.
+    """Tell the supervisor of the main node that this node ends. Return whether it heard that.
 
     `news`: `{"not_begun": [code, why]}` before the command started, or `{"lost": why}`. The main
     node may not listen yet, so this tries for half a minute, or for a second if a stop was

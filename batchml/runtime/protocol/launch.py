@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, S
 VARIABLE = "BATCHML_LAUNCH"
 VCPUS = "BATCHML_VCPUS"  # of one node, as the job requested them
 TOKEN = "BATCHML_GANG_TOKEN"  # 32 hex digits: the secret that all nodes of a run share
-AGAIN = "It begins again in place"  # ends the line of the main node's log with a restart's cause
+AGAIN = "It begins again in place"  # ends the main node's log line about a restart
 
 TORCHRUN, RAY, MPI = "torchrun", "ray", "mpi"
 HEAD, WORKER = "head", "worker"

@@ -97,7 +97,7 @@ class TrialContract(NamedTuple):
     every: float = EVERY  # seconds between two messages; at rungs they are sent at once
     look: float = LOOK  # seconds between two polls of `stop/`
     attempts: int = 1  # the most attempts that AWS Batch makes of a job
-    retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which it makes another attempt
+    retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which AWS Batch tries again
 
     def loss(self, value: float) -> float:
         """A value of the first goal as a loss: smaller is better, so `max` goals are negated."""
@@ -470,8 +470,8 @@ MEDIAN_OTHERS = 5
 class Cutoffs(NamedTuple):
     """`cutoffs.json`: the values that trials must reach.
 
-    `rungs` has for the number of a rung, from 0, and `medians` for a step: the number of results
-    that are known, and the value to reach, in the metric's unit.
+    `rungs`, by the number of a rung, from 0, and `medians`, by step, have the number of known
+    results, and the value to reach, in the metric's unit.
     """
 
     version: int

@@ -23,9 +23,9 @@ class StoreError(OSError):
 
 
 class RetryLimits(NamedTuple):
-    """The most times that a request to S3 is sent, and how long its answer may take."""
+    """The limits of one request to S3."""
 
-    tries: int
+    tries: int  # the most times that it is sent
     timeout: float  # seconds without a byte
 
 

@@ -35,7 +35,7 @@ class PendingDecision:
         self._replaced_handler = _change_handler(signal.SIG_DFL, signal.SIG_IGN)
 
     def wait(self, end: int) -> bool:
-        """Wait for the decision on the metrics file up to byte `end`: whether to continue."""
+        """Wait for the decision on the metrics file up to byte `end`; return whether to go on."""
         global _ignores_sigterm
         _wait(self._path, end)
         if os.path.exists(self._stop_file):
@@ -47,7 +47,7 @@ class PendingDecision:
 
 
 def _change_handler(old: "signal.Handlers", new: "signal.Handlers") -> bool:
-    """Replace the handler of SIGTERM if it is `old`. Whether it was replaced."""
+    """Replace the handler of SIGTERM if it is `old`. Return whether it was replaced."""
     if signal.getsignal(signal.SIGTERM) is not old:
         return False
     try:

@@ -47,7 +47,7 @@ from batchml.runtime.telemetry.metrics import MetricsFile
 # --- Messages to the controller -------------------------------------------------------------------
 
 
-# So many first steps are all sent; later ones are thinned out more and more. Of a million steps
+# The first DENSE steps are all sent; later ones are thinned out more and more. Of a million steps
 # 2,400 points are sent.
 DENSE = 256
 
@@ -312,8 +312,8 @@ class TrialWatch:
         return TrialEnding(DIVERGED, 0, f"{bad} at {self._contract.step} {point.step}")
 
     def _prune(self, decision: PrunerDecision) -> None:
-        name, way = self._contract.goals[0]
-        side = "below" if way == MAX else "above"
+        name, direction = self._contract.goals[0]
+        side = "below" if direction == MAX else "above"
         why = (
             f"{name} {decision.value:.6g} at {self._contract.step} {decision.step} is {side} "
             f"{decision.cutoff:.6g} (cut-offs, version {decision.version})"
@@ -342,10 +342,10 @@ class TrialWatch:
                 "the trial is stopped",
             )
 
-    def _finish_with(self, ending: TrialEnding, what: str) -> None:
-        """End the program, because the trial ends this way. `what`: for the log."""
+    def _finish_with(self, ending: TrialEnding, outcome: str) -> None:
+        """End the program, because the trial ends this way. `outcome`: for the log."""
         self._ending_decided = ending
-        self._program.stop(f"{ending.why}: {what}.", ending.code)
+        self._program.stop(f"{ending.why}: {outcome}.", ending.code)
 
     def ending(self, code: int, was_signalled: bool, why: str = "") -> TrialEnding:
         """Return how the trial ended.

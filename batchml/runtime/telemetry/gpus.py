@@ -294,7 +294,7 @@ def gpu_totals(gpus: List[GpuUse]) -> Dict[str, float]:
 
 
 def gpu_use_of(gpus: List[GpuUse], pids: "set[int]") -> Dict[str, float]:
-    """The same for the cards that these processes use, as far as the driver reports their usage.
+    """The totals, as in `gpu_totals`, of the cards that these processes use, as far as known.
 
     If other processes use a card, too, only the memory is known. If the driver numbers processes
     differently than the container, the result is empty.

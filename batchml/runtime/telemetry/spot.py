@@ -77,8 +77,9 @@ def service_of(environ: Mapping[str, str]) -> str:
 class NoticeSource:
     """Where notices come from on this host: the host's file, EC2's service, both or neither.
 
-    The host writes notices into the file. When EC2 recommends a rebalance, it makes a file with the
-    same name and `.rebalance`. The service counts as closed to containers if the first calls fail.
+    The host writes notices into the file. When EC2 recommends a rebalance, the host makes a file
+    with the same name and `.rebalance`. The service counts as closed to containers if the first
+    calls fail.
     """
 
     def __init__(self, environ: Mapping[str, str], fetch: FetchUrl = fetch_url) -> None:

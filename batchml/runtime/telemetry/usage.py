@@ -67,7 +67,7 @@ class Cgroup(NamedTuple):
 
 
 def own_cgroup(pid: int = 0, proc: str = "/proc", root: str = "/sys/fs/cgroup") -> Optional[Cgroup]:
-    """The container's control group, if the process `pid`, or this one, is its entry; else None.
+    """The container's control group, if process `pid` (0: this one) is its entry; else None.
 
     The control group of any other process may have several runs: jobs that the embedded AWS Batch
     runs as processes share the group of the server.

@@ -151,7 +151,7 @@ def archive(
 
     Without `sends` only the manifest is written: another program, such as FSx, has sent the files,
     and they are read back. Raises TransferError if a different file would replace a freed one,
-    unless `overwrite`. Raises NoSpaceLeft, StoreError and OSError: then the same call continues.
+    unless `overwrite`. After NoSpaceLeft, StoreError and OSError a repeated call continues.
     """
     progress = progress or TransferProgress()
     with store.lock():
@@ -418,7 +418,7 @@ def free(
     progress: Optional[TransferProgress] = None,
     check: Callable[[], None] = no_check,
 ) -> TransferResult:
-    """Read a complete archive back; then delete the entries that it holds unchanged from the tree.
+    """Read a complete archive back; then delete from the tree the entries that it holds unchanged.
 
     Raises TransferError if the archive is incomplete or damaged, and any error of `check`, which is
     called after the archive was read. Then nothing is deleted.

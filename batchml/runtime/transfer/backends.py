@@ -263,7 +263,7 @@ class _Upload:
         return digest.hexdigest()
 
     def _send_part(self, number: int, body: bytes) -> bool:
-        """Send a part unless it arrived earlier; return whether it did."""
+        """Send a part unless it arrived earlier; return whether it had."""
         digest = hashlib.sha256(body).hexdigest()
         if number <= len(self._parts):
             if self._parts[number - 1][1] == digest:

@@ -1,6 +1,6 @@
 """Archive a folder and restore it: `python -m batchml.runtime.transfer.main VERB PLACE FOLDER`.
 
-    archive PLACE FOLDER  send new and changed files, and read them back; --delete: then delete them
+    archive PLACE FOLDER  send and read back new and changed files; --delete: free archived files
     restore PLACE FOLDER  bring back missing files; --partial: also from an incomplete archive
     check PLACE FOLDER    like archive, but only read back files that another program has sent
     verify PLACE          read the whole archive back

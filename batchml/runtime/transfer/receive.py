@@ -112,7 +112,7 @@ def receive(
     """Copy all entries of `source` to `below` in `tree`.
 
     `keeps`: existing files and links stay; those that differ are reported as missing. Raises
-    NoSpaceLeft: then no file is half written, and the same call continues. Raises OSError if
+    NoSpaceLeft: no file is half written, and a repeated call continues. Raises OSError if
     `below` cannot be a folder, and StoreError if the source is unreachable.
     """
     progress = progress or TransferProgress()
@@ -290,7 +290,7 @@ def _describe_difference(there: TreeEntry, entry: TreeEntry) -> str:
 
 
 def _find_obstacle(tree: Tree, path: str) -> str:
-    """Describe what is not a folder on the way to a path; "" if nothing is."""
+    """Describe the first entry above a path that is not a folder; "" without one."""
     above = ""
     for part in path.split("/")[:-1]:
         above = join_path(above, part)

@@ -84,8 +84,8 @@ def restore(
 
     A file of the tree that differs may be newer: it stays and is reported, unless `overwrite`.
     `below` restricts the restore to a path of the archive. An incomplete archive raises
-    ArchiveIncomplete before anything is written, unless `partial`. Raises NoSpaceLeft, StoreError
-    and OSError: then the same call continues.
+    ArchiveIncomplete before anything is written, unless `partial`. After NoSpaceLeft, StoreError
+    and OSError a repeated call continues.
     """
     progress = progress or TransferProgress()
     manifest = read_manifest(store)

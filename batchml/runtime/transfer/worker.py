@@ -149,12 +149,12 @@ class TransferWorker:
         return archive(tree, staging, self._progress, self._checksum, overwrite=True)
 
     def _archive(self) -> TransferResult:
-        staging = self._open(self._request["place"])
+        target = self._open(self._request["place"])
         tree, progress = Tree(self._root), self._progress
         if self._request.get("delete"):
-            return archive_and_free(tree, staging, progress, self._checksum, self._overwrite)
+            return archive_and_free(tree, target, progress, self._checksum, self._overwrite)
         sends = not self._request.get("linked")
-        return archive(tree, staging, progress, self._checksum, sends, self._overwrite)
+        return archive(tree, target, progress, self._checksum, sends, self._overwrite)
 
     def _restore(self) -> TransferResult:
         return restore(

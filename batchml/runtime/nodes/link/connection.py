@@ -333,8 +333,8 @@ def candidate_ports(key: str, count: int = 6) -> List[int]:
 # owner: the selector calls when data arrives, and the owner calls `tick`.
 
 
-# If a loop does not turn for so many seconds, its own process was stopped, and the peer counts as
-# silent only afterwards
+# If a loop does not turn for so many seconds, its own process was stopped. That time does not count
+# as silence of the peer.
 FROZEN = 5.0
 
 
@@ -348,7 +348,7 @@ def dispatch(selector: selectors.BaseSelector, pause: float) -> None:
 
 
 class Heartbeats(NamedTuple):
-    """Seconds."""
+    """The times of a link, in seconds."""
 
     every: float = 2.0  # between two signs of life of one side
     silent: float = 15.0  # without one, after which that side is lost

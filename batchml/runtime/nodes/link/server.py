@@ -18,7 +18,7 @@ from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF, Store, StoreError
 
 _HANDSHAKE_LIMIT = 10.0  # seconds that a connection has to prove that it belongs to the run
-_MAX_HANDSHAKES = 256  # connections that may do so at the same time; the others queue
+_MAX_HANDSHAKES = 256  # handshakes at the same time; further connections queue
 _MALFORMED = (KeyError, TypeError, ValueError)  # what a message of another version leads to
 
 
@@ -196,7 +196,7 @@ _FOLDERS = (".batchml", "gangs")  # below the workspace
 class Rendezvous:
     """JSON documents of a run, by name. Every method raises StoreError if the store fails.
 
-    `workspace` and `key` name the folder in the workspace, if the store is one.
+    `workspace` and `key` name the store's folder, if the store is in a workspace.
     """
 
     def __init__(self, store: Store, workspace: str = "", key: str = "") -> None:

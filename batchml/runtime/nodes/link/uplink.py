@@ -207,7 +207,7 @@ def send_once(
     limit: float,
     stops_within: Callable[[float], bool],
 ) -> bool:
-    """Send the main node one message, as the description in a handshake. Whether it received it.
+    """Send the main node one message, as a handshake's description. Return whether it arrived.
 
     For a node that ends and has no link. The main node may not listen yet, so this tries for
     `limit` seconds. `stops_within` waits, and returns True once a stop was requested.

@@ -19,7 +19,7 @@ from batchml.runtime.nodes.link.remote_start import ControlAddress, RemoteComman
 CONTROL = "control.json"  # file with the address of the main node's supervisor
 HOSTS = "hosts.json"  # file with the number of each node, by its address
 _FAILED = 255  # the exit code of ssh when it cannot connect
-_POLL_EVERY = 0.2  # seconds; a signal is passed on so much later at most
+_POLL_EVERY = 0.2  # seconds; a signal waits at most so long
 _NOT_STARTED = (126, 127)  # the exit codes of a shell that cannot start a program
 
 

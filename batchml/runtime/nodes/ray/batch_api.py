@@ -140,8 +140,8 @@ def is_last(
     """Whether AWS Batch makes no other attempt after this one ends with `code`.
 
     `code` is None if the attempt was stopped: by a user, which is final, or because its host is
-    lost. `job` is None if AWS Batch could not be asked. Then another attempt may follow only a stop
-    or the code for another host, and `attempts` is the most that the job may make, 0 if unknown.
+    lost. `job` is None if AWS Batch could not be asked. Without `job`, another attempt may follow
+    only a stop or the code for another host, and `attempts` is the most it may make, 0 if unknown.
 
     The first matching rule of evaluateOnExit decides. A job that no rule matches is tried again.
     Source: AWS Batch User Guide, "Automated job retries".

@@ -222,7 +222,7 @@ class RayProgram:
         return None
 
     def code(self) -> Optional[int]:
-        """Its exit code, as a shell has it; None while it runs."""
+        """Its exit code, as a shell reports it; None while it runs."""
         found = None if self._process is None else self._process.poll()
         return found if found is None or found >= 0 else 128 - found
 
@@ -265,7 +265,7 @@ class _HeadLoop:
             pause = 1.0 if self.state.is_running else min(1.0, max(0.0, left))
 
     def _events(self, pause: float) -> List[rules.HeadEvent]:
-        """The events of now; wait for one for at most `pause` seconds."""
+        """The events since the last call. Waits for one, for at most `pause` seconds."""
         found = self.server.look(time.monotonic(), pause)
         events: List[rules.HeadEvent] = []
         for number in self._signals.take():
@@ -378,7 +378,7 @@ class HeadEnd:
             try:
                 for job in unfinished(self._batch.list_by_name(group.queue, group.job_name)):
                     self._batch.terminate(job, REASON)
-                    self._say(f"the job of group {group.name} was ended before all workers joined")
+                    self._say(f"the job of group {group.name} was terminated with its head")
             except StoreError as error:
                 self._say(
                     f"the job of group {group.name} could not be ended ({error}): workers that "

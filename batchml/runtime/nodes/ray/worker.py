@@ -361,7 +361,7 @@ class _WorkerLoop:
         return rules.RendezvousRead(now, head, end, self._is_over(head, now), self._trouble)
 
     def _is_over(self, head: Optional[rules.HeadRecord], now: float) -> bool:
-        """Whether the job of a missing head has ended. It rarely asks AWS Batch, else says no."""
+        """Whether the job of a missing head has ended. Asks AWS Batch rarely; False in between."""
         if self._head is not None or now < self._next_ask:
             return False
         self._next_ask = _with_jitter(_ASK_EVERY)

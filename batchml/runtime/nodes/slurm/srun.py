@@ -43,7 +43,7 @@ _LONG_BARE = frozenset((
     "exact", "mpi", "wait", "whole", "immediate", "hold", "contiguous", "no-container-remap-root",
     "container-remap-root", "no-container-mount-home", "container-mount-home",
 ))  # fmt: skip
-_LONG = {"N": "nodes", "n": "ntasks", "w": "nodelist", "l": "label"}
+_LONG_NAMES = {"N": "nodes", "n": "ntasks", "w": "nodelist", "l": "label"}
 
 
 StepPart = Union[StepTasks, RemoteCommand]  # the tasks of a step on one node
@@ -91,7 +91,7 @@ def _parse_options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
             name, value = word[1:2], word[2:].lstrip("=")
             if not value and name in _WITH_VALUE:
                 value = left.pop(0) if left else ""
-        options[_LONG.get(name, name)] = value
+        options[_LONG_NAMES.get(name, name)] = value
     return left, options
 
 

@@ -81,7 +81,7 @@ class NodeAgent:
         self._grace = 0.0
         self._checked_at = 0.0
         self._memory_kills = 0  # `memory_kills` when the ranks were started
-        self._pulse = time.monotonic()  # when a rank last gave a sign of life, without its output
+        self._pulse = time.monotonic()  # when a rank last gave a sign of life other than output
         self._observed: Tuple[object, ...] = ()  # size and time of the files that ranks change
         self._has_stop_file = False
         self.stopping: Optional[SupervisorExit] = None  # a stop was ordered: the run ends

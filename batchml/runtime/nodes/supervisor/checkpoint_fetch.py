@@ -26,7 +26,7 @@ from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
 
-_PAUSES = (0.5, 15.0)  # seconds between two attempts, at first and at most
+_PAUSES = (0.5, 15.0)  # seconds between two tries, at first and at most
 
 
 def needs_fetch(environ: Mapping[str, str], node: int) -> bool:

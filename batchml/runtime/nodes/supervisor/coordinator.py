@@ -76,7 +76,7 @@ class Coordinator:
         self._state: Optional[rules.NodesState] = None
         self._events: Deque[rules.Event] = deque()
         self._fetching: Set[int] = set()  # nodes that still fetch the checkpoints of rank 0
-        self._is_stepping = False  # `_post` applies the rules
+        self._is_stepping = False  # `_post` is applying the rules now
         self._has_warned = False  # about a record that cannot be written
 
     def start(self, address: str, now: float) -> None:
@@ -211,7 +211,7 @@ class Coordinator:
         self._order(order)
 
     def _send(self, index: int, message: Message) -> bool:
-        """Send a message to a node, which may be the main node. Whether the node is connected."""
+        """Send a message to a node, maybe the main node. Return whether the node is connected."""
         if index == 0:
             self._order(message)
             return True

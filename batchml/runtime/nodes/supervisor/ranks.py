@@ -146,7 +146,7 @@ class RankProcesses:
         return found
 
     def clear(self) -> bool:
-        """Once all ranks have ended, kill what they left behind. Whether no process is left."""
+        """Once all ranks have ended, kill their leftovers. Return whether no process is left."""
         return not self._ranks and kill_descendants(5.0)
 
     def _begin(self) -> None:

@@ -120,7 +120,7 @@ class CheckpointWatch:
         self._folder = folder
         self._samples: Dict[Tuple[str, int, int], str] = {}  # path, size, time -> sample
         self.last = NewestCheckpoint()  # the result of the latest look
-        self.files: List[Tuple[str, int, str]] = []  # path, size and sample of each file, then
+        self.files: List[Tuple[str, int, str]] = []  # path, size, sample of each file at that look
 
     def newest(self) -> NewestCheckpoint:
         self.last = self._look() if self._folder else NewestCheckpoint()
@@ -191,7 +191,7 @@ class RestartHistory:
     def read(self) -> Tuple[Tuple[RestartRecord, ...], NewestCheckpoint]:
         """The generations, and the newest checkpoint at the start of the last one.
 
-        Both are empty where the record cannot be read.
+        Both are empty if the record cannot be read.
         """
         try:
             found = json.loads(self._get() or b"{}")

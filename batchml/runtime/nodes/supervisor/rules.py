@@ -435,8 +435,8 @@ def cause_of(state: NodesState) -> GenerationCause:
     """Find the cause in all reports of the ranks and nodes of a generation.
 
     When a rank dies, its peers lose their connections, so they may fail too, and be reported first.
-    Therefore a lost node counts before any rank, and a killed rank before any that exited. Of those
-    the one counts that failed first by its TORCHELASTIC_ERROR_FILE, else the one reported first.
+    Therefore a lost node counts before any rank, and a killed rank before any that exited. Of ranks
+    that exited, the first counts: by its TORCHELASTIC_ERROR_FILE, else by the order of the reports.
     """
     if state.lost:
         return GenerationCause(LOST, 0, f"{' and '.join(state.lost[:3])}.")
@@ -522,7 +522,7 @@ def _waited(state: NodesState, at: float) -> StepResult:
     return state._replace(noticed=at), [SayLine(words)]
 
 
-# --- Texts ----------------------------------------------------------------------------------------
+# --- The end of the run; texts --------------------------------------------------------------------
 
 
 def _over(state: NodesState, end: EndRun, past: Tuple[RestartRecord, ...] = ()) -> StepResult:

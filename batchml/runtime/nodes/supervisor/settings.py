@@ -23,7 +23,7 @@ _WAIT_WITHOUT_RANKS = 0.5  # long enough for one try to connect
 
 
 class SupervisorTimes(NamedTuple):
-    """Seconds."""
+    """The times of a supervisor, in seconds."""
 
     beat: float = 2.0  # between two signs of life of a node
     silent: float = 15.0  # without a sign of life, until a node is lost
