@@ -128,7 +128,7 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
 @image_app.command(epilog="Example: batchml image prune --older 7d")
 def prune(
     older: Annotated[
-        str, typer.Option(metavar="DURATION", help="Remove environments that are older than this.")
+        str, typer.Option(metavar="DURATION", help="Remove Python environments older than this.")
     ] = "30d",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the environments and change nothing.")

@@ -113,9 +113,7 @@ def _open_other(context: "Context", env: str, word: str) -> "Context":
     here, there = settings.environment, settings.environments[env]
     why = ""
     if LOCAL in (env, context.env) or here.region != there.region:
-        why = (
-            f"{_describe_place(context.env, here.region)}, and {_describe_place(env, there.region)}"
-        )
+        why = f"{_region_text(context.env, here.region)}, and {_region_text(env, there.region)}"
     elif here.profile != there.profile:
         from batchml.aws.session import get_caller_identity
 
@@ -131,7 +129,7 @@ def _open_other(context: "Context", env: str, word: str) -> "Context":
     return other
 
 
-def _describe_place(env: str, region: str) -> str:
+def _region_text(env: str, region: str) -> str:
     return f"{env} is this machine" if env == LOCAL else f"{env} is in {region}"
 
 

@@ -1,7 +1,8 @@
 """Find the run that a word of a command line names.
 
 A word is a job id, the unique start of a job id, a run's name, its name in AWS, its key, `@last`,
-or `@last~2` for the run that was submitted two before the last. `WORD:3` is child 3 of an array.
+or `@last~2` for the run that was submitted two before the last. `WORD:3` is child 3 of an array,
+`WORD#1` node 1 of a multi-node run.
 """
 
 import re

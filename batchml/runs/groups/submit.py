@@ -358,7 +358,7 @@ def _spot_mistake(context: "Context", spec: "JobSpec", queue: str, spot: list[st
     )
     return (
         f"nodes: {spec.nodes} on the queue {queue}, which uses spot instances ({', '.join(spot)}): "
-        f"AWS Batch runs multi-node jobs only on on-demand instances. {other}. If the work can lose "
+        f"AWS Batch runs multi-node jobs only on on-demand instances. {other}. If the job can lose "
         f'some of its nodes, [[groups]] with launch.kind = "ray" run a head on-demand and workers '
         f"on spot."
     )

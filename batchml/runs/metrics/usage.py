@@ -107,52 +107,52 @@ def find_slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
     waits least. Without reports it is CPU time: a rank that waits for a message uses less. Ranks on
     GPUs use CPU time while they wait, so that for them CPU time is no evidence.
     """
-    homes: dict[int, str] = {}
+    node_of: dict[int, str] = {}
     figures: dict[int, dict[str, float]] = {}
     for use in uses:
         for rank, told in use.ranks.items():
-            homes[rank], figures[rank] = use.node.name, told
+            node_of[rank], figures[rank] = use.node.name, told
     waited = {rank: told[WAITED] for rank, told in figures.items() if WAITED in told}
     if waited:
-        found = _by_wait(waited, homes) if len(waited) == len(figures) else None
+        found = _by_wait(waited, node_of) if len(waited) == len(figures) else None
         evidence = WAITED
     else:
         is_gpu = any("gpu_memory" in told for told in figures.values())
         cpu = {rank: told.get(CPU, 0.0) for rank, told in figures.items()}
-        found = None if is_gpu else _by_cpu(cpu, homes)
+        found = None if is_gpu else _by_cpu(cpu, node_of)
         evidence = CPU
     if found is None:
         return None
     ranks, others = found
-    nodes = tuple(dict.fromkeys(homes[rank] for rank in ranks))
+    nodes = tuple(dict.fromkeys(node_of[rank] for rank in ranks))
     return SlowRank(tuple(ranks), nodes, others, evidence)
 
 
 def _by_wait(
-    waited: Mapping[int, float], homes: Mapping[int, str]
+    waited: Mapping[int, float], node_of: Mapping[int, str]
 ) -> tuple[list[int], float] | None:
     usual = sorted(waited.values())[3 * len(waited) // 4]  # the upper quartile
     slow = sorted(rank for rank, share in waited.items() if share <= usual * _WAIT_RATIO)
-    if usual < MIN_WAIT or not _are_few(slow, homes):
+    if usual < MIN_WAIT or not _are_few(slow, node_of):
         return None
     return slow, median(share for rank, share in waited.items() if rank not in slow)
 
 
-def _by_cpu(cpu: Mapping[int, float], homes: Mapping[int, str]) -> tuple[list[int], float] | None:
+def _by_cpu(cpu: Mapping[int, float], node_of: Mapping[int, str]) -> tuple[list[int], float] | None:
     most = max(cpu.values(), default=0.0)
     slow = sorted(rank for rank, cores in cpu.items() if cores >= 0.9 * most)
-    if most < _MIN_CORES or not _are_few(slow, homes):
+    if most < _MIN_CORES or not _are_few(slow, node_of):
         return None
     less = [100 * (1 - cores / most) for rank, cores in cpu.items() if rank not in slow]
     return (slow, median(less)) if min(less) >= _MIN_CPU_GAP else None
 
 
-def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
+def _are_few(slow: Sequence[int], node_of: Mapping[int, str]) -> bool:
     """True if there are enough other ranks to call these slow."""
-    if len({homes[rank] for rank in slow}) == 1:
-        is_node = len(slow) == sum(home == homes[slow[0]] for home in homes.values())
-        return len(slow) <= (len(homes) // 2 if is_node else max(1, len(homes) // 4))
-    return 0 < len(slow) <= len(homes) // 4
+    if len({node_of[rank] for rank in slow}) == 1:
+        is_node = len(slow) == sum(node == node_of[slow[0]] for node in node_of.values())
+        return len(slow) <= (len(node_of) // 2 if is_node else max(1, len(node_of) // 4))
+    return 0 < len(slow) <= len(node_of) // 4
 
 
 def describe_slow_ranks(slow: SlowRank) -> str:
