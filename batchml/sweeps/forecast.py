@@ -114,7 +114,7 @@ def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
 def _trainings(
     spec: SweepSpec, rungs: Sequence[RungForecast], trials: int | None, confirming: int
 ) -> float | None:
-    """The longest duration, in full trainings: rounds of `parallel` trials, the last not full.
+    """The longest duration, in full trainings: rounds of up to `parallel` trials.
 
     Where trials end at rungs, each rung has its own rounds.
     """
@@ -184,7 +184,8 @@ def _describe_rungs(forecast: Forecast) -> Iterator[str]:
         for rung in forecast.rungs:
             yield f"  {rung.until:>8,} {rung.trials:>8,} {rung.at_worst:>9,} {rung.steps:>10,}"
         if stop.method == "asha" and stop.min == 1 == default_first_rung(stop.max):
-            yield f"  Compared after 1 {stop.step}: raise early_stop.min if that is too early."
+            after = f"Trials are compared after 1 {stop.step}"
+            yield f"  {after}: raise early_stop.min if that is too early."
     if forecast.steps_at_worst != forecast.steps or forecast.steps != forecast.steps_in_full:
         share = 100 * forecast.steps / forecast.steps_in_full
         worst = ""

@@ -91,8 +91,8 @@ class SweepHandle:
     def stop(self, *, now: bool = False) -> None:
         """Have every trial save and end, and begin no other; with `now`, without the grace period.
 
-        Returns when the controller has read the stop signal, or, without a controller, when the
-        sweep has ended.
+        Waits a few polls for the controller to read the stop signal; without a controller, until
+        the sweep has ended.
         """
         stop_sweep(self._context, self._started(), self._open(), now=now, tell=self._tell)
 
@@ -113,7 +113,7 @@ class SweepHandle:
     ) -> None:
         """Set other limits, as totals. The sweep continues with the next `wait` or `detach`.
 
-        Hours; `cost` in USD. Raises UsageError with every mistake in the limits.
+        `cost` is in USD. Raises UsageError with every mistake in the limits.
         """
         self._request(
             make_top_up(

@@ -19,8 +19,8 @@ from batchml.errors import BatchmlError, NotFound, ServiceError, UsageError
 from batchml.jobs.code import CodeArchive, pack
 from batchml.model.names import to_name
 from batchml.model.run import Record, Run
-from batchml.runs.in_flight import RateBucket
 from batchml.runs.package import PackageStore, store_package
+from batchml.runs.rate_limit import RateBucket
 from batchml.runs.send import keep_one_job, listing_delay, look_up, make_submitter
 from batchml.runs.submit import submit
 from batchml.runtime.storage.store import Store
@@ -126,7 +126,8 @@ def describe_old_code(context: Context, sweep: StartedSweep, store: Store) -> st
         return ""
     sent = datetime.fromtimestamp(code.at).astimezone()
     day = "" if context.clock.now() - code.at < 12 * 3600 else f"{sent:%Y-%m-%d} "
-    return f"Runs the code of {day}{sent:%H:%M}; {sweep.folder} has changed since: --code sends it."
+    ran = f"Trials run the code of {day}{sent:%H:%M}"
+    return f"{ran}; {sweep.folder} has changed since: --code sends it."
 
 
 def _archive(context: Context, sweep: StartedSweep, include_secrets: bool) -> CodeArchive:
@@ -235,7 +236,7 @@ def _command(template: tuple[str, ...]) -> tuple[str, ...]:
 # --- The calls to AWS Batch -----------------------------------------------------------------------
 
 
-# The key in the store from before the consumable resource is made until it is deleted.
+# The key that marks, in the store, that the consumable resource may exist.
 LIMITED = "held"
 _REASON = 1024  # the most characters of a reason in TerminateJob
 

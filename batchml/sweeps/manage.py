@@ -189,7 +189,7 @@ def stop_sweep(
 ) -> None:
     """Have every trial save and end, and begin no other; with `now`, without the grace period.
 
-    Returns when a controller has read the stop signal, or, if none runs, when the sweep has ended.
+    Waits a few polls for a controller to read the stop signal; if none runs, for the sweep's end.
     """
     stopping = SweepStop(context, sweep, store, tell)
     if not stopping.begin(why, now=now):

@@ -108,7 +108,7 @@ def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class ConfirmedTrial(Struct, frozen=True):
-    """A trial with confirming runs: the first goal over all of them and the trial itself."""
+    """A trial and its confirming runs. `values`: the first goal's, of the trial and of all runs."""
 
     trial: Trial
     values: tuple[float, ...]
@@ -117,7 +117,7 @@ class ConfirmedTrial(Struct, frozen=True):
 
 
 def confirmed_trials(state: "SweepState", spec: SweepSpec) -> list[ConfirmedTrial]:
-    """The trials with confirming runs that ended, the best mean first."""
+    """The trials with confirming runs that are DONE, the best mean first."""
     values_of: dict[int, list[float]] = {}
     for trial in state.trials.values():
         is_done = trial.confirms in state.trials and trial.state is TrialState.DONE
@@ -186,12 +186,12 @@ def _divergence(dimension: Dimension, values: Sequence[object], trials: int) -> 
         return 0.0
     cells, width = _cells(dimension, values)
     count = max(3, round(len(cells) * _BEST))
-    smooth = width if dimension.kind == "choice" else 0
-    everywhere = _density(cells, width, smooth)
-    best = _pearson(_density(cells[:count], width, smooth), everywhere)
+    is_choice = dimension.kind == "choice"
+    everywhere = _density(cells, width, is_choice)
+    best = _pearson(_density(cells[:count], width, is_choice), everywhere)
     random = Random(0)
     chance = [
-        _pearson(_density(random.sample(cells, count), width, smooth), everywhere)
+        _pearson(_density(random.sample(cells, count), width, is_choice), everywhere)
         for _ in range(_SHUFFLES)
     ]
     mean = math.fsum(chance) / _SHUFFLES
@@ -221,12 +221,12 @@ def _scaled(dimension: Dimension, value: float) -> float:
     return math.log(value) if dimension.log and value > 0 else value
 
 
-def _density(cells: Sequence[int], width: int, smooth: int) -> list[float]:
+def _density(cells: Sequence[int], width: int, is_choice: bool) -> list[float]:
     """The share of each cell. Cells of a range are smoothed with their neighbours."""
     counts = [_FLOOR / width] * width
     for cell in cells:
         counts[cell] += 1
-    if not smooth and width > 1:
+    if not is_choice and width > 1:
         counts = _smooth(counts, max(1.0, _CELLS / 5 * len(cells) ** -0.2))
     total = math.fsum(counts)
     return [count / total for count in counts]

@@ -52,8 +52,8 @@ def control_sweep(
 
     `owner` describes the controller to other processes; by default it is this process. `tell` is
     called with progress of long operations, and with the controller's notices. Callers that show
-    snapshots, which have all notices, give `lost`: then `lost` is called with errors of services
-    that cannot be reached, and `tell` not with notices.
+    snapshots give `lost`, because snapshots have all notices: then `lost` is called with errors of
+    services that cannot be reached, and `tell` gets no notices.
     """
     intervals = ON_LOCAL if context.settings.is_local else IN_AWS
     jobs = BatchJobs(context, sweep, store, tell)
@@ -65,7 +65,7 @@ def control_sweep(
 
 
 def needs_controller(sweep: StartedSweep) -> bool:
-    """Whether a sweep without a controller stands still, or lacks early stopping or other limits.
+    """Whether a sweep without a controller begins no trials, or ignores early stopping or limits.
 
     An array needs no controller: AWS Batch runs it, its trials keep the limit of hours, and their
     messages wait in the store. But cut-offs, a target and confirming runs need a controller, and so
@@ -131,7 +131,7 @@ _OPTUNA = re.compile(r"\s*optuna\b")
 
 
 class ControllerArguments(Struct, frozen=True):
-    """The arguments of `sweeps attend`: all that a controller in AWS gets of its environment."""
+    """The arguments of `sweeps attend`: all that a controller in AWS knows of its environment."""
 
     key: str
     env: str

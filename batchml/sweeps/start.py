@@ -124,8 +124,8 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     job_name = spec.job if spec is not None else table.get("job")
     if isinstance(job_name, str) and job_name:
         try:
-            values = _set_by_every_trial(spec, table)
-            job = _resolve_job(context, options, job_name, file_folder, values)
+            provided = _set_by_every_trial(spec, table)
+            job = _resolve_job(context, options, job_name, file_folder, provided)
         except ConfigError as error:
             mistakes += [f"{error.where}: {mistake}" for mistake in error.mistakes]
         except NotFound as error:
@@ -465,7 +465,10 @@ class SweepCheck(Struct, frozen=True):
         if self.chosen_mode.mode is SubmitMode.BATCHES:
             return ["It needs this terminal until its end, or --detach: then a run controls it."]
         if needs_controller(self.sweep):
-            return ["Early stopping and confirming runs need this terminal, or --detach."]
+            return [
+                "Early stopping, a target, a cost limit and confirming runs need this terminal, "
+                "or --detach."
+            ]
         return []
 
     def to_json(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class SweepSnapshot(Struct, frozen=True):
     at: float  # seconds since the epoch
     counts: Mapping[TrialState, int]  # trials by state; a state without any may be missing
     planned: int  # trials so far, without confirming runs
-    wanted: int | None  # the number of trials in the end; None: unknown
+    wanted: int | None  # the number of trials in all; None: unknown
     parallel: int  # trials at once
     best: Trial | None
     began_at: float | None  # when the first batch was planned, in seconds since the epoch
@@ -105,7 +105,7 @@ class SweepSummary(Struct, frozen=True):
 def make_snapshot(
     totals: SweepTotals, wanted: int | None, money: Money | None, now: float
 ) -> SweepSnapshot:
-    """A snapshot. `wanted`: the number of trials in the end, where it is known."""
+    """A snapshot. `wanted`: the number of trials in all, where it is known."""
     state, spec = totals.state, totals.spec
     limits, begun = limits_now(state, spec), began_at(state)
     until = state.ended.at if state.ended else now

@@ -106,7 +106,7 @@ class SweepView:
         return self._snapshot()
 
     def status(self) -> str:
-        """The status in one word. If all trials have ended, the sweep is ended first."""
+        """The status in one word. If all trials have ended, the sweep's end is recorded first."""
         state = self.state
         if not state.ended and not count_in_flight(state) and self._runs_without_controller():
             with suppress(BatchmlError):  # no server, or another process has become the controller

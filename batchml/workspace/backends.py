@@ -87,9 +87,9 @@ def _remote_storage(
 
 
 def count_unfinished(context: Context) -> int:
-    """Count unfinished runs in all environments that share the workspace, or some of them.
+    """Count unfinished runs in all environments that share the workspace; a large count is too low.
 
-    A queue that does not exist yet has no runs.
+    AWS Batch is asked for one page per queue and state. A queue that does not exist has no runs.
     """
     api, environments = ComputeApi(context.connect()), context.settings.environments
     existing = api.queues()

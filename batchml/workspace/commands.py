@@ -98,7 +98,7 @@ def push(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="DEST", help="Name DEST, for a DEST that exists on this machine, too."
+            "--to", metavar="DEST", help="Give DEST here if it also exists on this machine."
         ),
     ] = None,
     checksum: Checksum = False,
@@ -183,7 +183,7 @@ def archive(
 ) -> None:
     """Copy the workspace to an archive: plain files, and a list with their checksums.
 
-    Only new and changed files are sent, and all are read back. Exit code 0: the archive is
+    Only new and changed files are sent, and then read back. Exit code 0: the archive is
     complete. After an interruption the same command continues. Without --to, the archive is in the
     environment's bucket, or in the state folder of `local`.
     """

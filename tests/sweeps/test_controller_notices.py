@@ -119,6 +119,6 @@ def test_what_happens_to_many_is_told_once() -> None:
     world.run()
     assert world.told == [
         "3 of the first 3 trials diverged: loss was not a finite number. "
-        "The space may reach too far.",
+        "The search space may be too wide.",
         "Trial 5 was lost: Essential container exited",
     ]

@@ -105,7 +105,7 @@ def test_the_forecast_in_words() -> None:
         "         3       21        64         42",
         "         9        7        64         42",
         "        27        2        64         36",
-        "  Compared after 1 epoch: raise early_stop.min if that is too early.",
+        "  Trials are compared after 1 epoch: raise early_stop.min if that is too early.",
         "Steps: about 427, 1,971 at worst: 22 % of 1,971 without early stopping.",
         "At longest: 5 full trainings one after the other.",
         "Time of all containers: 192 hours at worst.",

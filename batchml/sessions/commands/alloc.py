@@ -54,7 +54,7 @@ def alloc(
     idle: Annotated[
         str,
         typer.Option(
-            metavar="DURATION", help='End this time after the last shell: "30m", "never".'
+            metavar="DURATION", help='End after this time without a shell: "30m", "never".'
         ),
     ] = "10m",
     code: Annotated[
@@ -80,7 +80,7 @@ def alloc(
         dry_run=dry_run,
         json_=json_,
     )
-    check_options(flags, has_shell_flag=shell)
+    check_options(flags, wants_shell=shell)
     context = open_context(env)
     request = _request(options, timeout=time, code=code)
     raise typer.Exit(allocate(context, request, flags))
@@ -111,12 +111,12 @@ class AllocOptions(Struct, frozen=True, kw_only=True):
     json_: bool = False
 
 
-def check_options(flags: AllocOptions, *, has_shell_flag: bool = True) -> None:
+def check_options(flags: AllocOptions, *, wants_shell: bool = True) -> None:
     """Raise UsageError for options that contradict each other."""
     if flags.idle_s == 0:
         raise UsageError('--idle 0s: the run would end at once. Give "10m", or "never".')
     if flags.command and not flags.shell:
-        flag = "--json" if has_shell_flag else "--no-shell"
+        flag = "--json" if wants_shell else "--no-shell"
         raise UsageError(
             f"{flag} only holds the resources, and would not run the command after --. Leave one "
             "of them out. To run commands later: batchml shell RUN -- COMMAND"

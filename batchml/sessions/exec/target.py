@@ -102,7 +102,7 @@ def describe_end(run: Run) -> str:
 
 
 def attempt_end_text(run: Run) -> str:
-    """Say how an attempt ended, given the run after it, which has ended or is retried."""
+    """Say how an attempt ended. `run` was read after that: it has ended, or is retried."""
     if run.status.is_terminal:
         return f"{run.name} has ended: {describe_end(run)}."
     return (

@@ -31,7 +31,7 @@ class PluginForward(PortForward):
         super().__init__(port, local_port, end_reason)
         self._pause = pause
         self._start = start
-        self._plugin = _Listening(*start())
+        self._plugin = _ListeningPlugin(*start())
         self._plugin.wait_until_ready()
         threading.Thread(target=self._keep_running, daemon=True).start()
 
@@ -45,12 +45,12 @@ class PluginForward(PortForward):
             if self._closed.wait(self._pause):
                 return
             with suppress(BatchmlError, OSError):  # the run has ended, or the network is down
-                self._plugin = _Listening(*self._start())
+                self._plugin = _ListeningPlugin(*self._start())
                 if self._closed.is_set():
                     self._plugin.end()
 
 
-class _Listening:
+class _ListeningPlugin:
     """A running plugin and its output."""
 
     def __init__(self, words: list[str], variables: dict[str, str]) -> None:

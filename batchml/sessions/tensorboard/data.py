@@ -175,7 +175,7 @@ def link_file(found: EventFile, folder: Path) -> bool:
 
 
 def fetch_files(source: "OutputSource", folder: Path) -> int:
-    """Fetch the new parts of a run's event files from a bucket; return the number of such files."""
+    """Fetch the new parts of a run's event files from a bucket; return how many files changed."""
     entries = (entry for entry in source.entries() if EVENTS in entry.name)
     return sum(_fetch_file(source, entry, folder) for entry in entries)
 

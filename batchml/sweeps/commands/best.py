@@ -260,8 +260,8 @@ def _code_address(
         name = found.run.environment.get("BATCHML_CODE", "").rpartition("/")[2]
         if name:
             return f"{sweep.code.rpartition('/')[0]}/{name}"
-    is_since = current_code(sweep, store).at > (trial.started_at or 0.0)
-    return sweep.code if is_since else with_current_code(sweep, store).code
+    was_sent_later = current_code(sweep, store).at > (trial.started_at or 0.0)
+    return sweep.code if was_sent_later else with_current_code(sweep, store).code
 
 
 def _copy_code(

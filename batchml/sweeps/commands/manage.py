@@ -94,7 +94,7 @@ def stop(
 def top_up(
     word: OneSweep,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Set the limit of all trials.")
+        int | None, typer.Option(metavar="N", help="Set the number of trials in all.")
     ] = None,
     hours: Annotated[
         float | None,

@@ -144,8 +144,8 @@ def _results_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
 
 
 def exit_code(summary: SweepSummary) -> int:
-    """The exit code of a sweep: 0 if it has a best trial. If failures have stopped the sweep, the
-    exit code of the first failed trial."""
+    """The exit code of a sweep: CANCELLED if its user stopped it; 0 if it has a best trial. If
+    failures have stopped the sweep, the exit code of the first failed trial."""
     if summary.by == USER:
         return CANCELLED
     if summary.by != FAILURES and summary.snapshot.best is not None:

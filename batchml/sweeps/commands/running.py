@@ -144,7 +144,7 @@ def _counts(snapshot: SweepSnapshot, on: Screen, width: int) -> str:
 
 
 def _trials(snapshot: SweepSnapshot) -> str:
-    """The number of ended trials, of the number in the end; confirming runs are included."""
+    """How many trials have ended, of how many in all; confirming runs are included."""
     noun = "trials and confirming runs" if snapshot.confirming else "trials"
     if snapshot.wanted is None:
         return f"{snapshot.over:,} {noun}"
@@ -213,14 +213,14 @@ def _paint(text: str, kind: str, on: Screen) -> str:
 
 
 class _PlainView:
-    """The view without a terminal: a line when the best trial changes or trials end, but seldom."""
+    """The view without a terminal: a line for a new best trial, and seldom for ended trials."""
 
     def __init__(self, sweep: StartedSweep, stream: TextIO) -> None:
         self._sweep = sweep
         self._stream = stream
         self._printed_at = 0.0  # when the last line was printed
-        self._best: tuple[object, ...] = ()  # number and step of the best trial in it
-        self._over = -1
+        self._best: tuple[object, ...] = ()  # number and step of the best trial at that time
+        self._over = -1  # trials that had ended at that time
         self._notices: tuple[str, ...] = ()
 
     def show(self, snapshot: SweepSnapshot) -> None:
@@ -267,7 +267,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SweepInterrupt:
-    """The output of a command on a sweep that is interrupted.
+    """The output of a sweep's command when Ctrl-C or SIGTERM interrupts the command.
 
     `is_started`: whether the sweep exists; None while its `spec.json` is being written.
     """

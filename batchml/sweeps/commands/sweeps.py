@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # --- `sweep` --------------------------------------------------------------------------------------
 
 
-CHECK = "check"  # the word before FILE that only prints the forecast
+CHECK = "check"  # the word before FILE: print the forecast and the requests, and start nothing
 
 
 @app.command(epilog="Example: batchml sweep sweep.toml --trials 20")
@@ -32,7 +32,7 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="[check] FILE",
-            help="Sweep file, or job with a sweep.toml. With `check` only the forecast is printed.",
+            help="Sweep file, or job with a sweep.toml. With `check` nothing is started.",
         ),
     ] = None,
     wait: Annotated[
@@ -42,7 +42,7 @@ def sweep(
         bool, typer.Option("--detach", help="Return, and let the sweep run on its own.")
     ] = False,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Set limits.trials: all trials.")
+        int | None, typer.Option(metavar="N", help="Set limits.trials: trials in all.")
     ] = None,
     parallel: Annotated[
         int | None, typer.Option(metavar="N", help="Set limits.parallel: trials at once.")
@@ -66,7 +66,7 @@ def sweep(
     """Search for the best parameters of a job.
 
     `sweep check FILE` prints the number of points and steps, the greatest
-    cost, three commands and the requests; nothing is sent.
+    cost, three trials' commands and the AWS requests; nothing is sent.
     """
     from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep
 
@@ -193,8 +193,7 @@ def show(
 ) -> None:
     """Show the state of a sweep, once or live.
 
-    It begins no trials: `sweeps resume` continues a sweep that needs a
-    controller.
+    A sweep that waits for a controller continues with `sweeps resume`.
     """
     from batchml.sweeps.commands.render import describe_next_commands, sweep_json
     from batchml.sweeps.commands.running import draw, open_view

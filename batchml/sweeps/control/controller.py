@@ -290,7 +290,7 @@ class Controller:
 
     @property
     def _wanted(self) -> int | None:
-        """The number of trials in the end, by the present limits."""
+        """The number of trials in all, by the present limits."""
         limits = limits_now(self._totals.state, self._spec)
         if limits is not self._counted_trials[0]:  # counting the points of a grid takes time
             self._counted_trials = limits, count_trials(replace(self._spec, limits=limits))
@@ -335,7 +335,7 @@ class Controller:
                 self._stop(by, why, now)
             case ReopenSweep(why):
                 inbox.clear_stop_signal(self._store)
-                # For confirming runs. Failures that an earlier reopening forgave stay forgiven.
+                # For confirming runs. Failures before an earlier reopening still do not count.
                 self._apply(replace(totals.state.last_reopening, why=why, at=now, paused=0.0))
             case EndSweep(by, why):
                 # Before the end event, because no controller comes back to a sweep that has ended.
@@ -399,12 +399,12 @@ class Controller:
         """Have AWS Batch limit the running trials, if more are in flight than may run at once."""
         state, spec = self._totals.state, self._spec
         parallel = limits_now(state, spec).parallel
-        before = parallel if self._mode is SubmitMode.BATCHES else spec.limits.parallel
+        at_start = parallel if self._mode is SubmitMode.BATCHES else spec.limits.parallel
         # Batches of rungs name no trials, so their children are counted.
         unsent = (plan.count_children(batch, state, spec) for batch in state.open_batches)
         most = max(count_in_flight(state), *unsent, 0)
         limit = self._running_limit
-        if limit != parallel and most > min(parallel, before, limit or parallel):
+        if limit != parallel and most > min(parallel, at_start, limit or parallel):
             self._jobs.limit_running(parallel)
             self._running_limit = parallel
 
@@ -439,7 +439,7 @@ class Controller:
         return self._mode is SubmitMode.BATCHES and sent > 0 and free < len(batch.trials)
 
     def _write_manifest(self, batch: TrialBatch) -> int:
-        """Write a batch's manifest; the width of a line. Deeper rungs use that of rung 0."""
+        """Write a batch's manifest, for a deeper rung the one of rung 0. Returns a line's width."""
         if batch.rung:
             batch = self._totals.state.batches[batch.number - batch.rung]
         lines = plan.manifest_entries(batch)

@@ -31,7 +31,7 @@ class DecisionInputs(Struct, frozen=True):
 
     now: float  # seconds since the epoch
     mode: SubmitMode
-    wanted: int | None  # the number of trials in the end; None: unknown
+    wanted: int | None  # the number of trials in all; None: unknown
     money: Money | None = None
     between_batches: float = 0.0  # seconds from one batch of trials to the next, at least
     grace: float = 0.0  # seconds from the stop signal until jobs are terminated
@@ -313,7 +313,7 @@ def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
         yield (
             "diverged",
             f"{diverged} of the first {over} trials diverged: {totals.spec.goal.metric} was not a "
-            "finite number. The space may reach too far.",
+            "finite number. The search space may be too wide.",
             None,
         )
 
@@ -337,7 +337,7 @@ def confirmation_notices(totals: SweepTotals, now: float) -> list[NoticeGiven]:
         return []
     if _has_confirming_runs(totals) or not choose_for_confirmation(totals, 1, 1):
         return []
-    words = "The best were not run again: a limit or a stop ended the sweep before."
+    words = "The best trials were not run again: a limit or a stop ended the sweep before that."
     return [NoticeGiven(CONFIRM, words, now)]
 
 

@@ -102,7 +102,7 @@ def seed_of(spec: SweepSpec, number: int) -> int:
 def plan_new(
     totals: SweepTotals, mode: SubmitMode, count: int, at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
-    """Up to `count` new trials, as many as the sampler suggests; a batch for each MAX_ARRAY."""
+    """Up to `count` new trials, as many as the sampler suggests, in batches of up to MAX_ARRAY."""
     state, spec = totals.state, totals.spec
     first = totals.tally.highest + 1
     suggested = suggest_trials(spec, list(state.trials.values()), range(first, first + count))
@@ -217,7 +217,7 @@ def find_unfinished_rung(state: SweepState, spec: SweepSpec) -> list[tuple[int, 
 
 
 def rung_size(first: int, rung: int, eta: int) -> int:
-    """The number of trials, of `first` that begin, which take part in a rung, counted from 0."""
+    """The number of trials that reach a rung, counted from 0, if `first` trials begin."""
     return max(1, int(first // eta**rung))
 
 

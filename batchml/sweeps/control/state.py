@@ -308,7 +308,7 @@ _NEVER = SweepReopened("", 0.0)
 
 
 class SweepState:
-    """The state of a sweep; its file is not part of it. Only `apply` changes the state."""
+    """The state of a sweep, without its sweep file. Only `apply` changes the state."""
 
     def __init__(self) -> None:
         self.trials: dict[int, Trial] = {}

@@ -122,7 +122,7 @@ function rungs() {
 }
 
 function importance() {
-  const c = card("importances", "Importances", "How much the parameter's values in the best tenth of the trials differ from its values in all trials. An estimate (PED-ANOVA, less chance).");
+  const c = card("importances", "Importances", "How much the parameter's values in the best tenth of the trials differ from its values in all trials. An estimate (PED-ANOVA, corrected for chance).");
   const names = Object.keys(D.importances);
   if (!names.length) return nothing(c, "No estimate: fewer than 20 trials have a result, or no parameter stands out.");
   const shown = names.slice(0, 14), W = 620, row = 25, H = shown.length * row + 8, L = 170;
@@ -225,7 +225,7 @@ function brush(svg, x, top, bottom, tell) {
 }
 
 function slices() {
-  const c = card("slices", "Slices", `${GOAL.metric} over each parameter alone, log-spaced where the space is.`, "wide");
+  const c = card("slices", "Slices", `${GOAL.metric} over each parameter alone. The axis is logarithmic where the range is.`, "wide");
   if (!D.axes.length || !D.frame) return nothing(c, "Nothing to compare yet.");
   const hold = el("div", "", c.plot);
   const draw = v => { hold.replaceChildren(); drawSlices(hold, v === "all"); };
@@ -316,7 +316,7 @@ function timeline() {
     return b ? {words: `${time(t.from + b[0])} after the beginning\ntraining ${number(b[1])}, starting ${number(b[2])}, idle ${number(b[3])}`} : null;
   });
   const share = name => `${Math.round(100 * t.shares[name])}%`;
-  legend(c.figure, [["training", "var(--DONE)", share("training")], ["start-up", "var(--starting)", share("starting")], ["idle, of the width allowed", "var(--idle)", share("idle")],
+  legend(c.figure, [["training", "var(--DONE)", share("training")], ["start-up", "var(--starting)", share("starting")], ["idle, of the trials allowed at once", "var(--idle)", share("idle")],
     ...(lanes ? Object.keys(paths).filter(s => s !== "starting" && s !== "DONE").map(s => [s.toLowerCase(), color(s)]) : [])]);
   if (!lanes) el("p", "note", c.figure, `${count(t.lanes)} lanes are too many to draw trials one by one.`);
 }

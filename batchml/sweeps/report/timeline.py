@@ -108,13 +108,13 @@ def _periods(trial: Trial, start: float, now: float) -> list[TimelineBar]:
     times = sorted(report.at for report in trial.reports if start <= report.at <= end)
     points = [start, *times, end]
     gaps = sorted(range(len(points) - 1), key=lambda index: points[index] - points[index + 1])
-    over = end - start - trial.ran(now) * 1.05 - 1.0
+    excess = end - start - trial.ran(now) * 1.05 - 1.0
     pauses = set()
     for index in gaps:
-        if over <= 0 or not trial.seconds:
+        if excess <= 0 or not trial.seconds:
             break
         pauses.add(index)
-        over -= points[index + 1] - points[index]
+        excess -= points[index + 1] - points[index]
     step = median(b - a for a, b in pairwise(times)) if len(times) > 1 else None
     bars, first = [], 0
     for index in range(len(points) - 1):
@@ -205,7 +205,7 @@ def _busy(bars: Sequence[TimelineBar], first: float, span: float, width: int) ->
 
 def _means(spans: Iterable[tuple[float, float]], first: float, size: float) -> list[float]:
     """The average number of spans over each bucket."""
-    # Spans that cover a bucket completely are counted by differences: +1 where they begin to.
+    # Spans that cover a bucket completely are counted by differences: +1 at the first such bucket.
     steps = [0.0] * (_BUCKETS + 1)
     parts = [0.0] * _BUCKETS  # what spans cover of the buckets in which they begin and end
     for start, end in spans:

@@ -377,7 +377,7 @@ def results_by_depth(
 
 
 class TpeSettings(NamedTuple):
-    """Chosen on the problems of benchmarks/sweep_problems.py, with seeds that are not reported."""
+    """Chosen on the problems of benchmarks/sweep_problems.py, not with the seeds of the figures."""
 
     first: int = 10  # results that are needed before a model is used,
     first_each: int = 2  # and more results for each parameter

@@ -122,8 +122,8 @@ def _set_parameter(space: Any, keys: list[str], value: Any) -> str:
         # A new kind replaces the old one; `when` stays.
         parts = {key: part for key, part in parts.items() if key == "when" or key in rest}
         if rest[0] in ("float", "int") and isinstance(old, dict):
-            is_list = {key for key in old if isinstance(old[key], list)}  # then `log` is a kind
-            parts |= {key: old[key] for key in ("step", "log") if key in old.keys() - is_list}
+            ranges = {key for key in old if isinstance(old[key], list)}  # a `log` here is a kind
+            parts |= {key: old[key] for key in ("step", "log") if key in old.keys() - ranges}
     if rest[0] == "when" and len(rest) > 1:
         parts["when"] = {**parts.get("when", {}), ".".join(rest[1:]): value}
     else:
@@ -195,7 +195,7 @@ def read_sweep(
 
 
 def _invalid_texts(index: str, value: Any) -> Iterator[str]:
-    """Mistakes that only a table from the Python API can have: no text as a key, no UTF-8."""
+    """Mistakes that only tables of the Python API have: keys that are no text, and no UTF-8."""
     if isinstance(value, str):
         if not is_text(value):
             yield f"{index}: {value[:80]!r} is not UTF-8."

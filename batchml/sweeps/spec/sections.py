@@ -473,7 +473,8 @@ def _read_failed(value: Any) -> tuple[float | None, int | None]:
 def add_listed_parameters(
     table: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """`[space]` for the method `list`: parameters that only points name get their values."""
+    """`[space]` for the method `list`: also the parameters that only points name, as constants or
+    choices."""
     values_of: dict[str, list[Scalar]] = {}
     for point in points:
         for name, value in point.items():
