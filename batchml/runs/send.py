@@ -25,7 +25,8 @@ from batchml.errors import (
 from batchml.history import History
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus, Record
-from batchml.runs.in_flight import InFlight, RateBucket
+from batchml.runs.in_flight import InFlight
+from batchml.runs.rate_limit import RateBucket
 
 if TYPE_CHECKING:
     from batchml.context import Context

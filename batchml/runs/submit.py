@@ -6,11 +6,12 @@ from batchml.aws.batch.requests import SubmissionRequests
 from batchml.context import Context, Notify, drop_cache
 from batchml.errors import BatchmlError, NoQueue, SubmissionUnknown
 from batchml.model.run import Record
-from batchml.runs.in_flight import InFlight, RateBucket
+from batchml.runs.in_flight import InFlight
 from batchml.runs.job_images import publish_image
 from batchml.runs.options import DEFAULT_QUEUE
 from batchml.runs.package import store_package
 from batchml.runs.prepare import PreparedRun, no_queue
+from batchml.runs.rate_limit import RateBucket
 from batchml.runs.reconcile import settle_abandoned
 from batchml.runs.send import Submitter, make_submitter, send_intent
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.clock import SystemClock
-from batchml.runs.in_flight import (
+from batchml.runs.rate_limit import (
     BURST,
     RATE,
     RECOVERY,
