@@ -13,7 +13,7 @@ import time
 import tracemalloc
 
 from batchml.model.sweep import Dimension, SweepSpec
-from batchml.sweeps.control.lease import IN_AWS
+from batchml.sweeps.control.lease import AWS_INTERVALS
 from batchml.sweeps.control.totals import SweepTotals
 from tests.support.sweep_world import World, spec_of
 
@@ -61,7 +61,7 @@ def _in_process(method: str, trials: int, parallel: int) -> dict[str, float]:
 
 def measure(spec: SweepSpec) -> dict[str, float]:
     """One sweep from its start to its end."""
-    world = World(spec, intervals=IN_AWS, step_seconds=STEP_SECONDS)
+    world = World(spec, intervals=AWS_INTERVALS, step_seconds=STEP_SECONDS)
     begun, cpu = world.clock.now(), time.process_time()
     world.clock.others = 0.0
     counted = 0

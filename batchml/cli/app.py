@@ -34,7 +34,7 @@ SYNONYMS = {
 }  # fmt: skip
 
 # The sections of --help, and their commands in the order of use.
-GROUPS = {
+SECTIONS = {
     "Run": ("submit", "wait", "get", "rerun", "cancel", "reconcile"),
     "Look": ("ls", "show", "logs", "top", "explain", "diff"),
     "Search": ("sweep", "sweeps"),
@@ -44,7 +44,7 @@ GROUPS = {
     "AWS Batch things": ("compute", "queue", "jobdef", "image"),
     "This machine": ("local", "completion"),
 }
-ORDER = tuple(name for names in GROUPS.values() for name in names)
+ORDER = tuple(name for names in SECTIONS.values() for name in names)
 
 # The modules that register each command. They register subcommands in the order of --help.
 _MODULES = {
@@ -94,7 +94,7 @@ class CommandGroup(TyperGroup):
 class RootGroup(CommandGroup):
     """The root command. The order of its commands does not depend on the order of imports."""
 
-    sections = GROUPS
+    sections = SECTIONS
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         names = [name for name in ORDER if name in self.commands]

@@ -54,7 +54,7 @@ from batchml.model.run import (
 )
 from batchml.resources import shipped_folder
 from batchml.runs.find import select
-from batchml.runs.groups.members import find_members
+from batchml.runs.groups.members import find_worker_groups
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
 from batchml.runs.search import FoundRun
@@ -383,7 +383,7 @@ def add_workers(
     if explained.explanation.cause != RUNS:
         return explained
     try:
-        parts = find_members(context, FoundRun(explained.run, record))
+        parts = find_worker_groups(context, FoundRun(explained.run, record))
     except BatchmlError:  # the verdict stands without the workers
         return explained
     runs = {part.group: part.found.run for part in parts if part.found is not None}

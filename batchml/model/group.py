@@ -91,7 +91,6 @@ RENDEZVOUS = "BATCHML_GANG"  # the s3:// URL of the rendezvous; without it, the 
 GANG_KEY = "BATCHML_GANG_KEY"  # the key of the head
 GANG_HEAD = "BATCHML_GANG_HEAD"  # QUEUE/NAME of the head's job, in AWS
 GANG_ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # the most attempts of the head
-ENDED_BY_HEAD = "The head of its gang has ended"  # the reason of TerminateJob for workers
 
 LINGER = 600  # seconds that workers wait for a lost head to start again: docs/ray.md
 

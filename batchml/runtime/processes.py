@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+# Programs that a container engine may start as process 1, with the entry as their only child.
+INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IN_MODIFY = 2  # linux/inotify.h

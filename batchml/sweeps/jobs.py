@@ -139,7 +139,7 @@ def _archive(context: Context, sweep: StartedSweep, include_secrets: bool) -> Co
 
 # The command of the job if the template of the trials' command is long. The runtime reads the
 # template from the store in any case.
-BY_TRIAL = "batchml-trial"
+LONG_COMMAND_PLACEHOLDER = "batchml-trial"
 _LONGEST = 1024  # characters of a template
 
 
@@ -230,14 +230,14 @@ def first_requests(sweep: StartedSweep, size: int) -> dict[str, Any]:
 
 def _command(template: tuple[str, ...]) -> tuple[str, ...]:
     """The command for people to see; the runtime of each trial fills in the template."""
-    return template if sum(map(len, template)) <= _LONGEST else (BY_TRIAL,)
+    return template if sum(map(len, template)) <= _LONGEST else (LONG_COMMAND_PLACEHOLDER,)
 
 
 # --- The calls to AWS Batch -----------------------------------------------------------------------
 
 
 # The key that marks, in the store, that the consumable resource may exist.
-LIMITED = "held"
+LIMIT_MARK = "held"
 _REASON = 1024  # the most characters of a reason in TerminateJob
 
 
@@ -324,12 +324,12 @@ class BatchJobs:
         if quantity == self._limit:
             return
         consumables = ConsumableApi(self._context.connect())
-        self._store.put(LIMITED, str(quantity).encode())
+        self._store.put(LIMIT_MARK, str(quantity).encode())
         consumables.set_total(consumable_name(self._sweep.key), quantity, self._sweep.resource_tags)
         self._limit = quantity
 
     def remove_limit(self, *, is_patient: bool = False) -> bool:
-        if self._store.get(LIMITED) is None:
+        if self._store.get(LIMIT_MARK) is None:
             return True
         try:
             ConsumableApi(self._context.connect()).delete(consumable_name(self._sweep.key))
@@ -337,7 +337,7 @@ class BatchJobs:
             if not is_patient:
                 self._tell(f"A consumable resource could not be deleted: {error}")
             return False
-        self._store.delete(LIMITED)
+        self._store.delete(LIMIT_MARK)
         self._limit = 0
         return True
 

@@ -24,7 +24,7 @@ from batchml.sweeps.control.inbox import (
     read_stop_signal,
     signal_stop,
 )
-from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, LeaseHeld, find_holder
+from batchml.sweeps.control.lease import AWS_INTERVALS, LOCAL_INTERVALS, LeaseHeld, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.state import RESUMABLE, SweepState
 from batchml.sweeps.control.totals import limits_now
@@ -166,7 +166,7 @@ def wait_for_controller(
 
     After a few polls it returns also for a slow controller, which will do it later.
     """
-    intervals = ON_LOCAL if context.settings.is_local else IN_AWS
+    intervals = LOCAL_INTERVALS if context.settings.is_local else AWS_INTERVALS
     end = context.clock.monotonic() + _POLLS * intervals.poll
     while (lease := find_holder(store, context.clock)) is not None:
         if is_done() or context.clock.monotonic() >= end:

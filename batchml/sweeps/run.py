@@ -26,8 +26,8 @@ from batchml.runs.send import make_submitter, user_name
 from batchml.runs.submit import submit
 from batchml.sweeps.control.controller import Controller
 from batchml.sweeps.control.lease import (
-    IN_AWS,
-    ON_LOCAL,
+    AWS_INTERVALS,
+    LOCAL_INTERVALS,
     LeaseOwner,
     refuse_second_controller,
     this_process,
@@ -35,7 +35,7 @@ from batchml.sweeps.control.lease import (
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.jobs import BatchJobs, first_requests
-from batchml.sweeps.samplers.optuna import NEEDS
+from batchml.sweeps.samplers.optuna import PACKAGES_BY_METHOD
 from batchml.sweeps.started import SPEC, StartedSweep, load_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store, sweep_store_at
 
@@ -55,7 +55,7 @@ def control_sweep(
     snapshots give `lost`, because snapshots have all notices: then `lost` is called with errors of
     services that cannot be reached, and `tell` gets no notices.
     """
-    intervals = ON_LOCAL if context.settings.is_local else IN_AWS
+    intervals = LOCAL_INTERVALS if context.settings.is_local else AWS_INTERVALS
     jobs = BatchJobs(context, sweep, store, tell)
     owner = owner or this_process(user_name())
     tell_notice = tell if lost is None else lambda _: None
@@ -126,7 +126,7 @@ def _is_submitted(store: SweepStore) -> bool:
 # The command of the run; the sweep's key follows. local/executors/spec.py recognizes it.
 ATTEND = ("sweeps", "attend")
 _MEMORY = "1 GiB"  # ten thousand trials take about 150 MiB
-_BY_OPTUNA = tuple(NEEDS)  # the methods whose controller imports Optuna or cmaes
+_BY_OPTUNA = tuple(PACKAGES_BY_METHOD)  # the methods whose controller imports Optuna or cmaes
 _OPTUNA = re.compile(r"\s*optuna\b")
 
 

@@ -49,7 +49,7 @@ from batchml.runs.package import (
 from batchml.runs.prepare import environment_variables
 from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
-from batchml.runtime.protocol.sweep import CONTRACT, EVERY, LOOK, TrialContract
+from batchml.runtime.protocol.sweep import CONTRACT, EVERY, POLL_EVERY, TrialContract
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, count_trials
 from batchml.sweeps.forecast import Forecast, describe, make_forecast
 from batchml.sweeps.jobs import first_requests
@@ -401,7 +401,7 @@ def _hourly_cost(
 
 # Seconds on `local` between two messages of a trial, and between two polls of the stop signal: the
 # store is a folder, and to read it costs nothing.
-LOCAL_EVERY, LOCAL_LOOK = 2.0, 1.0
+LOCAL_EVERY, LOCAL_POLL = 2.0, 1.0
 
 # In AWS the trials of a wide sweep report less often: one controller reads all messages, and a
 # prefix of a bucket takes 3,500 PUT and 5,500 GET requests a second. These are the most messages
@@ -428,7 +428,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
         shape=sweep.mode.value,
         grace=float(job.checkpoint.grace_seconds),
         every=LOCAL_EVERY if is_local else max(EVERY, width / _MESSAGES),
-        look=LOCAL_LOOK if is_local else max(LOOK, width / _LOOKS),
+        look=LOCAL_POLL if is_local else max(POLL_EVERY, width / _LOOKS),
         attempts=job.retry.attempts,
         retries=tuple(job.retry.on),
     )

@@ -121,7 +121,7 @@ def write_started(store: Store, sweep: StartedSweep) -> bool:
 # --- The commands of trials -----------------------------------------------------------------------
 
 
-SEED = "BATCHML_SEED"
+SEED_VARIABLE = "BATCHML_SEED"
 
 
 def command_words(job: JobSpec, params: Params) -> list[str]:
@@ -131,4 +131,5 @@ def command_words(job: JobSpec, params: Params) -> list[str]:
 
 def command_line(job: JobSpec, trial: Trial) -> str:
     """The shell command, in one line, that runs a trial again on this machine, with its seed."""
-    return to_one_line(f"{SEED}={trial.seed} {shlex.join(command_words(job, trial.params))}")
+    words = shlex.join(command_words(job, trial.params))
+    return to_one_line(f"{SEED_VARIABLE}={trial.seed} {words}")

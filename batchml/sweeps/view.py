@@ -15,7 +15,7 @@ from batchml.errors import BatchmlError
 from batchml.model.sweep import Trial
 from batchml.runtime.protocol.sweep import INBOX, decode_message
 from batchml.sweeps.control.events import MessageReceived
-from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, find_holder
+from batchml.sweeps.control.lease import AWS_INTERVALS, LOCAL_INTERVALS, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.control.state import SweepState
@@ -136,7 +136,7 @@ class SweepView:
 
     def snapshots(self) -> Generator[SweepSnapshot, None, None]:
         """A snapshot after each round, until the sweep has ended."""
-        intervals = ON_LOCAL if self._context.settings.is_local else IN_AWS
+        intervals = LOCAL_INTERVALS if self._context.settings.is_local else AWS_INTERVALS
         while True:
             if self._runs_without_controller():
                 yield from self._control()

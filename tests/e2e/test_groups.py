@@ -15,7 +15,7 @@ from batchml.explain.suggest import CommandWriter
 from batchml.local.home import Home
 from batchml.model.explanation import Explanation
 from batchml.runs.find import load_runs, select
-from batchml.runs.groups.members import find_members, member_id
+from batchml.runs.groups.members import find_worker_groups, member_id
 from batchml.runs.rerun.resubmit import prepare_again
 from tests.support.cli import Cli, write_job
 
@@ -85,7 +85,7 @@ def test_a_gang_of_another_machine_is_known_by_what_aws_tells(user: Client, home
     home.root.joinpath("history.jsonl").unlink()
 
     (found,) = load_runs(context, [run.job_id])
-    (workers,) = find_members(context, found)
+    (workers,) = find_worker_groups(context, found)
     assert (workers.group, workers.size) == ("workers", 3)
     again = prepare_again(context, found, dry_run=True)
     assert again is not None
@@ -125,7 +125,7 @@ def test_a_client_killed_between_two_jobs_leaves_a_gang_that_is_finished(
     settled = cli("reconcile", "--json").json
     assert [each["state"] for each in settled] == ["submitted"]
     (found,) = load_runs(user._context, [head.job_id])
-    (workers,) = find_members(user._context, found)
+    (workers,) = find_worker_groups(user._context, found)
     assert (workers.job_id, workers.size) == (settled[0]["jobId"], 3)
     assert not any((cli.home.root / "gangs" / "local").iterdir())
     head.cancel()

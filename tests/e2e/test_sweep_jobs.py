@@ -16,7 +16,7 @@ from batchml.model.sweep import Goal, SweepLimits, SweepSpec
 from batchml.runtime.storage.folder import FolderStore
 from batchml.sweeps.control.events import TrialBatch
 from batchml.sweeps.control.watch import JobObservation
-from batchml.sweeps.jobs import LIMITED, BatchJobs
+from batchml.sweeps.jobs import LIMIT_MARK, BatchJobs
 from batchml.sweeps.started import StartedSweep
 from tests.support.local_server import wait_for
 
@@ -98,11 +98,11 @@ def test_a_consumable_resource_holds_the_width_and_is_gone_at_the_end(world: Wor
     wait_for(lambda: jobs.observe([array])[array].children.get("RUNNING"), "one runs")
     found = jobs.observe([array])[array].children
     assert (found.get("RUNNING"), found.get("RUNNABLE")) == (1, 2)
-    assert world.store.get(LIMITED) == b"1"
+    assert world.store.get(LIMIT_MARK) == b"1"
     jobs.terminate([array], "enough")
     ended(jobs, array)
     world.jobs("true").remove_limit()  # another controller's end
-    assert world.store.get(LIMITED) is None
+    assert world.store.get(LIMIT_MARK) is None
     assert world.told == []
     jobs.remove_limit()
 

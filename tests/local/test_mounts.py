@@ -14,7 +14,7 @@ from batchml.local.executors.mounts import (
     AttemptNotStarted,
     ContainerMounts,
     ProposedPath,
-    open_up,
+    give_access,
     propose,
     walk,
 )
@@ -101,7 +101,7 @@ def test_a_link_that_comes_between_two_steps_leads_nowhere(
 def test_what_was_found_is_opened_to_the_user_and_nothing_of_its_name_by_then(root: Path) -> None:
     found = walk(opened(root), ["a"])
     swap(root)
-    open_up(found)
+    give_access(found)
     assert (root / "was").stat().st_mode & 0o777 == 0o777
     assert (root.parent / "outside").stat().st_mode & 0o777 == 0o700
 

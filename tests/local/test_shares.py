@@ -65,11 +65,11 @@ def test_a_share_that_is_not_listed_weighs_one_and_a_star_stands_for_any_end(
 def test_what_was_used_fades_with_the_decay_of_the_policy() -> None:
     """B157: to 1/e within shareDecaySeconds, of which 0 is 600."""
     used = ShareUsage(1000.0, 0, 0)
-    assert fair_share.decay(used, 600_000, {}).faded == pytest.approx(367.88, abs=0.01)
-    assert fair_share.decay(used, 60_000, {"shareDecaySeconds": 60}).faded == pytest.approx(
+    assert fair_share.decay(used, 600_000, {}).decayed == pytest.approx(367.88, abs=0.01)
+    assert fair_share.decay(used, 60_000, {"shareDecaySeconds": 60}).decayed == pytest.approx(
         367.88, 1e-4
     )
-    assert fair_share.decay(used, -5, {}).faded == 1000.0  # a clock that went back
+    assert fair_share.decay(used, -5, {}).decayed == 1000.0  # a clock that went back
 
 
 @given(
@@ -87,7 +87,7 @@ def test_it_does_not_matter_how_often_the_usage_is_looked_at(
     twice = fair_share.decay(
         fair_share.decay(ShareUsage(before, 0, vcpus), first, rules), first + second, rules
     )
-    assert twice.faded == pytest.approx(at_once.faded, rel=1e-6, abs=1e-3)
+    assert twice.decayed == pytest.approx(at_once.decayed, rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_restarted_server_knows_what_runs_and_not_what_ran(tmp_path: Path) -> 
     w.tick(600)
     w.restart()
     (usage,) = w.state.usage["fair"].values()
-    assert (usage.vcpus, usage.faded) == (1, 0.0)
+    assert (usage.vcpus, usage.decayed) == (1, 0.0)
     b = submit(w, "b")
     more = [submit(w, "a"), submit(w, "b")]
     w.tick(5)

@@ -70,11 +70,11 @@ def test_outside_a_run_and_in_the_workspace_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert watch_working_folder(RuntimeEnv.read({}), "", "", is_container=False) is None
+    assert watch_working_folder(RuntimeEnv.read({}), "", "", in_aws=False) is None
     for workspace, expected in ((str(tmp_path.parent), ""), ("", "new (1 B) was")):
         found = watch_working_folder(
             RuntimeEnv.read({"AWS_BATCH_JOB_ID": JOB, "BATCHML_WORKSPACE": workspace}),
-            "", "", is_container=False,
+            "", "", in_aws=False,
         )  # fmt: skip
         assert found is not None
         write(tmp_path, new=1)

@@ -14,7 +14,6 @@ from batchml.aws.batch.requests import SubmissionRequests
 from batchml.errors import BatchmlError, ConfigError, ServiceError, UsageError
 from batchml.history import History
 from batchml.model.group import (
-    ENDED_BY_HEAD,
     GANG_HEAD,
     GANG_KEY,
     RENDEZVOUS,
@@ -27,8 +26,14 @@ from batchml.model.names import keyed_name, new_key
 from batchml.model.run import JobStatus, Record, Run, RunName
 from batchml.runs.commands.show import describe_groups as shown_groups
 from batchml.runs.fit import Capacity, fit_groups
-from batchml.runs.groups.members import GroupMember
-from batchml.runs.groups.submit import INCOMPLETE, NO_HEAD, OVER, SubmitIntent, submit_group_run
+from batchml.runs.groups.members import GroupWorkers
+from batchml.runs.groups.submit import (
+    GROUP_OVER,
+    INCOMPLETE,
+    NO_HEAD,
+    SubmitIntent,
+    submit_group_run,
+)
 from batchml.runs.in_flight import InFlight, UnsentRequests
 from batchml.runs.names import select_run
 from batchml.runs.options import RunRequest
@@ -38,8 +43,15 @@ from batchml.runs.rerun.rules import check_runs_alone, groups_of, make_rerun
 from batchml.runs.search import FoundRun, RunFilter, matches
 from batchml.runs.send import AWS_LISTING_DELAY, Interrupted, Submitter
 from batchml.runtime.nodes.ray.batch_api import attempts_of
-from batchml.runtime.nodes.ray.head import REASON
-from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, LaunchPlan, WorkerGroup
+from batchml.runtime.protocol.launch import (
+    ENDED_BY_HEAD,
+    HEAD,
+    TOKEN,
+    VCPUS,
+    WORKER,
+    LaunchPlan,
+    WorkerGroup,
+)
 from tests.runs.test_submission import Aws, place_in, write
 from tests.runs.test_submission import aws as aws
 from tests.runs.test_submit import AMBIGUOUS, Killed, World
@@ -112,16 +124,15 @@ def test_all_know_each_other_by_the_same_variables_and_tags() -> None:
 
 
 def test_workers_that_ended_with_their_head_have_not_failed() -> None:
-    assert ENDED_BY_HEAD == REASON  # what the head's runtime gives TerminateJob
     run = Run(
         "j", "w", "q", JobStatus.FAILED, status_reason=ENDED_BY_HEAD, is_terminated=True,
         children={"FAILED": 1, "SUCCEEDED": 1}, array_size=2,
     )  # fmt: skip
-    assert shown_groups([GroupMember("w", 2, "j", FoundRun(run, None))]) == (
+    assert shown_groups([GroupWorkers("w", 2, "j", FoundRun(run, None))]) == (
         "w ended with the run, 1 of 2 done (j)"
     )
     lost = msgspec.structs.replace(run, status_reason="", is_terminated=False)
-    assert shown_groups([GroupMember("w", 2, "j", FoundRun(lost, None))]) == "w FAILED, 1 of 2 (j)"
+    assert shown_groups([GroupWorkers("w", 2, "j", FoundRun(lost, None))]) == "w FAILED, 1 of 2 (j)"
 
 
 GROUPS = st.lists(
@@ -297,7 +308,7 @@ def test_a_gang_that_was_cancelled_meanwhile_is_not_finished(tmp_path: Path) -> 
     user.world.ended["job-0"] = "cancelled"
     user.reconcile()
     assert (user.live, user.is_settled()) == ([], True)
-    assert {each.refused for each in user.history.newest_first("aws")} == {"", OVER}
+    assert {each.refused for each in user.history.newest_first("aws")} == {"", GROUP_OVER}
 
 
 def test_a_gang_whose_requests_are_gone_is_ended_rather_than_left_half(tmp_path: Path) -> None:

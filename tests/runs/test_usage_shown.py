@@ -13,7 +13,7 @@ from batchml.context import Context
 from batchml.model.outcome import restarts_in_place
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.commands.usage import cells_of, node_lines, nodes_json
-from batchml.runs.groups.members import GroupMember
+from batchml.runs.groups.members import GroupWorkers
 from batchml.runs.metrics.plot import html, png, write_plot
 from batchml.runs.metrics.series import Metrics, Sample, Series
 from batchml.runs.metrics.usage import (
@@ -235,16 +235,16 @@ def test_of_a_gang_the_head_and_each_worker_is_a_node(here: Here) -> None:
     workers = Run("w", "n", "q", JobStatus.RUNNING, array_size=3)
     one = Run("o", "n", "q", JobStatus.RUNNING, attempts=(Attempt(log_stream="o"),))
     parts = [
-        GroupMember("workers", 3, "w", FoundRun(workers, None)),
-        GroupMember("one", 1, "o", FoundRun(one, None)),
-        GroupMember("gone", 1),
+        GroupWorkers("workers", 3, "w", FoundRun(workers, None)),
+        GroupWorkers("one", 1, "o", FoundRun(one, None)),
+        GroupWorkers("gone", 1),
     ]
     nodes = find_nodes(place, FoundRun(head, None), parts)
     assert [each.name for each in nodes] == ["head", "one", "workers 0", "workers 1", "workers 2"]
     assert here.session.asked("DescribeJobs") == [{"jobs": ["w:0", "w:1", "w:2"]}]
     many = Run("w", "n", "q", JobStatus.RUNNING, array_size=10_000)
     nodes = find_nodes(
-        place, FoundRun(head, None), [GroupMember("workers", 1, "w", FoundRun(many, None))]
+        place, FoundRun(head, None), [GroupWorkers("workers", 1, "w", FoundRun(many, None))]
     )
     assert len(nodes) == MAX_NODES + 1
 

@@ -16,7 +16,7 @@ from batchml.runtime.sessions.alloc import (
     describe_idle_end,
     describe_new_files,
     format_seconds,
-    hold,
+    keep_open,
     read_limit,
     remember_folder,
 )
@@ -82,7 +82,7 @@ class Holding:
     def __init__(self, seats: list[tuple[float, float]], stop: float = math.inf) -> None:
         self.clock = FakeClock(0.0)
         self.log: list[str] = []
-        self.code = hold(
+        self.code = keep_open(
             {"BATCHML_IDLE": "60", "BATCHML_RUN": "run-1"},
             lambda: sum(a <= self.clock.time < b for a, b in seats),
             lambda: self.clock.time >= stop,

@@ -14,7 +14,7 @@ from batchml.runtime.nodes.slurm.steps import (
     SrunStep,
     StepNode,
     changes,
-    log_of,
+    file_id,
     make_order,
     network_variables,
     prepare_tasks,
@@ -77,7 +77,7 @@ def test_changes_are_the_variables_that_a_node_lacks() -> None:
 
 def test_output_for_the_log_goes_to_the_log_of_its_node(nodes: Nodes) -> None:
     assert nodes.prepare(nodes.order("true")).returns_output
-    nodes.environ[LOG] = log_of(1)
+    nodes.environ[LOG] = file_id(1)
     prepared = nodes.prepare(nodes.order("true"))
     assert not prepared.returns_output and not prepared.joins_errors
 

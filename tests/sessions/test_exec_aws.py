@@ -30,7 +30,7 @@ from batchml.context import Context
 from batchml.errors import AccessError, ExecUnavailable, NotRunning, ServiceUnreachable
 from batchml.model.run import JobStatus
 from batchml.sessions.exec.backends import capture_output, open_port_forward, run_inside
-from batchml.sessions.exec.session_manager import MarkedOutput, install_line
+from batchml.sessions.exec.session_manager import MarkedOutput, install_command
 from batchml.sessions.exec.target import find_target
 from batchml.sessions.forward.aws import PluginForward, free_port
 from batchml.workspace import remote
@@ -226,8 +226,8 @@ def test_without_the_plugin_nothing_is_started_and_the_line_that_installs_it_is_
         run_inside(aws.place, target, ("ls",), tty=False)
     assert aws.wire.operations == ["DescribeJobs"]
     lines = [
-        install_line("Linux", "x86_64", "deb"), install_line("Linux", "aarch64", "deb"),
-        install_line("Linux", "aarch64", "rpm"), install_line("Darwin", "arm64"),
+        install_command("Linux", "x86_64", "deb"), install_command("Linux", "aarch64", "deb"),
+        install_command("Linux", "aarch64", "rpm"), install_command("Darwin", "arm64"),
     ]  # fmt: skip
     assert "ubuntu_64bit/session-manager-plugin.deb" in lines[0] and "dpkg -i" in lines[0]
     assert "ubuntu_arm64" in lines[1] and "dnf install" in lines[2] and "brew" in lines[3]

@@ -126,7 +126,7 @@ class Server:
         )  # fmt: skip
         self.core.executor = self.executor
         self.task = loop.create_task(self.core.run())
-        loop.run_until_complete(daemon.first_start(self.core, CLOCK))
+        loop.run_until_complete(daemon.create_defaults(self.core, CLOCK))
         daemon.adopt_all(self.core.state, self.executor)
         self.core.report(ClockTicked(now))
         home.write_endpoint(ServerEndpoint(os.getpid(), 1))

@@ -32,7 +32,7 @@ from batchml.runtime.storage.store import Store
 from batchml.runtime.sweep.assignment import read_stop_request
 from batchml.sweeps.control.controller import Controller
 from batchml.sweeps.control.events import TrialBatch
-from batchml.sweeps.control.lease import ON_LOCAL, ControllerIntervals, LeaseOwner
+from batchml.sweeps.control.lease import LOCAL_INTERVALS, ControllerIntervals, LeaseOwner
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import choose_mode
 from batchml.sweeps.control.pruning import rung_ends
@@ -89,7 +89,7 @@ class World:
         hourly: float | None = None,
         timeout: float | None = None,
         slots: int = 10_000,
-        intervals: ControllerIntervals = ON_LOCAL,
+        intervals: ControllerIntervals = LOCAL_INTERVALS,
         grace: float = 5.0,
         looks_every: float = 1.0,
     ) -> None:

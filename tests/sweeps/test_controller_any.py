@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.sweep import ConfirmSettings, TrialState
-from batchml.sweeps.control.lease import ON_LOCAL
+from batchml.sweeps.control.lease import LOCAL_INTERVALS
 from tests.support.sweep_stores import Killed, KillingStore
 from tests.support.sweep_world import Fault, World, spec_of
 
@@ -51,7 +51,7 @@ def test_every_trial_is_told_of_once_and_the_width_is_kept(
         try:
             world.run(KillingStore(world.store, dice.randrange(1, 60), before=dice.random() < 0.5))
         except Killed:
-            world.clock.sleep(ON_LOCAL.lease + 1)
+            world.clock.sleep(LOCAL_INTERVALS.lease + 1)
     world.run(who="last")
     state = world.state()
     assert state.ended is not None and world.most_running <= parallel

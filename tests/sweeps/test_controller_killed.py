@@ -6,7 +6,7 @@ import pytest
 
 from batchml.model.sweep import ConfirmSettings, TrialState
 from batchml.sweeps.control import inbox
-from batchml.sweeps.control.lease import ON_LOCAL
+from batchml.sweeps.control.lease import LOCAL_INTERVALS
 from tests.support.sweep_stores import Killed, KillingStore, MemoryStore
 from tests.support.sweep_world import Fault, World, spec_of
 
@@ -52,7 +52,7 @@ def test_killed_at_a_write_and_resumed_it_comes_to_the_same_end(story: str) -> N
             store = KillingStore(world.store, dies_at, before)
             with pytest.raises(Killed):
                 world.run(store)
-            world.clock.sleep(ON_LOCAL.lease + 1)  # its lease ends, while its trials go on
+            world.clock.sleep(LOCAL_INTERVALS.lease + 1)  # its lease ends, while its trials go on
             world.run(who="second")
             check(world, whole, story)
 
@@ -85,7 +85,7 @@ def test_killed_again_and_again_it_still_comes_to_an_end() -> None:
             world.run(store, who=f"number-{life}")
             break
         except Killed:
-            world.clock.sleep(ON_LOCAL.lease + 1)
+            world.clock.sleep(LOCAL_INTERVALS.lease + 1)
     assert world.state().ended is not None
     assert max(Counter(world.runs).values()) == 1
 
@@ -105,7 +105,7 @@ def test_an_ask_is_done_once_wherever_its_controller_is_killed() -> None:
             try:
                 world.run(KillingStore(world.store, dies_at, before=bool(dies_at % 2)))
             except Killed:
-                world.clock.sleep(ON_LOCAL.lease + 1)
+                world.clock.sleep(LOCAL_INTERVALS.lease + 1)
                 world.run(who="second")
             state = world.state()
             assert len(state.trials) == 4 + more

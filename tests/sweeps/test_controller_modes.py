@@ -6,7 +6,7 @@ import pytest
 
 from batchml.model.sweep import Dimension, TrialState
 from batchml.runtime.protocol.sweep import CUTOFFS, Cutoffs
-from batchml.sweeps.control.lease import IN_AWS
+from batchml.sweeps.control.lease import AWS_INTERVALS
 from batchml.sweeps.control.plan import SubmitMode, choose_mode, count_trials
 from tests.support.sweep_world import Fault, World, spec_of
 
@@ -78,7 +78,7 @@ def test_waves_keep_the_places_filled_and_never_more() -> None:
 
 
 def test_in_aws_waves_are_some_seconds_apart() -> None:
-    world = World(spec_of("tpe", trials=30, parallel=4), intervals=IN_AWS, step_seconds=4)
+    world = World(spec_of("tpe", trials=30, parallel=4), intervals=AWS_INTERVALS, step_seconds=4)
     world.run()
     sent = sorted(wave.at for wave in world.state().batches.values())
     assert min(b - a for a, b in pairwise(sent)) >= 15

@@ -16,8 +16,8 @@ from batchml.model.job import JobSpec, Retry
 from batchml.runtime.storage.folder import FolderStore
 from batchml.sweeps.control.events import TrialBatch
 from batchml.sweeps.jobs import (
-    BY_TRIAL,
     CODE,
+    LONG_COMMAND_PLACEHOLDER,
     batch_record,
     check_code,
     describe_old_code,
@@ -147,7 +147,7 @@ def test_a_long_template_stays_on_the_store(context: Context) -> None:
     started = prepared_sweep(context)
     job = JobSpec(image="python", command=("sh", "-c", "x" * 9000), name="tiny")
     made = requests_of_batch(replace(started, job=msgspec.to_builtins(job)), WAVE, 2, 1)
-    assert made.submit["containerOverrides"]["command"] == [BY_TRIAL]
+    assert made.submit["containerOverrides"]["command"] == [LONG_COMMAND_PLACEHOLDER]
     assert made.document is None
 
 

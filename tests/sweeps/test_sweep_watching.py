@@ -9,7 +9,7 @@ from batchml.runtime.protocol import sweep as messages
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import PlannedTrial, TrialBatch
-from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL
+from batchml.sweeps.control.lease import AWS_INTERVALS, LOCAL_INTERVALS
 from batchml.sweeps.control.plan import SubmitMode
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.control.totals import SweepTotals
@@ -18,7 +18,8 @@ from tests.support.sweep_world import Fault, World, spec_of
 
 
 def test_many_waves_are_looked_at_in_turn_with_one_call_at_a_time() -> None:
-    world = World(spec_of("tpe", trials=600, parallel=250), intervals=IN_AWS, step_seconds=200.0)
+    spec = spec_of("tpe", trials=600, parallel=250)
+    world = World(spec, intervals=AWS_INTERVALS, step_seconds=200.0)
     world.clock.time += 0.5
     looked: list[tuple[float, tuple[str, ...]]] = []
     real = world.jobs.observe
@@ -30,14 +31,14 @@ def test_many_waves_are_looked_at_in_turn_with_one_call_at_a_time() -> None:
     world.jobs.observe = look  # type: ignore[method-assign]
     world.run()
     times = [when for when, _ in looked]
-    assert min(b - a for a, b in pairwise(times)) >= IN_AWS.observe
+    assert min(b - a for a, b in pairwise(times)) >= AWS_INTERVALS.observe
     assert {job for _, jobs in looked for job in jobs} == set(world.jobs.by_id)
 
 
 def test_children_that_fail_unheard_are_asked_for_seldom() -> None:
     faults = {number: Fault("vanishes", 0) for number in range(0, 300, 3)}
     spec = spec_of("random", "asha", trials=300, parallel=4, failed_share=None)
-    world = World(spec, intervals=IN_AWS, faults=faults, step_seconds=20.0)
+    world = World(spec, intervals=AWS_INTERVALS, faults=faults, step_seconds=20.0)
     snapshot = world.run()
     assert snapshot.counts[TrialState.LOST] == 100
     assert sum(world.jobs.calls.values()) < snapshot.hours * 3600 / 10
@@ -48,7 +49,7 @@ def test_a_job_that_came_second_leaves_the_word_to_the_first() -> None:
     world = World(spec_of("tpe", trials=1, parallel=1))
     world.store.create("claims/000001-000000", b"another-job")
     rounds = world.snapshots()
-    for _ in range(int(ON_LOCAL.silence / ON_LOCAL.poll) + 10):
+    for _ in range(int(LOCAL_INTERVALS.silence / LOCAL_INTERVALS.poll) + 10):
         snapshot = next(rounds)
     assert snapshot.counts[TrialState.WAITING] == 1
     (job,) = world.jobs.made.values()
@@ -61,7 +62,7 @@ def test_an_array_that_came_second_leaves_the_word_to_the_first_while_that_speak
         world.store.create(f"claims/000001-{trial:06}", b"another-job")
     sender = messages.MessageSender(1, 0, 1, 0, "another-job:0", world.clock.now())
     rounds = world.snapshots()
-    step, until = 0, 4 * 12 * ON_LOCAL.silence
+    step, until = 0, 4 * 12 * LOCAL_INTERVALS.silence
     while (snapshot := next(rounds)) and world.clock.now() - sender.began < until:
         if world.clock.now() - sender.began > step * 20:
             step += 1
@@ -77,7 +78,7 @@ def test_an_array_that_came_second_leaves_the_word_to_the_first_while_that_speak
 def test_a_child_that_failed_is_not_held_against_the_trial_when_it_is_run_again() -> None:
     world = World(spec_of("random", trials=2, parallel=2))
     totals, child = SweepTotals(world.spec, SweepState()), FailedChild(1, "job:1", 1)
-    watch = JobWatch(world.jobs, ON_LOCAL, SubmitMode.ARRAY)
+    watch = JobWatch(world.jobs, LOCAL_INTERVALS, SubmitMode.ARRAY)
     planned = (PlannedTrial(0, {"x": 0.5}, 1), PlannedTrial(1, {"x": 0.5}, 1))
     totals.apply(TrialBatch(1, 0.0, "2a", planned))
     watch._wait_for(totals.state.trials[1], 0.0, child)

@@ -38,12 +38,12 @@ def decay(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
     """The usage as of `now`: past usage has decayed, and running vCPUs are added."""
     window = _window(policy)
     left = exp(-max(0, now - usage.as_of) / window)
-    return ShareUsage(usage.faded * left + usage.vcpus * window * (1 - left), now, usage.vcpus)
+    return ShareUsage(usage.decayed * left + usage.vcpus * window * (1 - left), now, usage.vcpus)
 
 
 def is_significant(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> bool:
     """False once a share's past usage is negligible: less than 1 vCPU for 1 ms."""
-    return usage.vcpus > 0 or decay(usage, now, policy).faded >= 1
+    return usage.vcpus > 0 or decay(usage, now, policy).decayed >= 1
 
 
 def score(usage: ShareUsage, now: int, policy: Mapping[str, Any], weight: float) -> float:
@@ -53,7 +53,7 @@ def score(usage: ShareUsage, now: int, policy: Mapping[str, Any], weight: float)
     would get all capacity.
     """
     soon = now + AHEAD
-    return decay(usage, soon, policy).faded / _window(policy) * weight
+    return decay(usage, soon, policy).decayed / _window(policy) * weight
 
 
 def _window(policy: Mapping[str, Any]) -> float:

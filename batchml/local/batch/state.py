@@ -407,7 +407,7 @@ class QueueLine(NamedTuple):
 class ShareUsage(Struct, frozen=True):
     """The recent usage of a share: vCPU-milliseconds that decay with time, as of a time in ms."""
 
-    faded: float = 0.0
+    decayed: float = 0.0
     as_of: int = 0
     vcpus: int = 0  # vCPUs in use now
 

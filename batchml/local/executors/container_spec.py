@@ -40,7 +40,7 @@ MOST_CPU_SHARES = 262_144  # the engine's maximum
 
 # Paths in a container of the files and folders that lie in the state folder on this machine.
 CODE = "/batchml/code.tar.gz"
-ORDER = "/batchml/order.json"
+COMMAND_FILE = "/batchml/order.json"
 SWEEP = "/batchml/sweep"
 RESUMED = "/batchml/resumed"
 FOLDERS = {
@@ -202,7 +202,7 @@ def _code(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
     container.
     """
     sources = []
-    for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
+    for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", COMMAND_FILE)):
         path = env.get(name, "")
         if Path(os.path.normpath(path)).parent == host.home.code:
             env[name] = inside

@@ -91,7 +91,7 @@ def _step(at: int, name: str, make: bool) -> int:
     return inner
 
 
-def open_up(descriptor: int) -> None:
+def give_access(descriptor: int) -> None:
     """Give any user of a container access. On this machine the state folder above it stays
     private.
     """
@@ -186,7 +186,7 @@ def _open_source(source: Mapping[str, Any], pin: str) -> MountSource:
         os.close(root)
     try:
         if source["ours"]:
-            open_up(descriptor)
+            give_access(descriptor)
         about = os.fstat(descriptor)
         name = _pin(descriptor, pin, proposal) if proposal.names else proposal.root
     finally:

@@ -69,7 +69,7 @@ class NodeAddress(Struct, frozen=True):
         return [_tool("nsenter"), f"--net={_RUN}/{self.namespace}", "--", *command]
 
 
-class NetworkLedger(Struct):
+class AddressTable(Struct):
     """The addresses that are in use, as stored in a file."""
 
     indexes: dict[str, int] = field(name="places", default_factory=dict)  # task id -> index
@@ -143,7 +143,7 @@ class NodeNetwork:
         self._port = port
         self._switch = f"batchml-{self._tag}"
         self._uplink = f"bml{self._tag}"
-        self._ledger = read_record(ledger, NetworkLedger) or NetworkLedger()
+        self._ledger = read_record(ledger, AddressTable) or AddressTable()
         # Whether namespaces are used; None: not decided yet.
         self._namespaces = {AUTO: None, NAMESPACES: True, LOOPBACK: False}[kind]
         self._thread = ThreadPoolExecutor(1, "network")

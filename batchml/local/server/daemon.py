@@ -181,7 +181,7 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         core, journal, logs, keys, endpoint.port, clock, lambda: executor.held_back
     )
     loop_task = loop.create_task(core.run())
-    await first_start(core, clock)
+    await create_defaults(core, clock)
     if options.vcpus is not None:
         await _resize_environment(core, clock)
     await network.restore(core.state.by_task)
@@ -376,7 +376,7 @@ async def _resize_environment(core: Core, clock: SystemClock) -> None:
     await core.request(CallReceived("UpdateComputeEnvironment", params, now, new_id))
 
 
-async def first_start(core: Core, clock: SystemClock) -> None:
+async def create_defaults(core: Core, clock: SystemClock) -> None:
     """Give an empty state one compute environment, which covers the whole machine, and the queue
     `default`.
     """

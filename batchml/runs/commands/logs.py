@@ -66,7 +66,9 @@ def logs(
     RUN:3 is one child of an array.
     """
     if follow and (attempt is not None or tail is not None):
-        raise UsageError("--follow shows every attempt from its start: leave out --attempt, --tail")
+        raise UsageError(
+            "--follow shows every attempt from its start: leave out --attempt and --tail."
+        )
     wanted = _line_filter(grep)
     context = open_context(env)
     start = None if since is None else _read_time(since, context.clock)

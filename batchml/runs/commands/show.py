@@ -14,7 +14,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cut, duration, printable, timestamp
 from batchml.cli.terminal import screen
 from batchml.errors import BatchmlError, UsageError
-from batchml.model.group import ENDED_BY_HEAD, HELD_TAG
+from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.names import dollars, short_id
 from batchml.model.outcome import (
@@ -55,12 +55,13 @@ from batchml.runs.metrics.usage import (
     usage_charts,
 )
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
+from batchml.runtime.protocol.launch import ENDED_BY_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from batchml.context import Context
-    from batchml.runs.groups.members import GroupMember
+    from batchml.runs.groups.members import GroupWorkers
     from batchml.runs.search import FoundRun
 
 # --- Facts about other runs: of the group, the array, the dependencies ----------------------------
@@ -129,7 +130,7 @@ def describe_dependencies(context: "Context", run: Run) -> str:
     return ", ".join(parts)
 
 
-def describe_groups(parts: "Sequence[GroupMember]") -> str:
+def describe_groups(parts: "Sequence[GroupWorkers]") -> str:
     """The workers of a group run, by group: `workers 3 RUNNING, 1/4 done (3f2a1b0c)`."""
     said = []
     for part in parts:
@@ -148,7 +149,7 @@ def _of_workers(run: Run) -> str:
     return f"ended with the run{done}"
 
 
-def groups_json(parts: "Sequence[GroupMember]") -> dict[str, Any]:
+def groups_json(parts: "Sequence[GroupWorkers]") -> dict[str, Any]:
     """The groups for `--json`; {} without groups."""
     found = []
     for part in parts:
@@ -205,13 +206,13 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show everything about a run."""
-    from batchml.runs.groups.members import find_members
+    from batchml.runs.groups.members import find_worker_groups
 
     context = open_context(env)
     (found,) = load_runs(context, select(context, [run]))
     found = with_first_start(context, found)
     known = found.run
-    parts = find_members(context, found)
+    parts = find_worker_groups(context, found)
     nodes = find_nodes(context, found, parts)
     measured = (
         read_run_metrics(context, known, nodes, found.record) if known else RunMetrics({}, False)
@@ -289,7 +290,7 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
 def _fact_lines(
     context: "Context",
     found: "FoundRun",
-    parts: "Sequence[GroupMember]",
+    parts: "Sequence[GroupWorkers]",
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
     restarted: str,

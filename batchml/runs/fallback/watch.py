@@ -138,9 +138,10 @@ def start_watching(context: Context, plan: FallbackPlan, job_id: str, tell: Tell
     try:
         watcher = start_watcher(context, plan, job_id)
     except BatchmlError as error:
+        reason = " ".join(error.mistakes) if isinstance(error, ConfigError) else error
         tell(
             f"It moves only while a command of this machine waits for it (batchml wait {job_id}): "
-            f"{error}"
+            f"{reason}"
         )
         return
     plans_of(context).save_watcher(plan.key, watcher)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchml.model.run import Run
 
 
-class GroupMember(Struct, frozen=True):
+class GroupWorkers(Struct, frozen=True):
     """The workers of one group.
 
     `found` is None if they were never submitted, or AWS Batch has forgotten them. `size` is 0 if
@@ -55,7 +55,7 @@ def worker_ids(context: "Context", found: FoundRun) -> dict[str, str]:
     }
 
 
-def find_members(context: "Context", found: FoundRun) -> list[GroupMember]:
+def find_worker_groups(context: "Context", found: FoundRun) -> list[GroupWorkers]:
     """The groups of workers with their current states, also groups that AWS Batch has forgotten."""
     ids = worker_ids(context, found)
     plan = launch_plan(found.run)
@@ -68,7 +68,7 @@ def find_members(context: "Context", found: FoundRun) -> list[GroupMember]:
             known = []
         told = {each.job_id: each for each in known}
     return [
-        GroupMember(group, sizes.get(group, 0), job_id, told.get(job_id))
+        GroupWorkers(group, sizes.get(group, 0), job_id, told.get(job_id))
         for group, job_id in ids.items()
     ]
 
@@ -78,7 +78,7 @@ def with_workers(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]
     seen: dict[str, FoundRun] = {}
     for found in runs:
         seen.setdefault(found.job_id, found)
-        for part in find_members(context, found):
+        for part in find_worker_groups(context, found):
             if part.found is not None:
                 seen.setdefault(part.job_id, part.found)
     return list(seen.values())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from batchml.runs.package import PackageStore
 
 NO_HEAD = "the head of its group run was not submitted"
-OVER = "its group run was over before it was submitted"
+GROUP_OVER = "its group run was over before it was submitted"
 INCOMPLETE = "batchml: the group run could not be submitted whole"
 
 Tell = Callable[[str], None]
@@ -151,7 +151,7 @@ def submit_unsent_workers(submitter: Submitter, record: Record) -> str:
         head = _find_head(submitter, record)
         requests = UnsentRequests.beside(history, record.env).find(record.gang, record.key)
         if head is None or is_stopping(head):
-            history.add_refusal(record.key, OVER if head else NO_HEAD)
+            history.add_refusal(record.key, GROUP_OVER if head else NO_HEAD)
             return ""
         if requests is None:
             history.add_refusal(record.key, INCOMPLETE)
@@ -171,7 +171,7 @@ def end_late_workers(submitter: Submitter, record: Record, job_id: str) -> None:
     """Terminate workers that were found late, if their group run has been given up."""
     head = _find_head(submitter, record)
     if head is None or is_stopping(head):
-        terminate_jobs(submitter, [job_id], OVER)
+        terminate_jobs(submitter, [job_id], GROUP_OVER)
 
 
 def _jobs_of(history: History, record: Record) -> list[RunName]:

@@ -19,7 +19,7 @@ from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.runs.groups.members import GroupMember
+    from batchml.runs.groups.members import GroupWorkers
     from batchml.runs.search import FoundRun
 
 MAX_MARK_AGE = 120_000  # ms; an older mark does not show current usage
@@ -260,7 +260,7 @@ READING_TIME = 5.0  # seconds for which logs are read; the rest is not read
 
 
 def find_nodes(
-    context: "Context", found: "FoundRun", parts: "Sequence[GroupMember]"
+    context: "Context", found: "FoundRun", parts: "Sequence[GroupWorkers]"
 ) -> list[NodeUsage]:
     """The nodes of a multi-node run, or the head and workers of a group run, that have begun.
 

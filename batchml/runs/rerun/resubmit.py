@@ -310,7 +310,7 @@ def _groups_and_images(
     context: Context, found: "FoundRun"
 ) -> "tuple[tuple[Group, ...], dict[str, str]]":
     """The groups of a group run, if the history does not have them, and the image of each group."""
-    from batchml.runs.groups.members import find_members
+    from batchml.runs.groups.members import find_worker_groups
 
     record, run = found.record, found.run
     if record is not None and record.spec:
@@ -318,7 +318,8 @@ def _groups_and_images(
         return (), {
             each.tags.get(GROUP_TAG, ""): each.image for each in workers if each.gang == record.key
         }
-    members = {each.group: each.found.run for each in find_members(context, found) if each.found}
+    described = find_worker_groups(context, found)
+    members = {each.group: each.found.run for each in described if each.found}
     known = {group: each for group, each in members.items() if each is not None}
     groups = groups_of(run, known) if run is not None else ()
     return groups, {group: each.image for group, each in known.items()}

@@ -211,7 +211,7 @@ class WorkingFolder:
 
 
 def watch_working_folder(
-    env: RuntimeEnv, data: str, temporary: str, is_container: bool
+    env: RuntimeEnv, data: str, temporary: str, in_aws: bool
 ) -> Optional[WorkingFolder]:
     """A comparison of the current folder, if the folder is lost with the attempt; else None.
 
@@ -221,8 +221,8 @@ def watch_working_folder(
         return None
     try:
         folder = os.getcwd()
-        if is_container and os.stat(folder).st_dev != os.stat(os.sep).st_dev:
-            return None  # a volume
+        if in_aws and os.stat(folder).st_dev != os.stat(os.sep).st_dev:
+            return None  # a volume, which may outlive the attempt
     except OSError:
         return None
     kept = [env.output_dir, env.checkpoint_dir, env.workspace, data, temporary]

@@ -197,7 +197,7 @@ def slurm_environment(environ: Mapping[str, str], *, gathered: bool = True) -> D
     given = {**steps.network_variables(environ), **environ}
     steps.remember_start(tools, given, folder)
     path = os.pathsep.join((tools, environ.get("PATH", "")))
-    found = {**given, steps.FOLDER: tools, steps.LOG: steps.log_of(1), "PATH": path}
+    found = {**given, steps.FOLDER: tools, steps.LOG: steps.file_id(1), "PATH": path}
     if number_of(environ.get("AWS_BATCH_JOB_NODE_INDEX", ""), 0):
         steps.follow(found, folder)
     server.start_server(found, tools)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Dict, List, NamedTuple, Optional
 
-from batchml.runtime.processes import descendants
+from batchml.runtime.processes import INITS, descendants
 
 _BATCH = b"AWS_BATCH_JOB_ID"
 _TASK = "BATCHML_TASK"
 _RUNTIME = b"batchml.runtime.run"  # in the command lines of processes that only start the program
-_INITS = (b"docker-init", b"tini", b"dumb-init", b"catatonit")  # first processes of containers
 _NETWORK = 0x40000000  # CLONE_NEWNET of linux/sched.h
 
 
@@ -94,7 +93,9 @@ def become(process: RunProcess) -> None:
 
 
 def _only_starts(words: List[bytes]) -> bool:
-    return os.path.basename(words[0]) in _INITS or any(_RUNTIME in word for word in words)
+    return os.fsdecode(os.path.basename(words[0])) in INITS or any(
+        _RUNTIME in word for word in words
+    )
 
 
 def _read_process(pid: int, environ: Dict[bytes, bytes]) -> Optional[RunProcess]:

@@ -71,7 +71,7 @@ HOST_LOST, APP_ERROR, OUT_OF_MEMORY = "host-lost", "app-error", "out-of-memory" 
 ASHA, MEDIAN, NONE = "asha", "median", "none"
 
 EVERY = 60.0  # seconds between two messages of a trial
-LOOK = 15.0  # seconds between two polls of `stop/`
+POLL_EVERY = 15.0  # seconds between two polls of `stop/`
 
 
 class BadTrialContract(ValueError):
@@ -95,7 +95,7 @@ class TrialContract(NamedTuple):
     shape: str = ARRAY  # how trials become jobs
     grace: float = 30.0  # seconds from the stop signal to the kill
     every: float = EVERY  # seconds between two messages; at rungs they are sent at once
-    look: float = LOOK  # seconds between two polls of `stop/`
+    look: float = POLL_EVERY  # seconds between two polls of `stop/`
     attempts: int = 1  # the most attempts that AWS Batch makes of a job
     retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which AWS Batch tries again
 

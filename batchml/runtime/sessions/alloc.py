@@ -116,7 +116,7 @@ _CHECK_EVERY = 0.5  # seconds between two checks whether it is used, or over
 _FILES_AT_START = "working-folder.json"
 
 
-def hold(
+def keep_open(
     environ: Mapping[str, str],
     count_users: Callable[[], int],
     is_over: Callable[[], bool],
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         command = [sys.executable, "-m", "batchml.runtime.sessions.alloc"]
         os.execve(sys.executable, command, slurm_environment(os.environ, gathered=False))
     remember_folder(os.environ, attempt_folder())
-    return hold(os.environ, lambda: count(os.environ), should_stop, _log)
+    return keep_open(os.environ, lambda: count(os.environ), should_stop, _log)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from batchml.runtime.processes import INITS
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, usage_mark
 from batchml.runtime.protocol.variables import seconds_of
 from batchml.runtime.telemetry.gpus import GpuMonitor, GpuUse, gpu_totals, gpu_use_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 # cgroup-v1/memory.rst; scheduler/sched-bwc.rst.
 
 
-# Programs that a container engine may start as process 1, with the entry as their only child.
-INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
 _MIB = 1 << 20
 
 

@@ -1,7 +1,9 @@
 """Archive a folder and restore it: `python -m batchml.runtime.transfer.main VERB PLACE FOLDER`.
 
-    archive PLACE FOLDER  send and read back new and changed files; --delete: free archived files
-    restore PLACE FOLDER  bring back missing files; --partial: also from an incomplete archive
+    archive PLACE FOLDER  send and read back new and changed files; --delete: free archived files;
+                          --checksum: also compare and read back files that look unchanged
+    restore PLACE FOLDER  bring back missing files; --partial: also from an incomplete archive;
+                          --overwrite: replace files that differ
     check PLACE FOLDER    like archive, but only read back files that another program has sent
     verify PLACE          read the whole archive back
     list FOLDER           list a folder; --deep: with everything below it

@@ -21,8 +21,8 @@ from batchml.runtime.sessions.alloc import format_seconds
 from batchml.sessions.commands.held import (
     NEVER,
     HeldKind,
-    code_after,
     end_run,
+    exit_code_after,
     prepare,
     signals_interrupt,
     start,
@@ -147,7 +147,7 @@ def allocate(context: "Context", request: RunRequest, flags: AllocOptions) -> in
             return 0
         except KeyboardInterrupt as interrupt:
             _end(context, job_id, flags)
-            return code_after(interrupt)
+            return exit_code_after(interrupt)
 
 
 def _describe_granted(run: Run, flags: AllocOptions) -> str:

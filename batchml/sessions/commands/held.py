@@ -69,7 +69,7 @@ def signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def code_after(interrupt: KeyboardInterrupt) -> int:
+def exit_code_after(interrupt: KeyboardInterrupt) -> int:
     """Return the exit code after Ctrl-C or a signal."""
     number = interrupt.number if isinstance(interrupt, EndSignal) else int(signal.SIGINT)
     return 128 + number
@@ -117,7 +117,7 @@ def start(
         for job_id in job_ids:
             terminate_all(context, [job_id], _CANCEL_REASON)
             say(f"\nCancelled job {job_id}.")
-        raise typer.Exit(code_after(interrupt)) from None
+        raise typer.Exit(exit_code_after(interrupt)) from None
     except HeldRunEnded:
         raise
     except BatchmlError:

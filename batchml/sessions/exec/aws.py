@@ -23,7 +23,7 @@ from batchml.sessions.exec.session_manager import (
     run_command,
     run_shell,
 )
-from batchml.sessions.exec.target import ExecResult, ExecTarget, attempt_end_text, find_task
+from batchml.sessions.exec.target import ExecResult, ExecTarget, describe_attempt_end, find_task
 from batchml.sessions.forward.aws import PluginForward, free_port
 from batchml.sessions.terminal import ExecOutcome, attach, collect_output, reset_display
 
@@ -185,7 +185,7 @@ class EcsExec:
                     return f"This attempt of {name} has ended, and the run is retried."
             except NotRunning as error:
                 run = self._context.describe([job_id]).get(job_id, target.run)
-                return str(error) if run.status is JobStatus.RUNNING else attempt_end_text(run)
+                return str(error) if run.status is JobStatus.RUNNING else describe_attempt_end(run)
             except ExecUnavailable:
                 pass  # the next attempt is starting
             if clock.monotonic() >= end:

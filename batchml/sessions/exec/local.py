@@ -14,7 +14,7 @@ from batchml.local.store import identity
 from batchml.model.run import JobStatus
 from batchml.runtime.exec.command import NO_PROGRAM, RUN_ENDED
 from batchml.sessions.exec.container import capture_in_container, run_in_container
-from batchml.sessions.exec.target import ExecResult, ExecTarget, attempt_end_text, find_task
+from batchml.sessions.exec.target import ExecResult, ExecTarget, describe_attempt_end, find_task
 from batchml.sessions.forward.listener import Connect, PortForward, PortRelay, open_listener
 from batchml.sessions.forward.local import (
     connect_here,
@@ -118,7 +118,7 @@ class LocalExec:
         while True:
             run = self._context.describe([job_id]).get(job_id, target.run)
             if run.status is not JobStatus.RUNNING or clock.monotonic() > end:
-                return NotRunning(attempt_end_text(run))
+                return NotRunning(describe_attempt_end(run))
             clock.sleep(_PAUSE)
 
 

@@ -46,7 +46,7 @@ def find_plugin(environ: Mapping[str, str]) -> SessionManagerPlugin:
     if path is None:
         raise ExecUnavailable(
             f"AWS's {PLUGIN} is not installed on this machine; nothing was started. Install it:\n"
-            f"  {install_line(platform.system(), platform.machine(), _family())}"
+            f"  {install_command(platform.system(), platform.machine(), _family())}"
         )
     try:
         version = subprocess.run(
@@ -58,7 +58,7 @@ def find_plugin(environ: Mapping[str, str]) -> SessionManagerPlugin:
     return SessionManagerPlugin(path, version.strip())
 
 
-def install_line(system: str, machine: str, family: str = "") -> str:
+def install_command(system: str, machine: str, family: str = "") -> str:
     """Return the command that installs the plugin. `family` of a Linux is "rpm" or "deb".
 
     Source: AWS Systems Manager User Guide, "Install the Session Manager plugin".

@@ -8,7 +8,7 @@ from batchml.aws.batch.responses import to_run
 from batchml.errors import ExecUnavailable, NotFound, NotRunning, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, classify
 from batchml.runs.find import describe_runs, load_runs, select
-from batchml.runs.groups.members import find_members
+from batchml.runs.groups.members import find_worker_groups
 from batchml.runs.metrics.usage import find_nodes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _member_of(context: "Context", run: Run, node: int) -> Run:
     if run.node_index is not None:
         raise UsageError(f"{run.job_id} is one node already: leave out --node.")
     (found,) = load_runs(context, [run.job_id])
-    members = find_nodes(context, found, find_members(context, found))
+    members = find_nodes(context, found, find_worker_groups(context, found))
     if not members:
         if node == 0:
             return run
@@ -101,7 +101,7 @@ def describe_end(run: Run) -> str:
     return f"{outcome}, exit code {run.exit_code}"
 
 
-def attempt_end_text(run: Run) -> str:
+def describe_attempt_end(run: Run) -> str:
     """Say how an attempt ended. `run` was read after that: it has ended, or is retried."""
     if run.status.is_terminal:
         return f"{run.name} has ended: {describe_end(run)}."

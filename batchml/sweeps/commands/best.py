@@ -38,7 +38,7 @@ from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.control.totals import count_failures
 from batchml.sweeps.jobs import current_code, with_current_code
 from batchml.sweeps.results import confirmed_trials, pareto_front, rank_trials
-from batchml.sweeps.started import SEED, StartedSweep, command_line, command_words
+from batchml.sweeps.started import SEED_VARIABLE, StartedSweep, command_line, command_words
 from batchml.sweeps.stores import SweepStore
 
 
@@ -85,7 +85,7 @@ def _block(sweep: StartedSweep, trial: Trial) -> str:
 def trial_job_file(sweep: StartedSweep, trial: Trial, code: "str | bool | None" = None) -> str:
     """A job.toml with the trial's parameters and seed. `code` replaces the job's own."""
     job = sweep.job_spec
-    job = replace(job, env={**job.env, SEED: str(trial.seed)})
+    job = replace(job, env={**job.env, SEED_VARIABLE: str(trial.seed)})
     if code is not None:
         job = replace(job, code=code)
     head = f"# {sweep.name} with the parameters of {describe_best(sweep, trial)}"

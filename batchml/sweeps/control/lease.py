@@ -33,11 +33,11 @@ class ControllerIntervals(Struct, frozen=True):
     lease: float  # during which nobody else may take over from a controller that is silent
 
 
-ON_LOCAL = ControllerIntervals(
+LOCAL_INTERVALS = ControllerIntervals(
     poll=0.3, poll_at_first=0.3, first_period=0.0, between_batches=0.0,
     observe=1.0, observe_failures=2.0, silence=5.0, patience=60.0, lease=15.0,
 )  # fmt: skip
-IN_AWS = ControllerIntervals(
+AWS_INTERVALS = ControllerIntervals(
     poll=15.0, poll_at_first=5.0, first_period=120.0, between_batches=20.0,
     observe=15.0, observe_failures=60.0, silence=300.0, patience=900.0, lease=90.0,
 )  # fmt: skip
@@ -98,7 +98,7 @@ class Lease:
         store: Store,
         clock: Clock,
         owner: LeaseOwner,
-        life: float = IN_AWS.lease,
+        life: float = AWS_INTERVALS.lease,
         is_gone: Callable[[LeaseOwner, LeaseOwner], bool] | None = None,
     ) -> None:
         self._store = store

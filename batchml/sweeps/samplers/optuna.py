@@ -19,7 +19,7 @@ from batchml.sweeps.samplers.points import build_point, from_unit, point_key, se
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 from batchml.sweeps.samplers.tpe import Coordinates, KernelAxis, locate, make_axes
 
-NEEDS = {
+PACKAGES_BY_METHOD = {
     "gp": ("optuna", "scipy", "torch"),
     "cmaes": ("cmaes",),
     "nsga2": ("optuna",),
@@ -32,7 +32,7 @@ _FAILED = (TrialState.FAILED, TrialState.DIVERGED)
 
 def missing_packages(method: str) -> list[str]:
     """The packages of a method that are not installed."""
-    return [name for name in NEEDS.get(method, ()) if find_spec(name) is None]
+    return [name for name in PACKAGES_BY_METHOD.get(method, ()) if find_spec(name) is None]
 
 
 def missing_package_mistakes(method: str) -> list[str]:

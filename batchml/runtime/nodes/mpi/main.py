@@ -89,6 +89,8 @@ def _find_launcher(name: str, path: Optional[str]) -> str:
 
 def _processes_per_node(words: Sequence[str], nodes: int) -> int:
     """The processes of each node that a command line of mpirun requests; 0: it does not say."""
+    if not words[1:2] or not words[1].startswith("-"):  # what follows is the program's
+        return 0
     for name, value in zip(words, words[1:]):  # noqa: B905, RUF007
         if name in ("-n", "-np", "--np", "-c") and value.isascii() and value.isdigit():
             return -(-int(value) // nodes)

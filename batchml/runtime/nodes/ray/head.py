@@ -29,7 +29,7 @@ from batchml.runtime.nodes.ray.worker import (
 )
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
-from batchml.runtime.protocol.launch import LaunchPlan, WorkerGroup
+from batchml.runtime.protocol.launch import ENDED_BY_HEAD, LaunchPlan, WorkerGroup
 from batchml.runtime.storage.store import StoreError
 
 # --- The server to which the supervisors of workers connect ---------------------------------------
@@ -125,13 +125,11 @@ class WorkerServer:
 
 START_LIMIT = 120.0  # seconds that Ray may take to start
 FAREWELL_LIMIT = 10.0  # seconds that workers have to end before their jobs are terminated
-# the reason with which jobs of workers are terminated; the client looks for it
-REASON = "The head of its gang has ended"
 
 Say = Callable[[str], None]  # writes a line for people
 
 
-def lead(
+def run_head(
     command: Sequence[str],
     environ: Mapping[str, str],
     plan: LaunchPlan,
@@ -377,7 +375,7 @@ class HeadEnd:
         for group in groups:
             try:
                 for job in unfinished(self._batch.list_by_name(group.queue, group.job_name)):
-                    self._batch.terminate(job, REASON)
+                    self._batch.terminate(job, ENDED_BY_HEAD)
                     self._say(f"the job of group {group.name} was terminated with its head")
             except StoreError as error:
                 self._say(

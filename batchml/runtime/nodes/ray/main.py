@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from batchml.runtime.entry.stopping import Signals
-from batchml.runtime.nodes.ray.head import lead
+from batchml.runtime.nodes.ray.head import run_head
 from batchml.runtime.nodes.ray.rules import LeaveCluster
-from batchml.runtime.nodes.ray.worker import RayMissing, work
+from batchml.runtime.nodes.ray.worker import RayMissing, run_worker
 from batchml.runtime.nodes.supervisor.settings import write_verdict
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper
@@ -34,8 +34,8 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], signals: Signa
                 CONFIGURATION_ERROR, f"no launch plan or no {TOKEN}: submit the job with batchml"
             )
         if plan.role == WORKER:
-            return work(environ, plan, token, signals, say)
-        return lead(command, environ, plan, token, signals, say)
+            return run_worker(environ, plan, token, signals, say)
+        return run_head(command, environ, plan, token, signals, say)
     except RayMissing as error:
         return LeaveCluster(CONFIGURATION_ERROR, str(error))
     except StoreError as error:

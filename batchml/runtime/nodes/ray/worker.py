@@ -251,7 +251,7 @@ _ASK_FIRST = 5.0  # about so many seconds until the first question after a head 
 Say = Callable[[str], None]
 
 
-def work(
+def run_worker(
     environ: Mapping[str, str], plan: LaunchPlan, token: str, signals: Signals, say: Say
 ) -> rules.LeaveCluster:
     """Work until the head has ended. Raises RayMissing, StoreError and OSError."""

@@ -211,7 +211,7 @@ def remember_start(tools: str, environ: Mapping[str, str], folder: str) -> None:
         json.dump({"environ": dict(environ), "folder": folder}, file)
 
 
-def log_of(descriptor: int) -> str:
+def file_id(descriptor: int) -> str:
     """The device and inode of an open file; empty if it is closed."""
     try:
         state = os.fstat(descriptor)
@@ -238,7 +238,7 @@ def make_order(step: SrunStep, environ: Mapping[str, str]) -> Message:
     """The order of a step for other nodes. Raises OSError and ValueError."""
     with open(os.path.join(environ[FOLDER], _START), encoding="utf-8") as file:
         start = json.load(file)
-    caught = log_of(1) != environ.get(LOG)  # the output of this srun does not go to the run's log
+    caught = file_id(1) != environ.get(LOG)  # the output of this srun does not go to the run's log
     return {
         **step._asdict(),
         "environ": changes(start["environ"], environ),
@@ -246,7 +246,7 @@ def make_order(step: SrunStep, environ: Mapping[str, str]) -> Message:
         "folder": start["folder"],
         "tools": environ[FOLDER],
         "caught": caught,
-        "joined": caught and log_of(1) == log_of(2),
+        "joined": caught and file_id(1) == file_id(2),
     }
 
 

@@ -264,7 +264,7 @@ class NodeAgent:
             self._check_files(now)
             self._ranks.tick(now)
 
-    def pulse_age(self, now: float) -> float:
+    def seconds_since_sign_of_life(self, now: float) -> float:
         """Seconds since the last sign of life of a rank on this node."""
         if self._waiting is not None:
             return 0.0

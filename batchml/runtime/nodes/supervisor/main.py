@@ -230,7 +230,7 @@ class Supervisor:
         if self._agent.is_stopped_by_file():
             stop = StopOrder(0, "the stop file was made", ranks_grace(self._env.grace))
             self._request_stop(stop, softly=True)
-        pulse = self._agent.pulse_age(now)
+        pulse = self._agent.seconds_since_sign_of_life(now)
         if self._coordinator is not None:
             if now - self._last_beat >= _BEAT_EVERY:
                 self._last_beat = now
