@@ -124,7 +124,7 @@ def _fetch(value_from: str, fetch: Fetch, from_file: Mapping[str, str]) -> str:
         near = get_close_matches(value_from, from_file, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         service = "Secrets Manager" if value_from.startswith(_MANAGER) else "SSM"
-        raise SecretError(f"not in secrets.toml{hint}, and from {service}: {error}") from None
+        raise SecretError(f"not in the secrets file{hint}, and from {service}: {error}") from None
 
 
 def _check(value: str) -> None:

@@ -111,9 +111,9 @@ def test_the_users_own_file_may_say_it_in_full_or_by_the_name(tmp_path: Path) ->
     ("text", "says"),
     [
         ("secretsmanager:d#none", "the secret has no key 'none'"),
-        ("secretsmanager:dd", "not in secrets.toml (did you mean secretsmanager:d?), and from "
+        ("secretsmanager:dd", "not in the secrets file (did you mean secretsmanager:d?), and from "
                               "Secrets Manager: denied"),
-        ("ssm:/none", "not in secrets.toml, and from SSM: denied"),
+        ("ssm:/none", "not in the secrets file, and from SSM: denied"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_says_where_it_was_looked_for(

@@ -149,7 +149,7 @@ class EcsExec:
         if outcome.code is not None:
             return outcome.code
         raise ServiceUnreachable(
-            "The session ended before the command's exit code arrived. The command was ended, too."
+            "The session ended before the command's exit code arrived. The command may go on."
         )
 
     def _raise_if_ended(self, target: ExecTarget, task: EcsTask, limit: float = _END_LIMIT) -> None:

@@ -45,7 +45,7 @@ def choose_mode(spec: SweepSpec, *, hourly: float | None, timeout: float | None)
     limit even if every trial runs into its timeout.
     """
     if spec.early_stop.method == "halving":
-        return ChosenMode(SubmitMode.RUNGS, "each rung is one array; none needs this computer")
+        return ChosenMode(SubmitMode.RUNGS, "each rung is one array; no trial needs this terminal")
     if spec.method in MODELS:
         return ChosenMode(
             SubmitMode.BATCHES, f"{spec.method} learns from each result what to try next"
@@ -58,7 +58,7 @@ def choose_mode(spec: SweepSpec, *, hourly: float | None, timeout: float | None)
     if spec.limits.cost is not None and not fits_cost_limit(spec, count, hourly, timeout):
         return ChosenMode(SubmitMode.BATCHES, "the cost is checked before each batch of trials")
     return ChosenMode(
-        SubmitMode.ARRAY, "all trials are submitted at once; none needs this computer"
+        SubmitMode.ARRAY, "all trials are submitted at once; no trial needs this terminal"
     )
 
 
