@@ -190,7 +190,7 @@ _CLASSES = {
     "High Memory": r"u(-|\d)",
     "HPC": r"hpc\d",
 }
-# Spot P instances have two quotas; before they had one.
+# Spot P instances have two quotas; earlier they had one.
 _SPOT_P = ("All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests")
 _SPOT_ANY_P = "All P Spot Instance Requests"
 

@@ -1,9 +1,9 @@
 """CloudFormation: read, create, change and delete the stacks of an environment.
 
-Every call that changes a stack has a ClientRequestToken, so that AWS carries it out once, even if
-the SDK sends it twice. The name of a change set is a hash of its content, so that an interrupted
-command finds its change set when it is repeated. All other tokens are new in each call, because the
-same stack may have to be created or deleted again.
+Each call that begins an operation on a stack has a ClientRequestToken, so that AWS carries it out
+once, even if the SDK sends it twice. The name of a change set is a hash of its content, so that an
+interrupted command finds its change set when it is repeated. All other tokens are new in each call,
+because the same stack may have to be created or deleted again.
 
 Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestToken".
 """

@@ -149,7 +149,7 @@ def _no_region(caller: AwsCaller, text: str, details: Details) -> str:
 
 def _bad_region(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
-        f"{text} It is in batchml.toml.",
+        f"{text} The region is in batchml.toml.",
         f"aws ec2 describe-regions --all-regions --region us-east-1{caller.flag}",
     )
 

@@ -5,8 +5,8 @@ may run again at the next boot, so each script has the same result when it is re
 
 Source: EC2 API reference, RequestLaunchTemplateData; AWS Batch User Guide, "Use Amazon EC2 launch
 templates" (AWS Batch ignores instance types, profile, subnets and market options of a template; but
-AWS's samples for capacity blocks set their market option: decision 035), "Amazon
-EC2 user data in launch templates"; Amazon ECS Developer Guide, "Container agent configuration".
+AWS's samples for capacity blocks set their market option: decision 035), "Amazon EC2 user data in
+launch templates"; Amazon ECS Developer Guide, "Container agent configuration".
 """
 
 import base64
@@ -360,7 +360,7 @@ class LaunchApi:
     def templates(self, env: str) -> dict[str, LaunchTemplate]:
         """The newest version of every launch template of an environment, by name."""
         entries = read_entries(
-            self._client, "DescribeLaunchTemplates", "LaunchTemplates", Filters=[_tagged(env)]
+            self._client, "DescribeLaunchTemplates", "LaunchTemplates", Filters=[_env_filter(env)]
         )
         names = sorted(each["LaunchTemplateName"] for each in entries)
         found = {name: self.template(name) for name in names}
@@ -368,7 +368,7 @@ class LaunchApi:
 
     def groups(self, env: str) -> list[str]:
         """The names of an environment's placement groups."""
-        answer = call(self._client, "DescribePlacementGroups", Filters=[_tagged(env)])
+        answer = call(self._client, "DescribePlacementGroups", Filters=[_env_filter(env)])
         return sorted(group["GroupName"] for group in answer["PlacementGroups"])
 
     def delete_images(self, env: str, keep: str = "") -> list[str]:
@@ -376,7 +376,7 @@ class LaunchApi:
 
         The AMI with the id `keep` stays.
         """
-        request = {"Owners": ["self"], "Filters": [_tagged(env)]}
+        request = {"Owners": ["self"], "Filters": [_env_filter(env)]}
         images = call(self._client, "DescribeImages", **request)["Images"]
         to_delete = [image for image in images if image["ImageId"] != keep]
         for image in to_delete:
@@ -430,7 +430,7 @@ class LaunchApi:
         return True
 
 
-def _tagged(env: str) -> dict[str, Any]:
+def _env_filter(env: str) -> dict[str, Any]:
     (tag, value), *_ = owner_tags(env).items()
     return {"Name": f"tag:{tag}", "Values": [value]}
 

@@ -120,7 +120,7 @@ def exec_request(task: EcsTask, command: str) -> dict[str, Any]:
 
 
 def forward_request(task: EcsTask, port: int, local_port: int) -> dict[str, Any]:
-    """The StartSession request that forwards to a port of the container, also of its 127.0.0.1."""
+    """The StartSession request that forwards to a port of the container or its 127.0.0.1."""
     parameters = {"portNumber": [str(port)], "localPortNumber": [str(local_port)]}
     return {"Target": task.target, "DocumentName": FORWARD, "Parameters": parameters}
 
@@ -168,9 +168,8 @@ class ExecApi:
 
     def open_command(self, task: EcsTask, command: str) -> SsmSession:
         """Start a command in the container. Raises ExecUnavailable."""
-        client = self._session.client(
-            "ecs", attempts=1
-        )  # if the call were repeated, two commands could run
+        # If the call were repeated, two commands could run.
+        client = self._session.client("ecs", attempts=1)
         try:
             answer = call(client, "ecs:ExecuteCommand", **exec_request(task, command))
         except ServiceError as error:

@@ -218,7 +218,8 @@ _AMI = {
 _RESERVED = {"compute": "ec2:DescribeCapacityReservations"}
 _BUDGET = {"setup": "budgets:ModifyBudget", "teardown": "budgets:ModifyBudget"}
 
-_SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for all other kinds
+# The service of the actions above that name none; `batch` for all other kinds.
+_SERVICES = {"stack": "cloudformation", "repository": "ecr"}
 
 
 class Permission(Struct, frozen=True, order=True):
@@ -244,15 +245,18 @@ class PermissionCheck(Struct, frozen=True):
 def needed_permissions(environment: Environment) -> dict[Command, tuple[Permission, ...]]:
     """The permissions that each command needs for this environment, sorted."""
     found = {
-        command: {*_read(kinds), *_read({ANY: _conditional_actions(environment, command)})}
+        command: {
+            *_to_permissions(kinds),
+            *_to_permissions({ANY: _conditional_actions(environment, command)}),
+        }
         for command, kinds in _COMMON.items()
     }
     if environment.storage.workspace == "fsx-lustre":
-        found["workspace"] |= {*_read(_ASSOCIATED)}
+        found["workspace"] |= {*_to_permissions(_ASSOCIATED)}
     return {command: tuple(sorted(each)) for command, each in found.items()}
 
 
-def _read(kinds: Mapping[str, str]) -> Iterable[Permission]:
+def _to_permissions(kinds: Mapping[str, str]) -> Iterable[Permission]:
     for kind, words in kinds.items():
         for word in words.split():
             action = word if ":" in word else f"{_SERVICES.get(kind, 'batch')}:{word}"

@@ -1,7 +1,7 @@
 """Names and tags in AWS, and the outputs of an environment's stacks (`cfn/`).
 
 `Site` has the outputs that compute environments and queues need, `Platform` the outputs that job
-definitions need. Both are empty on `local`.
+definitions need. On `local` there are no outputs.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class Platform(Struct, frozen=True):
 
 
 def stack_name(env: str, stack: str) -> str:
-    """`batchml-dev-roles`"""
+    """The name of a stack in AWS, such as `batchml-dev-roles`."""
     return f"{PREFIX}-{env}-{stack}"
 
 

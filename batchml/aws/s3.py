@@ -58,7 +58,7 @@ class BucketStore(Store):
             return [self.get(key) for key in keys]
         from concurrent.futures import ThreadPoolExecutor
 
-        self._client  # noqa: B018 - create the client now, not at once in several threads
+        self._client  # noqa: B018 - create the client now, before several threads do
         with ThreadPoolExecutor(_PARALLEL) as threads:
             return list(threads.map(self.get, keys))
 

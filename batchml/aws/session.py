@@ -244,8 +244,8 @@ class Session:
     def _mode(self, attempts: int) -> str:
         """The retry mode. "adaptive" clients slow down once they are throttled.
 
-        They have no more attempts than others: without a network, a command would not print
-        anything for a minute. Commands that follow a run have their own retries.
+        They have no more attempts than others: with more, a command without a network would be
+        silent for a minute. Commands that follow a run have their own retries.
         """
         return "standard" if self._access.endpoint or attempts == 1 else "adaptive"
 

@@ -98,7 +98,7 @@ def _owner_mistakes(env: Environment, owner: Environment, other: str) -> Iterato
 
 
 def _resolve_sharing(env: Environment, environments: Mapping[str, Environment]) -> Environment:
-    """The environment, without the file system and network of the environment that it shares."""
+    """The environment with its owner's network, and without a file system of its own."""
     owner = environments.get(env.storage.shared_with)
     if owner is None or not env.storage.shared_with:
         return env
@@ -217,7 +217,7 @@ def _prefix_mistakes(names: Iterable[str]) -> Iterator[str]:
     """
     for short, long in permutations(names, 2):
         if long.startswith(f"{short}-"):
-            yield f"env.{long}: the name begins with env.{short} and a hyphen. Choose another."
+            yield f"env.{long}: the name begins with {short!r} and a hyphen. Choose another."
 
 
 def with_default(text: str, name: str) -> str:
@@ -448,7 +448,8 @@ def _queue_mistakes(
         yield ": is not a valid name: up to 64 letters, digits, hyphens and underscores."
     is_list = isinstance(table.get("compute", []), list | tuple)
     if is_list and not 1 <= len(queue.compute) <= MAX_ENVIRONMENTS:
-        yield f".compute: has {len(queue.compute)} compute environments; 1 to {MAX_ENVIRONMENTS}."
+        count = len(queue.compute)
+        yield f".compute: has {count} compute environments. Expected 1 to {MAX_ENVIRONMENTS}."
     for each in sorted(set(queue.compute) - set(env.compute)):
         yield f".compute: there is no compute.{each}.{did_you_mean(each, env.compute)}"
     if len(set(queue.compute)) < len(queue.compute):

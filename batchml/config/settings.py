@@ -1,7 +1,7 @@
 """Read the settings of a command, each with its source.
 
-A value is that of the flag, else of the environment variable, else of `batchml.toml`, else the
-default.
+A value comes from the flag, else from the environment variable, else from `batchml.toml`, else it
+is the default.
 """
 
 import tomllib

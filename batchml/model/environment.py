@@ -75,7 +75,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     disk: str | int = "100 GiB"
     placement_group: str = ""  # "cluster": `setup` creates one; else the name of an existing one
     capacity_reservation: str = ""
-    capacity_block: str = ""  # the reservation's id of a block of hosts that were paid in advance
+    capacity_block: str = ""  # the id of a reservation of hosts that are paid in advance
     scale_down_delay: str | int = 0
     stop_timeout: str | int = "110s"
     tags: dict[str, str] = {}
@@ -170,8 +170,9 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     region: str = ""
     profile: str = ""
     ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
-    gpu_access: Literal["", "driver-mount", "toolkit"] = ""
-    controller_queue: str = ""  # of controllers of detached sweeps; "": the queue of the sweep
+    gpu_access: Literal["", "driver-mount", "toolkit"] = ""  # "": `ami` decides
+    # For controllers of detached sweeps ("": the queue of the sweep), watchers and transfers.
+    controller_queue: str = ""
     jobs: tuple[str, ...] = ()  # the jobs whose definitions `setup` registers
     secrets: tuple[str, ...] = ()  # ARNs of SSM parameters and Secrets Manager secrets for jobs
     quarantine: bool = False  # whether runs may drain hosts that fail their checks

@@ -34,7 +34,7 @@ HEALTH = "BATCHML_HEALTH"  # the variable with the host checks
 def launch_plan(spec: JobSpec) -> LaunchPlan | None:
     """The launch plan of a run; None for a command that is started once on each node.
 
-    For a group run it has no role and no groups, because all its jobs share it.
+    For a group run it has no role and no groups yet: `group_jobs` adds them for each job.
     """
     launch = spec.launch
     if launch.kind == "plain":

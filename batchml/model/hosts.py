@@ -84,4 +84,5 @@ class ClusterHost(Struct, frozen=True):
 
     @property
     def takes_runs(self) -> bool:
+        """Whether runs are placed on it as soon as enough of its resources are free."""
         return self.state in (HostState.ALLOCATED, HostState.MIXED, HostState.IDLE)

@@ -322,7 +322,7 @@ class Launch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Health(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[health]`: the checks of hosts before the command starts, and the fate of unfit hosts."""
+    """`[health]`: the checks of hosts before the command starts, and the rules for unfit hosts."""
 
     checks: Literal["off", "quick", "deep"] = "quick"
     bandwidth: str | int | None = None  # the least amount that nodes send each other in a second

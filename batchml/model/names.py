@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ARN = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)")
 
-# A key is a digit, so that it is no word of a name, and 80 random bits.
+# A key begins with a digit, so that no word of a name looks like it. 80 random bits follow.
 _KEY = re.compile(r"[2-7][a-z2-7]{16}")
 _KEY_DIGITS = "234567"
 _KEY_BYTES = 10
@@ -138,7 +138,7 @@ def dollar_range(low: "Decimal", high: "Decimal") -> str:
 
 
 def dollars(usd: "Decimal") -> str:
-    """Format an amount: from $1 two decimals, from 1 cent three, below four."""
+    """Format an amount with two decimals from $1, three from 1 cent, and four below that."""
     if 0 < usd * 10_000 < 1:
         return "less than $0.0001"
     digits = 2 if usd >= 1 or not usd else 3 if usd * 100 >= 1 else 4

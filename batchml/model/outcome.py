@@ -29,7 +29,7 @@ MISSING_PACKAGE = re.compile(
     r"Could not find a version that satisfies the requirement) (\S+)"
 )
 RECIPE = "requirements.txt"
-_OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)
+_OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)  # of arrays: children decide
 
 
 def describe_outcome(run: Run) -> str:

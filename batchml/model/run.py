@@ -47,7 +47,7 @@ class JobStatus(StrEnum):
 # --- Budgets (--max-cost) -------------------------------------------------------------------------
 
 
-# The runtime's exit code after it has spent its budget: batchml/runtime/telemetry/budget.py
+# The runtime's exit code after the run has spent its budget: batchml/runtime/telemetry/budget.py
 STOPPED = 143
 
 
@@ -257,7 +257,7 @@ def with_failures(array: Run, failed: Iterable[Run]) -> Run:
 def is_out_of_budget(run: Run) -> bool:
     """Whether the runtime ended the run because its budget (`--max-cost`) was spent.
 
-    Then a caller, a timeout or the loss of its host did not end it. A run from the history has no
+    False if a caller, a timeout or the loss of its host ended it. A run from the history has no
     environment: there `is_terminated` tells.
     """
     if not run.status_reason.startswith(_EXITED):
@@ -297,7 +297,7 @@ _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def effective_state(run: Run) -> str:
-    """The state of a run; for an array, the state of its children: AWS Batch reports PENDING."""
+    """The state of a run, or of the children of an array, which AWS Batch reports as PENDING."""
     if run.status is JobStatus.PENDING and run.children:
         if any(run.children.get(status) for status in _BEGUN):
             return JobStatus.RUNNING.value
@@ -333,7 +333,7 @@ def has_begun(run: Run) -> bool:
 
 
 def first_child_id(job_id: str) -> str:
-    """The job id of the child that starts first, because AWS has no start time for the array."""
+    """The job id of the child that starts first: AWS has no start time for the array itself."""
     return f"{job_id}:0"
 
 
@@ -353,13 +353,13 @@ def first_start(child: Run | None) -> int | None:
 NOT_KNOWN = "not known to the server"
 NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
 
-RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: their job
+RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: the earlier job's id
 
 
 class RunName(Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of a record by which commands find a run."""
 
-    key: str = ""  # of the submission; "" in lines of the first version
+    key: str = ""  # of the submission; "" in records of the first version
     job_id: str = ""  # "" while it is unknown
     name: str = ""
     job_name: str = ""

@@ -88,7 +88,7 @@ class SweepLimits(Struct, frozen=True):
     """Limits that end a sweep, whichever is reached first; None: no such limit."""
 
     trials: int | None = None
-    parallel: int = PARALLEL
+    parallel: int = PARALLEL  # trials at once; this limit ends no sweep
     hours: float | None = None
     cost: float | None = None  # USD
     failed_share: float | None = 0.2  # failed trials, as a part of the trials that have ended
@@ -529,10 +529,10 @@ def _deciding_values(space: Space, parent: str) -> list[Scalar]:
 def _count(
     rest: list[tuple[str, Dimension]], params: Params, deciding: Mapping[str, list[Scalar]]
 ) -> int:
-    """The number of points of the parameters `rest` below a point.
+    """The number of points of the parameters `rest`, with the earlier parameters in `params`.
 
-    The values of a parameter that no other parameter depends on multiply; `deciding` has the values
-    for which the rest must be counted separately.
+    A parameter on which no other depends multiplies the count by the number of its values. For each
+    value in `deciding`, the rest is counted separately.
     """
     count = 1
     for index, (name, dimension) in enumerate(rest):

@@ -26,7 +26,7 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
 def read_struct(
     table: Mapping[str, Any], kind: type[T], within: str = "", tables: Mapping[str, str] = {}
 ) -> tuple[T, list[str]]:
-    """Return the struct, with defaults in index of wrong values, and the text of every mistake.
+    """Return the struct, with defaults in place of wrong values, and the text of every mistake.
 
     The text names the key, its value and the allowed values. `within` is the table's name in its
     file. `tables` says where keys belong that are neither in `kind` nor in its tables, such as

@@ -380,7 +380,7 @@ def test_pools_say_why_they_have_no_hosts(context: Account) -> None:
     }
     assert found[0] == HostPool(
         "batchml-dev-cheap-r2",
-        why="the compute environment batchml-dev-cheap-r2 is managed by others",
+        why="the compute environment batchml-dev-cheap-r2 is unmanaged",
     )
 
 

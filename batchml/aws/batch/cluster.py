@@ -1,8 +1,8 @@
 """Read queues, compute environments and their hosts, in few calls.
 
-Two calls read all queues and compute environments, two calls each hundred hosts of a cluster, and
-one call the instances that EC2 has started and that have not joined a cluster yet. A call that is
-not allowed is recorded in `missing`, and the other calls follow.
+Two calls read all queues and compute environments. Two calls read a hundred hosts of a cluster. One
+call reads the instances that EC2 has started, so that hosts outside a cluster are found, too. A
+failed call is recorded in `missing`, and the other calls are made.
 
 Sources: API References of AWS Batch, ECS (ListContainerInstances lists all states but INACTIVE;
 DescribeContainerInstances takes 100) and EC2.
@@ -45,7 +45,7 @@ class ClusterApi:
         return {each.name: each for each in found if each.status != "DELETED"}
 
     def computes(self) -> dict[str, ComputeState] | None:
-        """The compute environments by name; None if the call is not allowed."""
+        """The compute environments by name; None if the call fails."""
 
         def ask() -> dict[str, ComputeState]:
             pages = self._pages("batch", "describe_compute_environments")
@@ -55,9 +55,9 @@ class ClusterApi:
         return self._try("batch:DescribeComputeEnvironments", ask)
 
     def front(self, queue: str) -> tuple[str, ...] | None:
-        """The job ids of the first hundred waiting runs, in the order of their start.
+        """The job ids of the first hundred waiting runs, in the order in which they will start.
 
-        Each child of an array is listed. None if the call is not allowed.
+        Each child of an array is listed. None if the call fails.
         """
 
         def ask() -> tuple[str, ...]:
@@ -182,8 +182,8 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def to_launched(entry: Mapping[str, Any], env: str, computes: Iterable[str]) -> ClusterHost:
     """Convert an Instance of EC2.
 
-    Its tag names the compute environment. The name of a replaced compute environment ends in a
-    number, and its instances have the same tag as before.
+    Its tag names the compute environment `gpu`. After a replacement, the compute environment is
+    `gpu-r2`, and the tag still says `gpu`.
     """
     tags = {tag["Key"]: tag["Value"] for tag in entry.get("Tags", ())}
     base = qualified(env, tags.get("batchml:name", ""))

@@ -64,7 +64,7 @@ def _pool(detail: Mapping[str, Any]) -> HostPool:
     if kind.startswith("FARGATE"):
         return HostPool(name, why="Fargate has no hosts, and its prices are not supported")
     if not resources.get("instanceTypes"):
-        return HostPool(name, why=f"the compute environment {name} is managed by others")
+        return HostPool(name, why=f"the compute environment {name} is unmanaged")
     types = tuple(resources["instanceTypes"])
     return HostPool(name, types, kind == "SPOT", detail.get("ecsClusterArn", ""))
 

@@ -1,4 +1,4 @@
-"""AWS Batch's calls for jobs, children of arrays and job definitions; marks in logs.
+"""AWS Batch's calls for jobs, children of arrays and job definitions; the runtime's marks in logs.
 
 Sources: AWS Batch API Reference, ListJobs; CloudWatch Logs API Reference, FilterLogEvents (up to
 100 streams a call).
@@ -167,7 +167,7 @@ def _child_summaries(session: Session, array_id: str, status: JobStatus) -> Iter
 
 
 def with_child_failures(session: Session, run: Run) -> Run:
-    """Return the run; a failed array with the failures of its children, in one call.
+    """Return the run. A failed array gets the failures of its children, from one call.
 
     It is unchanged if more than 1,000 children failed, or if the call fails.
     """

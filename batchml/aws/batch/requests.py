@@ -57,7 +57,7 @@ RetryRule = dict[str, str]
 def retry_strategy(
     spec: JobSpec, *, has_budget: bool = False, has_runtime: bool = False
 ) -> dict[str, Any]:
-    """`[retry]` of a job as the retryStrategy of SubmitJob.
+    """`[retry]` of a job as the retryStrategy of SubmitJob. `has_budget`: the run has `--max-cost`.
 
     With batchml's runtime in the image, its exit codes (`runtime/protocol/exit_codes.py`) count:
 

@@ -28,7 +28,8 @@ def compute_environment_request(
 ) -> dict[str, Any]:
     """The CreateComputeEnvironment request. `template` is None on `local` only.
 
-    Without a service role, AWS Batch uses its service-linked role, which updates of instances need.
+    Without a service role, AWS Batch uses its service-linked role. Updates that replace instances
+    need that role.
     """
     return {
         "computeEnvironmentName": site.named(name),

@@ -45,6 +45,8 @@ SOURCES = (  # the first source that fits an item is used
 
 
 class _Offer(Struct, frozen=True):
+    """The types that a region offers for a name (a type or a family), at the time `asked`."""
+
     asked: int
     types: tuple[InstanceType, ...]
 

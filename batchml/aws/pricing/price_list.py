@@ -32,9 +32,12 @@ _REGION_CODE = r"(?:[A-Z]{2,4}[0-9]?-|[a-z]{2}(?:-[a-z]+)+-[0-9]-)?"
 
 
 class Charge(Struct, frozen=True):
-    """A product that AWS charges for. GetProducts filters only by `field` and `value`."""
+    """A product that AWS charges for.
 
-    words: str
+    GetProducts filters by `field`, batchml by `usage`, `unit` and `attributes`.
+    """
+
+    words: str  # the product's name for users
     service: str
     field: str
     value: str
@@ -167,7 +170,7 @@ def _packed(values: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def find_price(charge: Charge, price_list: Iterable[str], now: str) -> tuple[Decimal, str] | str:
-    """Return the US dollars and the day of their begin, or the reason why there is no price.
+    """Return the US dollars and the day since which they hold, or the reason for having none.
 
     `price_list` has products as JSON texts; `now` is like `2026-11-21T19:02:57Z`.
     """
@@ -214,7 +217,7 @@ def _fits(charge: Charge, product: Mapping[str, Any]) -> bool:
 
 
 def _in_force(product: Mapping[str, Any], unit: str, now: str) -> tuple[Decimal, str] | None:
-    """The price in the newest term that has begun: that of its first tier that is not free."""
+    """The newest term that has begun: the price of its first tier that is not free, and its day."""
     terms = [
         (str(term.get("effectiveDate", "")), term)
         for term in _inner(product, "terms", "OnDemand").values()
@@ -239,7 +242,7 @@ def _in_force(product: Mapping[str, Any], unit: str, now: str) -> tuple[Decimal,
 def fetch_list_prices(
     session: ClientFactory, region: str, items: Sequence[str], now: int
 ) -> tuple[dict[str, Price], dict[str, str]]:
-    """The prices of the items, and the reason for each missing price. `now`: since the epoch."""
+    """The prices, and the reason for each missing price. `now`: seconds since the epoch."""
     if region.startswith(("cn-", "us-gov-", "us-iso")):
         return {}, dict.fromkeys(items, f"the Price List API does not answer for {region}")
     prices: dict[str, Price] = {}

@@ -1,4 +1,4 @@
-"""What all sources of prices share: Price and its helpers; and the sizes of instance types."""
+"""The types and helpers that all sources of prices share; the sizes of instance types."""
 
 import time
 from collections.abc import Iterable, Mapping
