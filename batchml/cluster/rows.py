@@ -51,8 +51,8 @@ class ClusterState(Struct, frozen=True):
 class HostRow(Struct, frozen=True):
     """A host. `computes`: the names of its compute environments. `price`: USD an hour.
 
-    `usage`: cpu in cores, gpu in whole GPUs, gpu_memory in MiB, as its runs report; empty if no run
-    reports it.
+    `usage`: cpu in cores, gpu in whole GPUs, memory and gpu_memory in MiB, as its runs report;
+    empty if no run reports it.
     """
 
     host: ClusterHost
@@ -64,7 +64,7 @@ class HostRow(Struct, frozen=True):
 
 
 class ComputeRow(Struct, frozen=True):
-    """A compute environment. `resources`: resources of its hosts, which those of `local` share."""
+    """A compute environment. `resources`: those of its hosts; on `local` those of this machine."""
 
     state: ComputeState
     hosts: dict[HostState, int] = {}

@@ -185,8 +185,8 @@ class ClusterPoller:
     def _describe(self, runs: Sequence[Run]) -> int:
         """Describe runs that hold a host and are new or have a new attempt.
 
-        The rest of the last call describes waiting runs, the oldest first: their request does not
-        change. Returns the number of calls.
+        Waiting runs, the oldest first, fill the last call: their requests do not change.
+        Returns the number of calls.
         """
         unknown = [run for run in runs if not self._is_known(run)]
         placed = [run.job_id for run in unknown if count_placed(run)][:MAX_DESCRIBED]

@@ -320,35 +320,37 @@ def make_snapshot(
     held = {name: sum(run.vcpus * count_placed(run) for run in of_queue[name]) for name in queues}
     cluster = replace(cluster, held=held)
     heads = _group_heads(runs)
-    places: dict[str, int] = {}  # job id -> its position in its queue
+    queue_positions: dict[str, int] = {}  # job id -> its position in its queue
     for name, own in of_queue.items():
-        places |= positions(own, cluster.fronts.get(name), is_fair=_is_fair(name, cluster))
+        queue_positions |= positions(own, cluster.fronts.get(name), is_fair=_is_fair(name, cluster))
     host_names = {host.id: host.name for host in cluster.hosts or ()}
 
     def row(run: Run) -> RunRow:
-        parts = tuple(map(row, nodes.get(run.job_id, ())))
+        node_rows = tuple(map(row, nodes.get(run.job_id, ())))
         is_placed = run.host and not run.nodes and run.status.holds_resources
         hosts = [host_names.get(run.host, run.host)] if is_placed else []
-        position = places.get(run.job_id)
+        position = queue_positions.get(run.job_id)
         return RunRow(
             run,
             dict(usage.get(run.job_id, {})),
-            parts,
+            node_rows,
             heads.get(run.job_id, ""),
             position,
             _reason(run, position, cluster, at),
-            tuple(dict.fromkeys([*hosts, *(host for part in parts for host in part.hosts)])),
+            tuple(dict.fromkeys([*hosts, *(host for each in node_rows for host in each.hosts)])),
         )
 
     def order(run: Run) -> tuple[float, ...]:
         state = JobStatus(effective_state(run))
-        position = 0 if state.holds_resources else places.get(run.job_id, sys.maxsize)
+        position = 0 if state.holds_resources else queue_positions.get(run.job_id, sys.maxsize)
         return (-state.order, position, -(run.created_at or 0))
 
     ordered = _sort_behind_heads(sorted(runs, key=order), heads)
     return ClusterSnapshot(
         at=at,
-        queues=tuple(_queue_row(name, own, places, cluster, at) for name, own in of_queue.items()),
+        queues=tuple(
+            _queue_row(name, own, queue_positions, cluster, at) for name, own in of_queue.items()
+        ),
         runs=tuple(map(row, ordered)),
         computes=compute_rows(cluster, names),
         hosts=None
@@ -405,9 +407,13 @@ def _plan(run: Run) -> LaunchPlan | None:
 
 
 def _queue_row(
-    name: str, runs: Sequence[Run], places: Mapping[str, int], cluster: ClusterState, at: int
+    name: str,
+    runs: Sequence[Run],
+    queue_positions: Mapping[str, int],
+    cluster: ClusterState,
+    at: int,
 ) -> QueueRow:
-    head = next((run for run in runs if places.get(run.job_id) == 1), None)
+    head = next((run for run in runs if queue_positions.get(run.job_id) == 1), None)
     return QueueRow(
         name=name,
         counts={status: sum(_containers(run, status) for run in runs) for status in LIVE},

@@ -321,7 +321,7 @@ USUAL = 10  # last runs of a job from which its usual duration is taken
 
 
 class RunCost(Struct, frozen=True):
-    """The cost of one run. `seconds`: running time of all containers together."""
+    """The cost of one run. `seconds`: running time of all attempts together."""
 
     job_id: str
     name: str

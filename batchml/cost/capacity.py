@@ -104,7 +104,7 @@ def list_warm_capacity(
     `details` are AWS's descriptions of `computes`, by the same names. Prices are asked for only if
     there are hosts.
     """
-    running: dict[str, Compute] = {}  # "NAME warm" or "NAME now" -> with these hosts as its minimum
+    running: dict[str, Compute] = {}  # "NAME warm" or "NAME now"; min_vcpus is that of these hosts
     for name, compute in computes.items():
         desired = (details[name].get("computeResources") or {}).get("desiredvCpus", 0)
         if compute.min_vcpus:
@@ -184,7 +184,7 @@ def delay_price(region: str, compute: Compute, prices: PriceSource) -> str:
 
 
 def describe_reservation(found: Reservation, now: float) -> str:
-    """`capacity block cr-0123: 4 x p5.48xlarge in us-east-1a, 4 free, ends 2026-11-30 11:30 UTC`"""
+    """`capacity reservation cr-0123: 4 x g5.xlarge in us-east-1a, 4 free, until DATE (in 3 h)`"""
     kind = "capacity block" if found.is_block else "capacity reservation"
     if not found.type:
         return f"{kind} {found.id}: {found.state or 'unknown'}"

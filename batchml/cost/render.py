@@ -59,7 +59,7 @@ def quote_lines(quote: Quote, before: UsualDuration | None = None) -> list[str]:
     if before is not None:
         whose = "Its last run" if before.runs == 1 else f"Its last {before.runs} runs"
         took = f"took {duration(before.seconds)}{' (the median)' if before.runs > 1 else ''}"
-        lines.append(f"{whose} {took}: that is {money(_of_usual(quote.hour, before))}.")
+        lines.append(f"{whose} {took}: that is {money(_usual_cost(quote.hour, before))}.")
     if quote.most is not None:
         tries = f" in all of {quote.need.attempts} attempts" if quote.need.attempts > 1 else ""
         lines.append(f"At most {dollars(quote.most.high)}, if it runs to its timeout{tries}.")
@@ -78,7 +78,7 @@ def _describe_candidate(offer: Offer) -> str:
     return f"{share * 100:.0f} % of {words}" if part is None else part + words
 
 
-def _of_usual(hour: Usd, before: UsualDuration) -> Usd:
+def _usual_cost(hour: Usd, before: UsualDuration) -> Usd:
     return hour.times(Decimal(str(before.seconds)) / HOUR)
 
 
@@ -100,7 +100,7 @@ def quote_json(quote: Quote, before: UsualDuration | None = None) -> dict[str, A
 def _usual_json(quote: Quote, before: UsualDuration | None) -> dict[str, Any] | None:
     if before is None or quote.hour is None:
         return None
-    usd = _bounds_json(_of_usual(quote.hour, before))
+    usd = _bounds_json(_usual_cost(quote.hour, before))
     return {"runs": before.runs, "seconds": before.seconds, **usd}
 
 

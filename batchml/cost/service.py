@@ -114,8 +114,8 @@ def make_bills(context: "Context", runs: Sequence[Run]) -> dict[str, Bill]:
     ids = [child for children in arrays.values() for child in children]
     single = [run for run in runs if not run.array_size]
     single += context.describe(ids).values() if ids else ()
-    bill = _bill_local_runs if context.settings.is_local else _bill_aws_runs
-    bills = bill(context, single, now)
+    bill_runs = _bill_local_runs if context.settings.is_local else _bill_aws_runs
+    bills = bill_runs(context, single, now)
     for run in runs:
         if run.array_size:
             known = [bills[child] for child in arrays[run.job_id] if child in bills]

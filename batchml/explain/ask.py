@@ -1,6 +1,6 @@
 """Explain one run by a few calls to AWS, each chosen from the answers so far.
 
-The other modules of this folder are pure.
+The other modules of this folder make no calls to AWS.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +63,7 @@ from batchml.runtime.protocol.log_marks import parse_mark
 
 PAUSE = 5.0  # seconds before a question is repeated, because its answer may be out of date
 
+# The log may tell the cause of these.
 _READS_LOG = (
     OutcomeClass.APP_ERROR,
     OutcomeClass.OUT_OF_MEMORY,
@@ -83,7 +84,7 @@ class ExplainedRun(Struct, frozen=True):
     run: Run
     explanation: Explanation
     calls: int  # to AWS
-    unasked: tuple[str, ...] = ()  # calls that AWS refused
+    unasked: tuple[str, ...] = ()  # calls that failed, with the reasons
     is_forgotten: bool = False
     note: str = ""  # for the user, on a later submission
 
@@ -276,7 +277,7 @@ def _ask_again(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
     return {"run": found[0]} if found else {}
 
 
-def _head(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+def _ask_head(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
     front = waiting.snapshot.front if waiting.snapshot else ()
     return {"head": next(iter(diagnosis.runs([front[0].job_id])), None)} if front else {}
 
@@ -289,12 +290,12 @@ def _instance_types(waiting: WaitingRun) -> tuple[str, ...]:
     return tuple(sorted(named))
 
 
-def _types(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+def _ask_types(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
     names = _instance_types(waiting)
     return {"types": diagnosis.host_types(names)} if names else {}
 
 
-def _hosts(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+def _ask_hosts(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
     """The number of hosts of the compute environment with the most desiredvCpus."""
     known = [each for each in waiting.usable if each.cluster]
     if not known:
@@ -319,15 +320,15 @@ _ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {
         "stock": ask.consumable(next(iter(waiting.run.consumables)))
     },
     AwsQuestion.SNAPSHOT: lambda ask, waiting: {"snapshot": ask.snapshot(waiting.run.queue)},
-    AwsQuestion.HEAD: _head,
-    AwsQuestion.TYPES: _types,
+    AwsQuestion.HEAD: _ask_head,
+    AwsQuestion.TYPES: _ask_types,
     AwsQuestion.IMAGE: lambda ask, waiting: {
         "architecture": ask.architecture(next(e.ami for e in waiting.environments if e.ami))
     },
     AwsQuestion.ACTIVITIES: lambda ask, waiting: {
         "activities": ask.activities([each.name for each in waiting.usable])
     },
-    AwsQuestion.HOSTS: _hosts,
+    AwsQuestion.HOSTS: _ask_hosts,
     AwsQuestion.AGAIN: _ask_again,
 }
 

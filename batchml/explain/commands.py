@@ -31,7 +31,7 @@ def explain(run: OneRun, env: Env = None, json_: Json = False) -> None:
     if explained.note:
         say(printable(explained.note))
     if explained.unasked:
-        say(f"Not asked, so the verdict has less evidence: {', '.join(explained.unasked)}.")
+        say(f"The verdict has less evidence, because calls failed: {', '.join(explained.unasked)}.")
 
 
 def _width() -> int:

@@ -233,7 +233,7 @@ def no_capacity(waiting: WaitingRun) -> Explanation | None:
         return None
     evidence = waiting.reported
     evidence += [_describe_activity(found, waiting.now)] if found else []
-    evidence.append(f"waits for {describe_time(waiting.waited)}; AWS Batch keeps trying")
+    evidence.append(f"waiting for {describe_time(waiting.waited)}; AWS Batch keeps trying")
     types = sorted({name for each in waiting.usable for name in each.instance_types})
     if waiting.commands.is_local:
         return Explanation(
@@ -291,7 +291,7 @@ def host_starting(waiting: WaitingRun) -> Explanation | None:
     if not waiting.is_early and not launched:
         return None
     evidence = [
-        f"waits for {describe_time(waiting.waited)}; "
+        f"waiting for {describe_time(waiting.waited)}; "
         f"a host takes up to {describe_time(BOOT)} to start"
     ]
     evidence += waiting.scaling
@@ -330,7 +330,7 @@ def no_hosts(waiting: WaitingRun) -> Explanation | None:
 def undetermined(waiting: WaitingRun) -> Explanation:
     """No cause fits the answers of AWS."""
     evidence = waiting.reported or ["AWS Batch gives no reason"]
-    evidence += [f"waits for {describe_time(waiting.waited)}", *waiting.scaling]
+    evidence += [f"waiting for {describe_time(waiting.waited)}", *waiting.scaling]
     return Explanation(
         "undetermined", "No answer of AWS explains why it waits.", tuple(evidence),
         "See the state of its queue and compute environments.",

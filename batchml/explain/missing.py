@@ -85,7 +85,7 @@ def search_folder(
         return LocalFindings()
     try:
         found = find_files(folder, state_folder)
-        names = _names(item)
+        names = _possible_paths(item)
         for name in names:
             if not (folder / name).exists():
                 continue
@@ -102,7 +102,7 @@ def search_folder(
     return LocalFindings(FileState.ABSENT, str(folder), suggestion=suggestion)
 
 
-def _names(item: MissingItem) -> list[str]:
+def _possible_paths(item: MissingItem) -> list[str]:
     """The paths that the item may have in the folder; none for a path outside."""
     if not item.is_module:
         path = Path(item.name.removeprefix("./"))

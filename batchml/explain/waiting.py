@@ -341,8 +341,8 @@ def queue_position(waiting: WaitingRun) -> Explanation | None:
         cause = "share-waits"
         verdict = "It waits for its share's turn: shares that have used less go first."
     else:
-        place, cause = waiting.runs_before, "queue-position"
-        runs = "at least 100 runs are" if place is None else count(place, "run is", "runs are")
+        before, cause = waiting.runs_before, "queue-position"
+        runs = "at least 100 runs are" if before is None else count(before, "run is", "runs are")
         verdict = f"It waits for its turn: {runs} before it in queue {waiting.queue_name}."
     return Explanation(
         cause, verdict, tuple(evidence), is_problem=False,
@@ -392,7 +392,7 @@ def _describe_position(waiting: WaitingRun) -> str:
     if waiting.runs_before is None:
         return f"not among the first {_FRONT} of queue {waiting.queue_name}"
     waited = describe_time(waiting.waited)
-    return f"place {waiting.runs_before + 1} in queue {waiting.queue_name}, for {waited}"
+    return f"position {waiting.runs_before + 1} in queue {waiting.queue_name}, for {waited}"
 
 
 # --- the causes, in order -------------------------------------------------------------------

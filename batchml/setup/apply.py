@@ -73,7 +73,7 @@ def read_state_for_plan(spec: SetupSpec, tools: SetupTools, planner: Planner) ->
 
 
 def read_state(spec: SetupSpec, tools: SetupTools) -> CurrentState:
-    """Read the current state by at most 4 calls, and 3 for each stack and launch template."""
+    """Read the current state by at most 7 calls, and 1 for each stack and launch template."""
     stacks, owner_stacks, sharers = _read_stacks(spec, tools)
     return replace(
         _read_batch(spec, tools.compute),
@@ -114,7 +114,7 @@ def _read_batch(spec: SetupSpec, compute: ComputeApi) -> CurrentState:
             if name in names or tags.items() <= (detail.get("tags") or {}).items()
         }
 
-    # Names count for each kind alone: a queue made by hand may have a compute environment's name.
+    # A name is unique only in its kind: a queue made by hand may be named like an environment.
     described, queues = spec.environment, compute.queues()
     our_queues = ours(queues, described.queues)
     users: dict[str, tuple[str, ...]] = {}

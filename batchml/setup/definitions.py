@@ -62,7 +62,7 @@ def find_old(
 
 
 def _is_before(day: str, limit: datetime) -> bool:
-    """Whether a whole day lies before the limit."""
+    """Whether the whole day lies before the limit; true without a date."""
     try:
         end = datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(days=1)
     except ValueError:

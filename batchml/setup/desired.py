@@ -309,7 +309,7 @@ Outputs = Mapping[str, Mapping[str, str]]
 
 
 def log_group(env: str) -> str:
-    """The log group of an environment; AWS Batch itself creates `/aws/batch/job`."""
+    """The log group of an environment, in place of AWS Batch's own `/aws/batch/job`."""
     return f"/aws/batch/batchml-{env}"
 
 

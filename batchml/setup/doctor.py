@@ -460,24 +460,24 @@ def _vpc_quota_command(code: str, service: str, account: AccountCheck) -> str:
 
 def _check_count(
     what: str,
-    there: Mapping[str, Mapping[str, Any]] | FailedQuestion | None,
+    existing: Mapping[str, Mapping[str, Any]] | FailedQuestion | None,
     ours: Sequence[str],
     most: int,
-    look: str,
+    list_command: str,
 ) -> Iterator[Finding]:
-    if isinstance(there, FailedQuestion):
-        if not there.is_access:  # a denied call is a finding of `check_permissions`
-            yield _failed("limits", "warning", there, f"the {what} could not be counted: ")
-    elif there is not None:
-        new = len(set(ours) - set(there))
-        if len(there) + new > most:
-            text = f"{len(there)} {what} exist, setup adds {new}, and the quota is {most}"
-            yield Finding("limits", "problem", text, (f"delete some: {look}",))
+    if isinstance(existing, FailedQuestion):
+        if not existing.is_access:  # a denied call is a finding of `check_permissions`
+            yield _failed("limits", "warning", existing, f"the {what} could not be counted: ")
+    elif existing is not None:
+        new = len(set(ours) - set(existing))
+        if len(existing) + new > most:
+            text = f"{len(existing)} {what} exist, setup adds {new}, and the quota is {most}"
+            yield Finding("limits", "problem", text, (f"{list_command}   # then delete some",))
         else:
-            text = f"{len(there)} of {most} {what}, setup adds {new}"
+            text = f"{len(existing)} of {most} {what}, setup adds {new}"
             yield Finding("limits", "ok", text)
         for name in ours:
-            detail = there.get(name, {})
+            detail = existing.get(name, {})
             if detail.get("status") == "INVALID":
                 text = f"{name} is INVALID: {detail.get('statusReason', '')}"
                 yield Finding("limits", "problem", text, ("batchml setup   # shows the fix",))

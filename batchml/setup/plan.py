@@ -32,7 +32,7 @@ def decide_stack(blueprint: Blueprint, current: CurrentState) -> PlanStep:
     because = f": {cause}" if cause else ""
     match stack.status:
         case "ROLLBACK_COMPLETE" | "ROLLBACK_FAILED" | "CREATE_FAILED" | "DELETE_FAILED":
-            return _failed(blueprint, stack, because)
+            return _recreate_stack(blueprint, stack, because)
         case "REVIEW_IN_PROGRESS":
             reason = "its creation was begun, and it is empty"
             return PlanStep(
@@ -51,11 +51,11 @@ def decide_stack(blueprint: Blueprint, current: CurrentState) -> PlanStep:
         for drift in current.drifts.get(stack.name, ())
     )
     # The other stacks hold no data of users.
-    loses = _loses(current.change_sets.get(stack.name)) if blueprint.is_protected else ""
+    loses = _lost_data(current.change_sets.get(stack.name)) if blueprint.is_protected else ""
     return PlanStep(Action.UPDATE, ResourceKind.STACK, stack.name, reasons, loses)
 
 
-def _failed(blueprint: Blueprint, stack: Stack, because: str) -> PlanStep:
+def _recreate_stack(blueprint: Blueprint, stack: Stack, because: str) -> PlanStep:
     """The step for a stack that must be deleted and created anew."""
     if stack.status != "DELETE_FAILED":
         reason, loses = f"its creation failed earlier{because}; nothing in it is in use", ""
@@ -111,7 +111,7 @@ DATA_TYPES = {
 }  # fmt: skip
 
 
-def _loses(change_set: ChangeSet | None) -> str:
+def _lost_data(change_set: ChangeSet | None) -> str:
     """The resources with data that an update would remove from the stack."""
     changes = change_set.changes if change_set is not None else ()
     lost: list[str] = [
@@ -187,7 +187,7 @@ def differences(
 ) -> Iterator[RequestDifference]:
     """Every key of `wanted` with another value in `found`. AWS chooses the values of other keys.
 
-    The name and the ARN of a resource are equal. A key that AWS does not return equals 0 or an
+    The name and the ARN of a resource count as equal. A key that AWS does not return equals 0 or an
     empty value: AWS removes a `minScaleDownDelayMinutes` of 0.
     """
     for key, value in wanted.items():
@@ -239,7 +239,7 @@ def plan_requests(
         if there is None:
             yield PlanStep(Action.CREATE, kind, name, ("it does not exist",))
         elif there.get("status") in _SETTLING:
-            yield _settling(kind, name, there)
+            yield _wait_for_resource(kind, name, there)
         else:
             action, reasons, loses = decide(request, there)
             yield PlanStep(action, kind, name, tuple(reasons), loses)
@@ -249,7 +249,7 @@ def plan_requests(
 _SETTLING = {"CREATING", "UPDATING"}
 
 
-def _settling(kind: ResourceKind, name: str, there: Mapping[str, Any]) -> PlanStep:
+def _wait_for_resource(kind: ResourceKind, name: str, there: Mapping[str, Any]) -> PlanStep:
     return PlanStep(
         Action.UPDATE, kind, name, (f"{there['status']}: it is waited for",), how="wait"
     )
@@ -265,7 +265,7 @@ def keep(request: dict[str, Any], found: dict[str, Any]) -> Decision:
 
 def decide_policy(request: dict[str, Any], found: dict[str, Any]) -> Decision:
     asked = {key: request[key] for key in ("fairsharePolicy",) if key in request}
-    return _verdict([*differences(asked, found), *_tags(request, found)])
+    return _update_if_changed([*differences(asked, found), *_tags(request, found)])
 
 
 def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decision:
@@ -286,7 +286,7 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decisi
     cannot = _cannot_be_updated(changed, found)
     if cannot:
         return Action.REPLACE, [*map(str, changed), cannot], ""
-    action, reasons, loses = _verdict([*changed, *_tags(request, found)])
+    action, reasons, loses = _update_if_changed([*changed, *_tags(request, found)])
     if status == "INVALID":
         why = f"it is INVALID: {found.get('statusReason', '')}"
         return Action.UPDATE, [why, *reasons], loses
@@ -379,7 +379,7 @@ def environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanSte
             yield PlanStep(Action.CREATE, ResourceKind.ENVIRONMENT, name, ("it does not exist",))
             continue
         if current.environments[there].get("status") in _SETTLING:
-            yield _settling(ResourceKind.ENVIRONMENT, there, current.environments[there])
+            yield _wait_for_resource(ResourceKind.ENVIRONMENT, there, current.environments[there])
             continue
         action, reasons, loses = decide_environment(request, current.environments[there])
         if action is Action.REPLACE:
@@ -440,7 +440,7 @@ def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
         return Action.REPLACE, [*map(str, changed), why], ""
     if after and before != after:
         changed.append(RequestDifference(("schedulingPolicyArn", before, after)))
-    action, reasons, loses = _verdict([*changed, *_tags(request, found)])
+    action, reasons, loses = _update_if_changed([*changed, *_tags(request, found)])
     if found.get("status") == "INVALID":
         return Action.UPDATE, [f"it is INVALID: {found.get('statusReason', '')}", *reasons], loses
     return action, reasons, loses
@@ -469,7 +469,7 @@ def _tags(request: Mapping[str, Any], found: Mapping[str, Any]) -> list[RequestD
     ]
 
 
-def _verdict(changed: list[RequestDifference]) -> Decision:
+def _update_if_changed(changed: list[RequestDifference]) -> Decision:
     return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed], ""
 
 

@@ -46,7 +46,7 @@ class ResourceKind(StrEnum):
 
 
 class PlanStep(Struct, frozen=True):
-    """One resource and the action on it. `loses`: the data that the action deletes for good.
+    """One resource and the action on it. `loses`: the data or runs that are lost by the action.
 
     `how`: the way to do it, if there are several. For a stack: wait, recreate, continue-rollback,
     with-data, without-files. For a compute environment: wait, drain. For a queue: wait.
@@ -157,13 +157,13 @@ def find_shared_stacks(
 def with_shared_outputs(outputs: Mapping[str, str], current: CurrentState) -> dict[str, str]:
     """The outputs of an environment's stacks, with the other's network and file system."""
     own = {key: value for key, value in outputs.items() if key not in _NEEDED}
-    owner_stacks = {
+    shared = {
         key: stack.outputs[key]
         for stack in current.owner_stacks.values()
         for key in _NEEDED
         if stack.outputs.get(key)
     }
-    return {**own, **owner_stacks}
+    return {**own, **shared}
 
 
 def sharing_refusals(

@@ -406,7 +406,7 @@ def change_stack(
 
 
 def _with_stack(current: CurrentState, name: str, stack: Stack | None) -> CurrentState:
-    """The state with one stack replaced, in its place in the order."""
+    """The state after a stack has changed, without its old change set and failure cause."""
     without = {key: value for key, value in current.stacks.items() if key != name}
     stacks = {**current.stacks, name: stack} if stack is not None else without
     change_sets = {key: value for key, value in current.change_sets.items() if key != name}
@@ -448,8 +448,8 @@ def _prepare_deletion_of_data(
     if stack.status == "UPDATE_ROLLBACK_FAILED":
         yield from _continue_rollback(stack, tools)  # AWS refuses an update before that
     if stack.tags.get(TAG_DATA) != "delete" and not _is_left_over(stack):
-        freed = replace(tools, replacing=frozenset({stack.name}))
-        found = yield from _update_stack(with_deletable_data(stack), stack, current, freed)
+        unguarded = replace(tools, replacing=frozenset({stack.name}))
+        found = yield from _update_stack(with_deletable_data(stack), stack, current, unguarded)
     yield from _empty_buckets(stack, tools)
     return found
 
@@ -461,12 +461,12 @@ def _delete_file_system(
     found: Stack | None = stack
     if stack.status == "UPDATE_ROLLBACK_FAILED":
         found = yield from _continue_rollback(stack, tools)
-    freed = replace(tools, replacing=frozenset({stack.name}))
+    unguarded = replace(tools, replacing=frozenset({stack.name}))
     if stack.tags.get(TAG_DATA) != "files":
-        found = yield from _update_stack(with_deletable_files(stack), stack, current, freed)
+        found = yield from _update_stack(with_deletable_files(stack), stack, current, unguarded)
     if found is None:
         return None
-    return (yield from _update_stack(without_files(found), found, current, freed))
+    return (yield from _update_stack(without_files(found), found, current, unguarded))
 
 
 def _empty_buckets(stack: Stack, tools: SetupTools) -> Generator[str, None, None]:

@@ -89,8 +89,8 @@ _INVALID: tuple[tuple[str, str], ...] = (
     (
         r"none of the instances joined|did not join",
         "Its instances started and did not reach the cluster: the subnets need access to ECS, ECR "
-        "and CloudWatch Logs (network.egress), the AMI an ECS agent, the instance profile the "
-        "container service's policy.",
+        "and CloudWatch Logs (network.egress), the AMI needs an ECS agent, and the instance "
+        "profile needs the policy of ECS.",
     ),
     (
         r"(?i)instance profile|InvalidParameterValue.*iamInstanceProfile",
@@ -145,7 +145,7 @@ def first_failure(events: Sequence[StackEvent]) -> StackFailure | None:
     """The first failure in the events of an operation, the oldest event first; None without one."""
     failed = [event for event in events if event.status.endswith("_FAILED")]
     own = [event for event in failed if not event.reason.startswith(_CASCADE)]
-    # An event of the stack itself repeats an event of a resource, so it counts only alone.
+    # An event of the stack itself repeats an event of a resource, so it counts only without one.
     resources = [
         event for event in own
         if event.type != "AWS::CloudFormation::Stack" or ":stack/" not in event.physical_id
@@ -244,5 +244,5 @@ def refuse_unknown(kind: ResourceKind, name: str, request: Any) -> None:
 
 
 def update_token(blueprint: Blueprint, stack: Stack) -> str:
-    """A token by which a change set shows for which update it was created."""
+    """The token of a change set, which tells for which update it was created."""
     return blueprint.token("update", stack.changed_at)

@@ -103,7 +103,7 @@ def activities(*entries: dict[str, Any]) -> dict[str, Any]:
 # name -> (cause, is it a problem, a word of the evidence, the command's beginning, the world)
 CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
     "not at the head": (
-        "queue-position", False, "place 2", "batchml ls --queue default",
+        "queue-position", False, "position 2", "batchml ls --queue default",
         World(job(), GetJobQueueSnapshot=snapshot(OTHER, ID),
               DescribeJobs=[{"jobs": [job()]}, AHEAD]),
     ),

@@ -241,8 +241,8 @@ def _describe_adoption(copy: Any) -> str:
 
 def _ask_to_adopt(home: Any, copy: Any) -> None:
     text = (
-        f"{home.root} {copy.why}. If you adopt it, {_describe_adoption(copy)}. Jobs that the "
-        f"original folder still has also run there."
+        f"{home.root} {copy.why}. If you adopt it, {_describe_adoption(copy)}. The original "
+        f"folder, if it still exists, runs its jobs, too."
     )
     if not sys.stdin.isatty():
         raise UsageError(f"{text} To adopt it without this question: --yes.")
@@ -271,8 +271,8 @@ def reset(
 ) -> None:
     """Stop the server and its jobs, and delete all jobs, sweeps, logs, queues and outputs.
 
-    Virtual environments of images, data sets, volumes and the workspace stay. --delete-data also
-    deletes the last three, if `batchml workspace archive` has archived the whole workspace.
+    Data sets, volumes, the workspace and virtual environments of images stay. --delete-data also
+    deletes the first three, if `batchml workspace archive` has archived the whole workspace.
     """
     from batchml.local.reset import count_sweeps, forget
     from batchml.runs.fallback.move import FallbackPlans
@@ -351,7 +351,7 @@ def _print_status(home: Any, json_: bool) -> bool:
         )
         if choice.vcpus:
             count = f"{choice.vcpus} vCPU{'s'[: choice.vcpus > 1]}"
-            print(f"Pretends to have {count}; --vcpus 0 uses the real number.")
+            print(f"Places jobs as if this machine had {count}; --vcpus 0 uses the real number.")
         for service, url in choice.endpoints.items():
             print(f"Endpoint of {service} for jobs: {url}")
         if found.chaos:

@@ -210,6 +210,7 @@ def _check_compute(context: Context, queue: Queue) -> None:
 # --- queue show -----------------------------------------------------------------------------
 
 
+# Columns that a narrow window leaves out, the first one first.
 _GIVES_WAY = ("MEMORY", "GPUS", "VCPUS", "HOST (REASON)", "FOR")
 
 

@@ -75,7 +75,7 @@ def setup(
         context, "setup", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
     )
     with explain_interrupt(f"batchml setup --env {context.env}") as command:
-        _run(
+        _plan_and_apply(
             context, subject, tools, command,
             lambda current: desired.wanted_state(subject.spec, current),
             PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ())),
@@ -113,7 +113,7 @@ def teardown(
         context, "teardown", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
     )
     with explain_interrupt(f"batchml teardown --env {context.env}") as command:
-        _run(
+        _plan_and_apply(
             context, subject, tools, command,
             lambda current: desired.state_after_teardown(
                 subject.spec, current, delete_data=delete_data, delete_files=delete_file_system
@@ -140,16 +140,16 @@ class PlanOptions(NamedTuple):
     json: bool
     allow_loss: Sequence[str] = ()
     deletes_data: bool = False
-    last_check: Callable[[], object] = lambda: None  # after the confirmation, which may take hours
+    last_check: Callable[[], object] = lambda: None  # the confirmation may take hours: check again
 
 
-def _run(
+def _plan_and_apply(
     context: Context, subject: SetupSubject, tools: SetupTools, command: CommandProgress,
     planner: Callable[[CurrentState], WantedState], options: PlanOptions,
 ) -> None:  # fmt: skip
     current = read_state_for_plan(subject.spec, tools, planner)
     steps = make_plan(planner(current), current)
-    document = _document(context, subject, steps, options)
+    document = _plan_json(context, subject, steps, options)
     if not options.json:
         for line in _plan_lines(context, subject, steps, document):
             print_line(line)
@@ -227,7 +227,7 @@ def _apply(
             say(f"    done in {duration(context.clock.monotonic() - began)}")
 
 
-def _document(
+def _plan_json(
     context: Context, subject: SetupSubject, steps: Sequence[PlanStep], options: PlanOptions
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
