@@ -186,7 +186,7 @@ def explain_pending(waiting: WaitingRun) -> Explanation | None:
             (f"reason given: {run.status_reason or 'none'}",), is_problem=False,
             command=waiting.commands.batchml("wait", run.job_id),
         )  # fmt: skip
-    if run.depends_on and (not run.children or set(run.children) <= {"PENDING"}):
+    if _waits_for_dependencies(run):
         return _explain_dependencies(waiting) if AwsQuestion.DEPENDENCIES in waiting.asked else None
     if run.children:
         return _explain_array(waiting)
@@ -200,6 +200,11 @@ def explain_pending(waiting: WaitingRun) -> Explanation | None:
         "dependency", "AWS Batch says that it waits for other runs, and names none.",
         command=waiting.commands.batchml("show", run.job_id),
     )  # fmt: skip
+
+
+def _waits_for_dependencies(run: Run) -> bool:
+    """AWS Batch names the dependencies of an array also when they have ended: then children run."""
+    return bool(run.depends_on) and set(run.children) <= {"PENDING"}
 
 
 def _explain_dependencies(waiting: WaitingRun) -> Explanation:
@@ -439,7 +444,7 @@ def _plan(waiting: WaitingRun) -> Iterator[AwsQuestion]:
     """The questions, the most informative first."""
     run = waiting.run
     if run.status is JobStatus.PENDING:
-        if run.depends_on:
+        if _waits_for_dependencies(run):
             yield AwsQuestion.DEPENDENCIES
             return
         if run.children.get("FAILED"):

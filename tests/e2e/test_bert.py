@@ -42,7 +42,7 @@ def test_everything_that_is_wrong_with_a_file_of_pairs_is_said_at_once(tmp_path:
     with pytest.raises(pairs.BadPairs) as wrong:
         pairs.read(path)
     assert "line 2 has 4 fields, not 5; line 3 begins with 'yes', not 0 or 1" in str(wrong.value)
-    assert str(wrong.value).endswith("and 3 lines more")
+    assert str(wrong.value).endswith("and 3 more lines")
     path.write_text("a\tb\n")
     with pytest.raises(pairs.BadPairs, match="the first line is not 'Quality #1 ID"):
         pairs.read(path)

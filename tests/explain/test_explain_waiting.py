@@ -251,6 +251,14 @@ CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
                   "jobId": f"{ID}:1", "jobName": "lenet", "status": "FAILED",
                   "arrayProperties": {"index": 1}}]}),
     ),
+    "an array of which some has failed, after runs that have ended": (
+        "array-at-work", True, "1 FAILED, 1 RUNNING of 2", f"batchml explain {ID}:1",
+        World(job("PENDING", dependsOn=[{"jobId": OTHER}], arrayProperties={
+            "size": 2, "statusSummary": {"RUNNING": 1, "FAILED": 1}}),
+              ListJobs={"jobSummaryList": [{
+                  "jobId": f"{ID}:1", "jobName": "lenet", "status": "FAILED",
+                  "arrayProperties": {"index": 1}}]}),
+    ),
     "an array whose children wait": (
         "full", False, "child 3 of 4", "batchml ls --queue",
         World(job("PENDING", arrayProperties={"size": 4, "statusSummary": {"RUNNABLE": 4}}),
