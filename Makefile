@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
-# Else every session of pytest would make all tests ready anew.
+# Without bytecode every session of pytest would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test full slow torture clients check lint types bench help-texts picture wheel clean
@@ -18,14 +18,14 @@ demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded 
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist worksteal
 
-test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the server, and one of each journey
+test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the server, and one test of each user journey
 	$(PYTEST) $(PARALLEL) -m 'not full and not slow and not clients'
 
 full: .venv/installed-dev .venv-scan/installed
 	$(PYTEST) $(PARALLEL) -m 'not slow and not clients'
 
-# Most of these train, with one thread each: more threads than cores wait for each other. Reading all
-# other tests to find them would take longer than the shortest of them.
+# Most of these train, with one thread each, because more threads than cores wait for each other. grep
+# finds their files, because pytest would take longer to collect all tests.
 slow: .venv/installed-dev .venv-scan/installed
 	$(PYTEST) -n 2 --dist worksteal -m slow $$(grep -rl 'mark\.slow' tests --include='test_*.py')
 
@@ -50,7 +50,7 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	$(BIN)/mypy
 
-bench: .venv/installed-dev  ## ratios beside a floor or a peer; prints, never fails
+bench: .venv/installed-dev  ## prints ratios to a lower bound or to another tool; never fails
 	$(BIN)/python -m benchmarks
 
 help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
@@ -59,7 +59,7 @@ help-texts: .venv/installed-dev  ## what --help prints, after a command has chan
 picture: .venv/installed-dev  ## docs/*.svg, from real runs in a real terminal (needs tmux)
 	$(BIN)/python docs/picture.py
 
-# Python versions for which the wheel is tried: those of them that this machine has.
+# Python versions for which the wheel is tried, if this machine has them.
 PYTHONS := python3.11 python3.12 python3.13 python3.14
 
 wheel: .venv/installed-dev  ## wheel and sdist in dist/, checked, and tried in empty environments
@@ -83,13 +83,13 @@ wheel: .venv/installed-dev  ## wheel and sdist in dist/, checked, and tried in e
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch .venv/installed $@
 
-# checkov wants a boto3 of its own, so the judges of cfn/ live apart.
+# checkov needs another boto3, so the scanners of cfn/ have an environment of their own.
 .venv-scan/installed: tests/security/scanners.txt
 	$(PYTHON) -m venv .venv-scan
 	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-# Each client wants versions of its own. pip caches what it fetches, so a second making is quick.
+# Each client needs its own versions of packages. pip caches downloads, so a second time is quick.
 .venv-clients/%/installed: tests/clients/%.txt
 	$(PYTHON) -m venv .venv-clients/$*
 	.venv-clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<

@@ -1,1 +1,1 @@
-"""Benchmarks: each prints ratios beside a floor or a peer, measured in the same run."""
+"""Benchmarks: each prints ratios to a lower bound or to another tool, measured in the same run."""

@@ -1,10 +1,10 @@
 """What a job that does nothing costs: an array of them, from submission to the last child's end.
 
-Beside GNU parallel, task-spooler and a bare loop around posix_spawn, all with two at a time. Of
-these only the embedded AWS Batch keeps what it was told and what came of it through kill -9 and a
+Compared with GNU parallel, task-spooler and a bare loop around posix_spawn, all with two jobs at a
+time. Of these only the embedded AWS Batch keeps its jobs and their results through kill -9 and a
 power cut, and gives each child limits, a log and a folder of its own.
 
-`BATCHML_BENCH_CHILDREN` says how many (10,000 unless set).
+`BATCHML_BENCH_CHILDREN` is the number of children (10,000 unless set).
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What a press of Tab costs, with a history of ten thousand runs: the goal is 150 ms.
+"""How long a completion with Tab takes, with a history of ten thousand runs: the goal is 150 ms.
 
-Beside starting Python alone, which is the floor of any answer.
+Compared with starting Python alone, which is the lower bound of any answer.
 """
 
 import json

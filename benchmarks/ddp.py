@@ -1,14 +1,13 @@
-"""Data-parallel training on this machine: one node beside two, and our supervisor beside torchrun.
+"""Data-parallel training on this machine: two nodes against one, our supervisor against torchrun.
 
     python -m benchmarks.ddp [--python PY] [--pairs K] [--epochs N]
 
-Nodes are processes on the loopback, each with a supervisor and one rank, as a container has them.
+Nodes are processes on the loopback, each with a supervisor and one rank, as in a container.
 In each pair the two run in turn; a machine does other work too, which disturbs both of a pair
 alike: trust the ratios. Two nodes of one machine share its cores and its memory bus.
 
-What a supervisor takes of a step is measured twice: by the steps of a pair, and by the CPU time
-that the supervisors themselves used meanwhile beside that of the ranks, which does not depend on
-what else runs.
+A supervisor's share of a step is measured twice: by the steps of a pair, and by the CPU time of
+the supervisors against that of the ranks, which does not depend on other programs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a supervisor costs and how soon a gang goes on, beside torchrun.
+"""What a supervisor costs, and how soon a multi-node run goes on, compared with torchrun.
 
     python -m benchmarks.gang [--rounds K]
 
 Nodes are processes on the loopback with one rank each, started in turn by our entry and by
 `torchrun --max-restarts 0` with a static rendezvous. torchrun's own restarts across nodes do not
-recover in torch 2.13, so what a killed rank costs there is the end of the run and a new one.
+recover in torch 2.13, so a killed rank costs there the end of the run and a new run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LeNet on MNIST: samples per second of the PyTorch job beside the MXNet job, on this machine.
+"""LeNet on MNIST: samples per second of the PyTorch job against the MXNet job, on this machine.
 
     python -m benchmarks.lenet [--pytorch PY --mxnet PY] [--samples N] [--pairs K]
 
@@ -7,7 +7,7 @@ environment of their job.toml. A machine does other work too, which disturbs bot
 trust the ratios, pair by pair, before the numbers. `benchmarks/lenet_profile.py` says where
 PyTorch's time goes.
 
-An interpreter that is not given is the one that the jobs themselves run with on `local`.
+The default interpreters are those of the jobs' environments on `local`.
 """
 
 from __future__ import annotations

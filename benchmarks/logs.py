@@ -1,7 +1,7 @@
-"""Job output: how fast it is taken in and given out, and in how much memory.
+"""Job output: how fast it is written and read, and in how much memory.
 
-Beside what a shell does with the same bytes, in the same minute: `seq N | cat > file` for taking
-in, `cat` for reading one stream, `sort --merge` for reading a thousand as one.
+Compared with a shell and the same bytes, in the same minute: `seq N | cat > file` for writing,
+`cat` for reading one stream, `sort --merge` for reading a thousand as one.
 """
 
 import argparse

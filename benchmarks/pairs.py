@@ -1,4 +1,4 @@
-"""Two commands, in turn, and the ratio of each pair: what a drifting machine leaves comparable."""
+"""Run two commands in turn: the ratio of each pair holds while the speed of the machine drifts."""
 
 import os
 import resource

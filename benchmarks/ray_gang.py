@@ -1,14 +1,13 @@
-"""A Ray gang: the head alone beside the head with one and two CPU workers. `jobs/vit-ray` itself.
+"""A Ray run, `jobs/vit-ray`: the head alone against the head with one and two CPU workers.
 
     python -m benchmarks.ray_gang [--python PY] [--head-cpus N --worker-cpus N] [--steps N]
 
 The head has the first cores of this machine and the workers share those that are left, so that a
-worker brings cores that the head has not: on two cores one each. With `--head-cpus 4` and
-`--worker-cpus 16` beside a GPU it is the case of the classic example, which claims 23 % better
-price per step. Trust the share of time without data and the rows of each node; seconds are of a
-machine that does other work, too. The supervisors are started here without AWS Batch.
+worker adds cores: on two cores one each. With `--head-cpus 4` and `--worker-cpus 16` beside a GPU
+it is the case of the classic example, which claims 23 % better price per step. Trust the share of time without data and the rows of each node; seconds are those of
+a machine that does other work, too. The supervisors are started here without AWS Batch.
 
-An interpreter that is not given is the one that the job itself runs with on `local`.
+The default interpreter is that of the job's environment on `local`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The embedded AWS Batch as a server: calls a second, and what a long history costs.
 
-Submissions stand beside a floor in the same run: the same sixteen boto3 clients against a server
-that answers each call with the same few bytes and does nothing.
+Submissions are compared with a lower bound in the same run: the same sixteen boto3 clients, and a
+server that answers each call with the same few bytes and does nothing.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""How long a command takes to start: what a person feels fifty times a day.
+"""How long a command takes to start, which a user waits for fifty times a day.
 
-Beside `python -c pass`, the floor, and a minimal boto3 script that makes the same one call.
+Compared with `python -c pass`, the lower bound, and a boto3 script that makes the same one call.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""A thousand submissions: by `batchml.Client`, beside a loop of boto3 and the AWS CLI.
+"""A thousand submissions by `batchml.Client`, compared with a loop of boto3 and the AWS CLI.
 
-boto3's loop sends the same request and keeps nothing. Ours keeps the intent of each on disk first
-and packs the folder's code each time. The two commands are run a few times only; the thousand is
-worked out from that, and said so. Nothing runs meanwhile: the queue is closed for jobs.
+boto3's loop sends the same request and keeps nothing. Ours first writes each submission to disk
+and packs the folder's code each time. The two commands run a few times only; their thousand is
+extrapolated, and the output says so. No job runs meanwhile: its compute environment is disabled.
 """
 
 import os

@@ -3,7 +3,7 @@
 The trials are scripted and the time is simulated (tests/support/sweep_world.py), so that 10,000
 trials take seconds; the controller, its ledger, sampler and messages are the real ones, on a store
 in memory.
-The processor time of the scripted world is taken out. Each size runs in a process of its own.
+The processor time of the script itself is subtracted. Each size runs in a process of its own.
 """
 
 import json

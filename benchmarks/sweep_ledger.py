@@ -1,7 +1,7 @@
 """A sweep's ledger: how long it takes to read it, to write a round, and to pack it, in a folder.
 
-Each trial reports 27 times, each time in a message of its own, as at most a trial does. Read by a
-process of its own, whose memory is told too.
+Each trial reports 27 times, each time in a message of its own, which is the most that a trial does.
+A process of its own reads the ledger, and its memory is printed, too.
 """
 
 import os

@@ -1,15 +1,15 @@
-"""A search on real trainings: LeNet on MNIST, our default beside random search, on `local`.
+"""A search on real trainings: LeNet on MNIST, our default against random search, on `local`.
 
 Random search trains each of its trials to the end. TPE + ASHA is given as many trials, and then so
 many that it uses about as many epochs. All of it is real: the job that ships with batchml, on few
 digits (tests/support/few_digits.py), the embedded AWS Batch, the controller. What is best is the
 highest validation accuracy that any trial printed so far; *match* is the share of random search's
-epochs after which a search is as good as random search ever gets. The starts of programs are no
-epochs, so the minutes are told too; they are of this machine, which may be busy.
+epochs after which a search is as good as random search ever gets. Epochs do not count the starts
+of programs, so the minutes are printed, too; they are those of this machine, which may be busy.
 
 A minute or two, which show that it works; `BATCHML_BENCH_LONG=1` takes ten to fifteen minutes on
-two cores that do nothing else. `BATCHML_BENCH_SEEDS` says how many searches of each there are, with
-other dice (1).
+two cores that do nothing else. `BATCHML_BENCH_SEEDS` is the number of searches of each, with
+other seeds (1 unless set).
 """
 
 import os

@@ -1,12 +1,13 @@
 """What a sweep costs on this machine: 1,000 trials of a program that takes 20 ms, random search.
 
-Beside a bare pool of processes, which is the floor and keeps nothing, and beside Optuna (processes
-that share a journal) and Ray Tune. All run the same program, so many at a time as there are CPUs,
-and each is timed from its command's start to its end. The floor is run before and after each, and
-the ratio is to the mean of the two. Ray Tune needs more than a second a trial, so it does a tenth.
+Compared with a bare pool of processes, which is the lower bound and keeps nothing, with Optuna
+(processes that share a journal) and Ray Tune. All run the same program, as many at a time as there
+are CPUs, and are timed from the command's start to its end. The pool runs before and after each,
+and the ratio is to the mean of the two. Ray Tune needs more than a second a trial, so it runs a
+tenth.
 
-`BATCHML_BENCH_TRIALS` says how many trials (1,000 unless set). `BATCHML_BENCH_PEERS` names a Python
-that has `optuna` and `ray[tune]`; without it their rows are left out.
+`BATCHML_BENCH_TRIALS` is the number of trials (1,000 unless set). `BATCHML_BENCH_PEERS` names a
+Python that has `optuna` and `ray[tune]`; without it their rows are left out.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What a sweep of a short program is measured beside: run by the Python that has the peer.
+"""The tools that `sweep_local.py` compares with; run by the Python in which they are installed.
 
 `python sweep_peers.py pool|optuna|ray TRIALS SLOTS PROGRAM`: random search for the best `score`,
-each trial a process of its own, so many at a time. Prints the best score.
+each trial a process of its own, SLOTS at a time. Prints the best score.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Problems with a known best answer: what a search is measured on.
+"""Problems with a known best answer, on which a search is measured.
 
 A problem has a space and a loss for each step of training; a function is a training of one step.
-`mnist` is a table of real trainings of small networks; the others are made up.
+`mnist` is a table of real trainings of small networks; the others are synthetic.
 """
 
 import csv

@@ -1,10 +1,10 @@
-"""How good a search is: ours beside random, grid, Sobol and Optuna's, on problems that are known.
+"""How good a search is: ours against random, grid, Sobol and Optuna's, where the best is known.
 
     python -m benchmarks.sweep_quality [--seeds 20] [--small]
 
-Optuna's rows need `pip install optuna`; without it they are left out, and that is said. Regret is
-the loss of the best fully trained trial above the best there is; `match` the share of the budget
-after which a method has what random search has at its end. Medians over the seeds.
+Optuna's rows need `pip install optuna`; without it they are left out, and a line says so. Regret is
+the loss of the best fully trained trial minus the best possible; `match` the share of the budget
+after which a method is as good as random search at its end. Medians over the seeds.
 """
 
 import argparse

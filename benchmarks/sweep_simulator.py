@@ -1,8 +1,8 @@
-"""A sweep without containers: workers, starts, stragglers and early stopping on a made-up clock.
+"""A sweep without containers: workers, starts, stragglers and early stopping in simulated time.
 
 Starting a trial costs as much as one step; trials differ in speed, and three in a hundred take
-three times as long. A wave begins once a tenth of the workers is free, as in the controller, and
-trials judge themselves by cut-offs that are up to half a step old.
+three times as long. A batch of trials begins once a tenth of the workers is free, as in the
+controller, and trials compare themselves with cut-offs that are up to half a step old.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""Makes `sweep_table.csv`: small networks on MNIST, every point of a grid trained once.
+"""Make `sweep_table.csv`: small networks on MNIST, every point of a grid trained once.
 
 So a search can be measured on real trainings without training: their validation errors after 1,
 3, 9 and 27 epochs. Needs NumPy and the four files of MNIST; takes half an hour of one core.

@@ -1,6 +1,7 @@
-"""What a trial of a sweep adds to a run: its claim, its manifest, its messages, its judge.
+"""What a trial of a sweep adds to a run: its claim, manifest, messages and pruner decision.
 
-Beside the same program as a plain run, both through `batchml.runtime` with a folder as their store.
+Compared with the same program as a plain run. Both go through `batchml.runtime`, with a folder as
+their store.
 """
 
 import os

@@ -1,10 +1,9 @@
 """Following a log: how fast a long one is read, and how soon a line is seen.
 
-Beside `aws logs filter-log-events` on the same stream of the embedded server, in turn. How soon a
-line is seen is beside what `aws logs tail --follow` of version 2 does: FilterLogEvents, and five
-seconds of sleep (awscli/customizations/logs/tail.py); version 1, which pip installs, has no `tail`.
-What a person waits for in AWS is the pause between two calls, so ours is measured with the pace
-that it has there, too.
+Compared, in turn, with `aws logs filter-log-events` on the same stream of the embedded server, and
+with what `aws logs tail --follow` of version 2 does: FilterLogEvents, and five seconds of sleep
+(awscli/customizations/logs/tail.py); version 1, which pip installs, has no `tail`. In AWS a user
+waits for the pause between two calls, so ours is also measured with the pause that it has there.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What it costs to tell what a node uses: `python -m benchmarks.usage`. docs/seeing.md
+"""What it costs to report a node's resource use: `python -m benchmarks.usage`. docs/seeing.md
 
-A look at a node with many processes, in CPU time, and so the part of a core that it takes at the
-pace of a long run; and a call of `progress` in a training's step.
+A sample of a node with many processes, in CPU time, and so its share of a core at the pace of a
+long run; and a call of `progress` in a training's step.
 """
 
 import os

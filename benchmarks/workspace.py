@@ -1,8 +1,8 @@
-"""Data into the workspace, beside cp: `python -m benchmarks.workspace`. docs/workspace.md
+"""Pushing data into the workspace, against cp: `python -m benchmarks.workspace`. docs/workspace.md
 
-cp is the floor: it neither reads back what it wrote nor compares, waits for no disk, and leaves
-half a file where it is stopped. An unchanged tree is beside rsync, where there is one: both look at
-sizes and times.
+cp is the lower bound: it neither reads back what it wrote nor compares, does not wait for the disk,
+and leaves half a file where it is stopped. An unchanged tree is compared with rsync, if there is
+one: both read sizes and times.
 """
 
 import os
