@@ -4,8 +4,9 @@
 
 The head has the first cores of this machine and the workers share those that are left, so that a
 worker adds cores: on two cores one each. With `--head-cpus 4` and `--worker-cpus 16` beside a GPU
-it is the case of the classic example, which claims 23 % better price per step. Trust the share of time without data and the rows of each node; seconds are those of
-a machine that does other work, too. The supervisors are started here without AWS Batch.
+it is the case of the classic example, which claims 23 % better price per step. Trust the share of
+time without data and the rows of each node; the seconds are those of a machine that does other
+work, too. The supervisors are started here without AWS Batch.
 
 The default interpreter is that of the job's environment on `local`.
 """
