@@ -150,7 +150,7 @@ def find_sweep_store(context: Context, word: str) -> SweepStore:
     return open_sweep_store(context, choose_sweep(word, list_sweeps(context)).key)
 
 
-def suggest_sweep(context: Context, word: str) -> NotFound | None:
+def suggest(context: Context, word: str) -> NotFound | None:
     """The error for a word that names no run but a sweep of this machine; None for other words."""
     if not context.settings.is_local or not (context.home.root / "sweeps").is_dir():
         return None

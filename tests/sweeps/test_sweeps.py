@@ -43,7 +43,7 @@ from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.jobs import CODE, CodeUpdate
 from batchml.sweeps.results import rank_trials
 from batchml.sweeps.spec.file import read_sweep
-from batchml.sweeps.stores import list_sweeps, open_sweep_store, suggest_sweep
+from batchml.sweeps.stores import list_sweeps, open_sweep_store, suggest
 from batchml.sweeps.view import SweepView, make_row
 from tests.support.sweep_story import BEGAN, JOB, PARETO, SPEC, fill, started, story, unfinished
 from tests.support.sweep_story import context as context
@@ -196,9 +196,9 @@ def test_what_was_run_again_is_shown_wherever_the_best_is(
 def test_a_sweep_is_named_where_a_run_is_asked_for(context: Context) -> None:
     fill(context, started(), story(3))
     for word in ("lenet-tune", "2bcdefgh", "2bcdefgh2345abcde"):
-        told = str(suggest_sweep(context, word))
+        told = str(suggest(context, word))
         assert "It is a sweep: batchml sweeps show 2bcdefgh2345abcde" in told
-    assert suggest_sweep(context, "other") is None and suggest_sweep(context, "@last") is None
+    assert suggest(context, "other") is None and suggest(context, "@last") is None
 
 
 def test_a_sweep_that_is_not_there_is_named_with_those_that_are(
