@@ -139,7 +139,7 @@ def _start(
     if kind is StateFolderBusy:
         raise StateFolderBusy(str(home.root), home.holder())
     text = message.get("error", f"The server ended without a message. Its log: {home.log}")
-    failure: LocalServerError = kind.__new__(kind)
+    failure: LocalServerError = kind.__new__(kind)  # the parameters of its __init__ are unknown
     Exception.__init__(failure, text)
     raise failure
 

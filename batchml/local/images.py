@@ -1,4 +1,4 @@
-"""Images of jobs, as folders with a `requirements.txt` or a Dockerfile, named by their content.
+"""Images of jobs: folders with a requirements.txt, environment.yml or Dockerfile, named by content.
 
 A client publishes an image to the state folder as it would push a built image to a registry, and
 names it `batchml/NAME:TAG` in the job definition. The folder is the whole build context: an image

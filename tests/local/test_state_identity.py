@@ -29,7 +29,7 @@ def claimed(home: Home) -> Home:
     home.prepare()
     store = Journal(home.journal)
     own = identity.observe(home)
-    store.set_owner(own)
+    store.set_identity(own)
     store.close()
     identity.write_identity(home, own)
     return home

@@ -287,7 +287,7 @@ class Core:
         if abs(jump) > _JUMP:
             log.warning("the clock was set by %+.0f s, or the machine slept", jump)
             self.state = _shift_times(self.state, int(jump * 1000))
-            self._forget_at = self._now() + REMEMBER_CALLS
+            self._forget_at = self._now() + REMEMBER_CALLS  # else new answers might look old
 
     async def _commit(
         self, effects: list[Effect], answers: Sequence[tuple[_QueuedEvent, AnswerCall | RefuseCall]]

@@ -21,6 +21,15 @@ from batchml.local.batch.state import DEFAULT_LOG_GROUP, Job, JobAttempt, instan
 from batchml.local.batch.transaction import Transaction
 from batchml.model.run import JobStatus
 
+CONTAINER_EXITED = "Essential container in task exited"
+DID_NOT_START = "Task failed to start"
+TIMED_OUT = "Job attempt duration exceeded timeout"
+DEPENDENCY_FAILED = "Dependent Job failed"
+CHILD_FAILED = "Array Child Job failed"
+QUEUE_DELETED = "JobQueue deleted"
+STOPPED_EARLY = "CannotStartContainerError: stopped before the program started"
+OUT_OF_MEMORY = "OutOfMemoryError: Container killed due to memory usage"
+
 # --- Retry rules ----------------------------------------------------------------------------------
 # Source: AWS Batch API, RetryStrategy and EvaluateOnExit; User Guide, "Automated job retries".
 
@@ -103,15 +112,6 @@ def task_id_of(job_id: str, number: int, task: int = 1) -> str:
 
 
 # --- Submission -----------------------------------------------------------------------------------
-
-CONTAINER_EXITED = "Essential container in task exited"
-DID_NOT_START = "Task failed to start"
-TIMED_OUT = "Job attempt duration exceeded timeout"
-DEPENDENCY_FAILED = "Dependent Job failed"
-CHILD_FAILED = "Array Child Job failed"
-QUEUE_DELETED = "JobQueue deleted"
-STOPPED_EARLY = "CannotStartContainerError: stopped before the program started"
-OUT_OF_MEMORY = "OutOfMemoryError: Container killed due to memory usage"
 
 
 def admit(tx: Transaction, job: Job, children: list[Job]) -> None:

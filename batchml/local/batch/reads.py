@@ -24,8 +24,10 @@ from batchml.local.store.journal import JobFilter, Journal
 from batchml.model.names import bare_name, parse_arn
 from batchml.model.run import JobStatus
 
-# --- Page tokens ----------------------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 # A `nextToken` encodes a position, never a snapshot: it is small, and a restart keeps it valid.
+
+_Position = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 def encode_token(value: Any) -> str:
@@ -42,11 +44,33 @@ def decode_token(token: str, kind: Any) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def _page(name: str, items: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the page of items that a request asks for, under `name`."""
+    start = _read_token(params.get("nextToken")) or 0
+    end = start + _limit(params, 100)
+    more = {"nextToken": encode_token(end)} if end < len(items) else {}
+    return {name: list(items[start:end]), **more}
+
+
+def _limit(params: dict[str, Any], most: int) -> int:
+    """The number of results of a page. A maxResults outside of AWS's range is clamped."""
+    asked_for: int = params.get("maxResults", most)
+    return max(1, min(asked_for, most))
+
+
+def _read_token(token: str | None) -> int | None:
+    if not token:
+        return None
+    try:
+        return int(decode_token(token, _Position))
+    except ValueError:
+        raise client_error("Invalid nextToken") from None
+
+
 # --- Batch ----------------------------------------------------------------------------------------
 
 # Maxima of a queue's snapshot; AWS Batch API, FrontOfQueueDetail, FairshareUtilizationDetail
 SNAPSHOT_JOBS, SNAPSHOT_SHARES = 100, 20
-_Position = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class ReadView(Struct, frozen=True):
@@ -493,29 +517,6 @@ def _ecs_resources(machine: MachineCapacity) -> list[dict[str, Any]]:
 
 def get_caller_identity(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     return {**identity(view.access_key_id, CLUSTER)}
-
-
-def _page(name: str, items: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
-    """The answer with the page of items that a request asks for, under `name`."""
-    start = _read_token(params.get("nextToken")) or 0
-    end = start + _limit(params, 100)
-    more = {"nextToken": encode_token(end)} if end < len(items) else {}
-    return {name: list(items[start:end]), **more}
-
-
-def _limit(params: dict[str, Any], most: int) -> int:
-    """The number of results of a page. A maxResults outside of AWS's range is clamped."""
-    asked_for: int = params.get("maxResults", most)
-    return max(1, min(asked_for, most))
-
-
-def _read_token(token: str | None) -> int | None:
-    if not token:
-        return None
-    try:
-        return int(decode_token(token, _Position))
-    except ValueError:
-        raise client_error("Invalid nextToken") from None
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

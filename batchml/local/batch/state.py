@@ -30,8 +30,8 @@ CONTROLLERS = "controllers"
 class ResourceRecord(Struct, frozen=True):
     """A resource that exists until it is deleted: its name, and AWS's own JSON.
 
-    `field` is its attribute of `BatchState`, `arn_kind` its type in an ARN. `name_key` and
-    `arn_key` are AWS's members for its name and its ARN.
+    `kind` is its type in the journal, `arn_kind` in an ARN; `field` its attribute of `BatchState`.
+    `name_key` and `arn_key` are AWS's members for its name and its ARN.
     """
 
     kind: ClassVar[str]

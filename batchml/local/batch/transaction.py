@@ -80,6 +80,14 @@ class Transaction:
         self._set(counts=self.state.counts.delete(parent))
         return counts
 
+    def next_sequence(self, count: int) -> int:
+        """Allocate `count` consecutive numbers of jobs, which are never used again, and return the
+        first.
+        """
+        first = self.state.sequence + 1
+        self._set(sequence=self.state.sequence + count)
+        return first
+
     # --- Lines of waiting jobs --------------------------------------------------------------
 
     def enqueue(self, job: Job, *, front: bool = False) -> None:
@@ -230,14 +238,6 @@ class Transaction:
         if dependents:
             self._set(dependents=self.state.dependents.delete(job_id))
         return dependents
-
-    def next_sequence(self, count: int = 1) -> int:
-        """Allocate `count` consecutive numbers, which are never used again, and return the
-        first.
-        """
-        first = self.state.sequence + 1
-        self._set(sequence=self.state.sequence + count)
-        return first
 
     # --- Resources of users -----------------------------------------------------------------
 

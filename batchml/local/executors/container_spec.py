@@ -96,7 +96,8 @@ def container_spec(
     container = job.container
     env, host_paths = _environment(host, job, attempt)
     sources = [*_volumes(host, permits, container), *_own_folders(host, host_paths, container)]
-    code = [*_code(host, env), *_sweep_folders(host, env), *_resumed(host, env)]
+    # These change variables in `env` to paths in the container.
+    sources += [*_code(host, env), *_sweep_folders(host, env), *_resumed(host, env)]
     labels = {"batchml.home": host.identity, "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
@@ -126,7 +127,7 @@ def container_spec(
         "grace": RuntimeEnv.read(env).grace,
         "preamble": preamble(job, f"executor=docker image={container['image']}"),
         "config": config,
-        "sources": [*sources, *code],
+        "sources": sources,
         "runtime": str(host.runtime),
         "wrap": needs_runtime(env),
         "build": str(published.folder) if published else "",
@@ -357,8 +358,8 @@ def _limits(job: Job) -> dict[str, Any]:
 
 def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
     common = {
-        # As on AWS: without it a program that does not handle TERM is killed after the grace
-        # period, and a program that is missing in the image cannot be started at all.
+        # As on AWS: without an init process a program that does not handle TERM is killed after the
+        # grace period, and a program that is missing in the image cannot be started at all.
         "Init": has_init(container),
         "NetworkMode": "bridge",
         "ReadonlyRootfs": bool(container.get("readonlyRootFilesystem")),

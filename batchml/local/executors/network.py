@@ -133,22 +133,22 @@ def loopback_address(tag: str, index: int) -> str:
 class NodeNetwork:
     """Assigns and releases addresses. One thread makes all changes of the system, in order."""
 
-    def __init__(self, identity: str, ledger: Path, kind: str = AUTO, port: int = 0) -> None:
+    def __init__(self, identity: str, path: Path, kind: str = AUTO, port: int = 0) -> None:
         """`port` is the server's: each node reaches it there, on its own loopback.
 
         Names contain the first eight digits of the state folder's `identity`.
         """
         self._tag = identity[:8]
-        self._path = ledger
+        self._path = path
         self._port = port
         self._switch = f"batchml-{self._tag}"
         self._uplink = f"bml{self._tag}"
-        self._ledger = read_record(ledger, AddressTable) or AddressTable()
+        self._table = read_record(path, AddressTable) or AddressTable()
         # Whether namespaces are used; None: not decided yet.
         self._namespaces = {AUTO: None, NAMESPACES: True, LOOPBACK: False}[kind]
         self._thread = ThreadPoolExecutor(1, "network")
         self._relays: dict[str, asyncio.AbstractServer] = {}
-        self._assigned = set(self._ledger.indexes)  # task ids; used by the event loop only
+        self._assigned = set(self._table.indexes)  # task ids; used by the event loop only
 
     # --- Called from the event loop ---------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class NodeNetwork:
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._sweep, set(live))
-        self._assigned = set(self._ledger.indexes)
+        self._assigned = set(self._table.indexes)
         for task_id in self._assigned:
             node = self._address_of(task_id)
             if node.namespace and os.path.exists(f"{_RUN}/{node.namespace}"):
@@ -233,15 +233,15 @@ class NodeNetwork:
     # --- In the thread ------------------------------------------------------------------------
 
     def _address_of(self, task_id: str) -> NodeAddress:
-        index = self._ledger.indexes[task_id]
-        if not self._ledger.subnet:
+        index = self._table.indexes[task_id]
+        if not self._table.subnet:
             return NodeAddress(loopback_address(self._tag, index))
-        return NodeAddress(address_in(self._ledger.subnet, index), f"{self._switch}-{index}")
+        return NodeAddress(address_in(self._table.subnet, index), f"{self._switch}-{index}")
 
     def _make(self, task_id: str) -> NodeAddress:
         if self._wants_namespaces():
             self._make_switch()
-        indexes = self._ledger.indexes
+        indexes = self._table.indexes
         if task_id not in indexes:
             indexes[task_id] = lowest_free(set(indexes.values()))
             self._save()
@@ -259,8 +259,8 @@ class NodeNetwork:
         switch.
         """
         if self._namespaces is None:
-            if self._ledger.indexes:  # nodes of an earlier server continue with its kind
-                self._namespaces = bool(self._ledger.subnet)
+            if self._table.indexes:  # nodes of an earlier server continue with its kind
+                self._namespaces = bool(self._table.subnet)
             else:
                 try:
                     self._make_switch()
@@ -274,7 +274,7 @@ class NodeNetwork:
         return self._namespaces
 
     def _make_switch(self) -> None:
-        if self._ledger.subnet and os.path.exists(f"{_RUN}/{self._switch}"):
+        if self._table.subnet and os.path.exists(f"{_RUN}/{self._switch}"):
             return
         for tool in ("ip", "nsenter"):
             _tool(tool)
@@ -294,7 +294,7 @@ class NodeNetwork:
         except NodeNetworkError:
             self._remove_switch()
             raise
-        self._ledger.subnet = subnet
+        self._table.subnet = subnet
         self._save()
         try:
             self._make_uplink(free_link(self._tag, routes))
@@ -330,7 +330,7 @@ class NodeNetwork:
 
     def _make_namespace(self, node: NodeAddress, index: int) -> None:
         self._remove_namespace(index)
-        subnet = self._ledger.subnet
+        subnet = self._table.subnet
         _run("ip", "netns", "add", node.namespace)
         _ip(self._switch, f"link add v{index} type veth peer name eth0 netns {node.namespace}",
             f"link set v{index} master br0 up")  # fmt: skip
@@ -345,18 +345,18 @@ class NodeNetwork:
             _run("ip", "netns", "del", name, ignore=True)
 
     def _remove(self, task_id: str) -> None:
-        index = self._ledger.indexes.get(task_id)
+        index = self._table.indexes.get(task_id)
         if index is None:
             return
         self._remove_namespace(index)
-        del self._ledger.indexes[task_id]
-        if not self._ledger.indexes:
+        del self._table.indexes[task_id]
+        if not self._table.indexes:
             self._remove_switch()
         self._save()
 
     def _remove_switch(self) -> None:
         """Remove the switch and everything that leads to it. Missing parts do not matter."""
-        self._ledger.subnet = ""
+        self._table.subnet = ""
         if os.path.exists(f"/sys/class/net/{self._uplink}"):
             try:
                 self._remove_rules()
@@ -367,10 +367,10 @@ class NodeNetwork:
             _run("ip", "netns", "del", self._switch, ignore=True)
 
     def _sweep(self, live: set[str]) -> None:
-        gone = [task_id for task_id in self._ledger.indexes if task_id not in live]
+        gone = [task_id for task_id in self._table.indexes if task_id not in live]
         for task_id in gone:
-            self._remove_namespace(self._ledger.indexes.pop(task_id))
-        kept = set(self._ledger.indexes.values())
+            self._remove_namespace(self._table.indexes.pop(task_id))
+        kept = set(self._table.indexes.values())
         for name in os.listdir(_RUN) if os.path.isdir(_RUN) else ():
             index = name.removeprefix(f"{self._switch}-")
             if index != name and index.isdecimal() and int(index) not in kept:
@@ -381,7 +381,7 @@ class NodeNetwork:
             self._save()
 
     def _save(self) -> None:
-        write_json(str(self._path), msgspec.to_builtins(self._ledger))
+        write_json(str(self._path), msgspec.to_builtins(self._table))
 
 
 # --- The system -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """An attempt's record as the server reads it, and the processes that a lost runner left behind.
 
-A missing entry is not evidence. An attempt whose start is in the journal, but whose record cannot
+A missing record is not evidence. An attempt whose start is in the journal, but whose record cannot
 be read, may have begun. Only a record with `never_began` proves that its program did not.
 """
 

@@ -78,7 +78,7 @@ class RunnerSpecError(Exception):
 
 def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:
     """The spec for a runner. Never written to disk. Raises RunnerSpecError."""
-    runs = run_folder(host, job)
+    folder = run_folder(host, job)
     image = find(host.home.images, job.container["image"])
     env = _with_access(host, job, attempt, job_environment(host, job, attempt))
     spec = {
@@ -91,7 +91,7 @@ def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, 
         # A job may set them to empty values.
         "folders": list(filter(None, (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]))),
         # The run's folder, if only this attempt uses it: when unused, another job gets it.
-        "own": runs if job.node is None and _are_in(runs, env) else "",
+        "own": folder if job.node is None and _are_in(folder, env) else "",
         "shared": [env["BATCHML_WORKSPACE"]],
         "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
         "preamble": preamble(job, f"executor=process image={job.container['image']}"),
@@ -154,10 +154,10 @@ def run_folder(host: ExecutorHost, job: Job) -> str:
     return f"{host.home.runs}/{job.id if job.node is None else job.parent}"
 
 
-def _are_in(runs: str, env: Mapping[str, str]) -> bool:
+def _are_in(folder: str, env: Mapping[str, str]) -> bool:
     """Whether outputs and checkpoints go to the run's folder; a job may choose others."""
     folders = (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"])
-    return folders == (f"{runs}/output", f"{runs}/checkpoints")
+    return folders == (f"{folder}/output", f"{folder}/checkpoints")
 
 
 def _through_runtime(host: ExecutorHost, python: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -271,13 +271,13 @@ def _has_credentials(folder: str) -> bool:
 
 def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
     """The variables of a job: Batch's, batchml's, and its own, which win over batchml's."""
-    runs, root, own = run_folder(host, job), host.home.root, _own_variables(job)
-    own = with_moved_paths(host.home, own)
+    folder, root = run_folder(host, job), host.home.root
+    own = with_moved_paths(host.home, _own_variables(job))
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
-        "BATCHML_OUTPUT_DIR": f"{runs}/output",
-        "BATCHML_CHECKPOINT_DIR": f"{runs}/checkpoints",
+        "BATCHML_OUTPUT_DIR": f"{folder}/output",
+        "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints",
         "BATCHML_WORKSPACE": f"{root}/workspace",
         "BATCHML_DATA_DIR": f"{root}/data",
         # In this attempt's working directory, which is removed with it.
@@ -285,7 +285,7 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
     if not own.keys().isdisjoint(_STORING):
-        ours["BATCHML_STORE"] = f"{runs}/store"
+        ours["BATCHML_STORE"] = f"{folder}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     endpoints = endpoint_variables(read_endpoints(host.home))
@@ -345,8 +345,8 @@ def _gpu_variables(host: ExecutorHost, attempt: JobAttempt) -> dict[str, str]:
 # key comes from its job. So a job that can submit others, for instance from a container, cannot run
 # its own command on this machine by submitting to the queue of controllers.
 
-CONTROLLER_COMMAND = ("sweeps", "attend")  # followed by the sweep's key
-WATCHER_COMMAND = ("attend",)  # followed by the run's key
+CONTROLLER_COMMAND = ("sweeps", "attend")  # of a sweep; its key follows
+WATCHER_COMMAND = ("attend",)  # of a fallback; its run's key follows
 
 
 def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class _LiveAttempt(Struct, eq=False):
     may_have_begun: bool = False
     stop_requested: bool = False
     kill_requested: bool = False  # by an injected fault: without a grace period
-    reported: object = None  # the last report of its preparation
+    reported: object = None  # the last report of its preparation or start
 
     @property
     def task_id(self) -> str:
@@ -310,10 +310,10 @@ class AttemptSupervisor:
         if self._closed or self._live.get(live.task_id) is not live:
             return False
         kind, job, attempt = live.kind, live.job, live.attempt
-        spec_task = self._prefetch(kind, job, attempt) if self._prefetch is not None else None
-        if spec_task is None:
+        making = self._prefetch(kind, job, attempt) if self._prefetch is not None else None
+        if making is None:
             return self._prepare_with(live, lambda: self._make_spec(kind, job, attempt))
-        live.spec_task = self._loop.create_task(spec_task)
+        live.spec_task = self._loop.create_task(making)
         live.spec_task.add_done_callback(lambda task: self._on_spec(live, task))
         return False
 

@@ -41,8 +41,8 @@ async def sweep(home: Home, identity: str, owned: Callable[[], Container[str]]) 
     while (found := await _run_sweeper(home, identity, LOOK)) is None:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE)
-    owners = owned()
-    orphans = [task_id for task_id in found.tasks if task_id not in owners]
+    owned_now = owned()
+    orphans = [task_id for task_id in found.tasks if task_id not in owned_now]
     if orphans:
         log.warning("removing containers that no attempt owns: %s", orphans)
     if orphans or found.networks:

@@ -376,7 +376,7 @@ LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], Any]] = {
 
 
 class _Large(NamedTuple):
-    """A log to be checked in a thread of its own, because it is large."""
+    """A log to be checked in the thread for large logs."""
 
     task_id: str
     path: str

@@ -237,7 +237,7 @@ def claim(home: Home, journal: Journal) -> FolderIdentity:
     kept = journal.identity()
     now = identity.observe(home, kept.id if kept is not None else "")
     if now != kept:
-        journal.set_owner(now)
+        journal.set_identity(now)
     identity.write_identity(home, now)
     return replace(now, adopted_from=kept.adopted_from if kept is not None else "")
 

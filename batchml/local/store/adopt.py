@@ -61,7 +61,7 @@ def adopt(home: Home) -> None:
             _set_aside(home, task_id)
         for name in _DELETED:
             (home.local / name).unlink(missing_ok=True)
-        journal.set_owner(identity.identity_of_copy(home, kept))
+        journal.set_identity(identity.identity_of_copy(home, kept))
         home.position.unlink(missing_ok=True)
     finally:
         journal.close()

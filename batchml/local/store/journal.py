@@ -2,7 +2,7 @@
 
 A commit that has returned survives a power cut. In simulated power cuts FULL lost nothing, and
 NORMAL lost more than half of the acknowledged commits (docs/durability.md). One connection writes
-and checkpoints; another one only reads.
+and checkpoints; others only read.
 """
 
 import os
@@ -208,7 +208,7 @@ class Journal:
     def facts(self) -> JournalFacts:
         return _read_facts(self._reader)
 
-    def set_owner(self, identity: FolderIdentity) -> None:
+    def set_identity(self, identity: FolderIdentity) -> None:
         """Record the state folder of the journal. Raises what `commit` raises."""
         try:
             write_identity(self._writer, identity)
@@ -445,16 +445,16 @@ def _check(path: Path, may_be_new: bool, why_read_only: WhyReadOnly) -> str:
     returns. Changes nothing.
 
     The check uses a read-only connection: the last writing connection moves the log into the main
-    file as it closes, and deletes it. Any connection rebuilds the index; if the check fails, the
-    previous index is put back.
+    file as it closes, and deletes it. Any connection rebuilds the log's index (`-shm`);
+    if the check fails, the previous one is put back.
     """
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
     logged, indexed = (file.read_bytes() if file.exists() else None for file in (log, index))
     try:
-        damage, verdict = _damage(path, logged or b"", indexed or b"", may_be_new, why_read_only)
+        damage, read_only = _damage(path, logged or b"", indexed or b"", may_be_new, why_read_only)
         if damage:
             raise StateDamaged(_damage_message(path, damage))
-        return verdict
+        return read_only
     except (StateDamaged, sqlite3.Error):
         if logged is None:
             log.unlink(missing_ok=True)

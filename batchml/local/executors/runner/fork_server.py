@@ -59,9 +59,9 @@ class EnvironMark:
                 raise OSError("the environment of this process does not show its mark")
         self.clear()
 
-    def put(self, task_id: str) -> bool:
+    def put(self, value: str) -> bool:
         """Set the mark; False where it is too long."""
-        data = f"{_TASK}={task_id}\0".encode()
+        data = f"{_TASK}={value}\0".encode()
         if len(data) > self._size:
             return False
         self._write(data)

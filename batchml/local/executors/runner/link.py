@@ -35,7 +35,8 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT)
 class AttemptWithdrawn(Exception):
     """This runner must not start the program of an attempt.
 
-    The text names what this machine lacks for it; empty when the server has withdrawn the attempt.
+    The text names what this machine lacks for it; empty when the server has withdrawn the attempt
+    or has ended.
     """
 
 
@@ -65,7 +66,7 @@ class ServerLink:
         self._epoll.register(self._signals, select.EPOLLIN)
         self._epoll.register(self._socket, select.EPOLLIN)
         self.wake = self._epoll.fileno()
-        self.children = 0  # SIGCHLD signals so far
+        self.children = 0  # grows when SIGCHLD comes
         self.terminated = False
         self.killed = False
         self.begun: set[str] = set()

@@ -64,7 +64,7 @@ class Runner:
             while link.attempts:
                 message, descriptors = link.attempts.pop(0)
                 try:
-                    self._attempt(message, descriptors)
+                    self._run_attempt(message, descriptors)
                 except BaseException as error:
                     write_failure(message["folder"], error)
                     raise
@@ -72,7 +72,7 @@ class Runner:
                 return
             link.drain(None)
 
-    def _attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _run_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if message.get("spec") is None:
             with open(descriptors.pop(), "rb") as file:
                 file.seek(0)

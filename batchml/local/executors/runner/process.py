@@ -79,7 +79,7 @@ class ProcessAttempts:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
                 raise
-            # It exists: a server was killed before it could send the attempt.
+            # It exists, because an earlier runner of this attempt died; or the spare one is gone.
             from shutil import rmtree
 
             rmtree(path, ignore_errors=True)
