@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from batchml.cost.quote import Usd
 
 _REASON_AFTER = 10.0  # seconds of waiting until the reason is looked up
-_REASON_MOST = 300.0  # seconds between two look-ups later, at most
+_REASON_MOST = 300.0  # seconds between later look-ups, at most
 _END_LIMIT = 60.0  # seconds for a run to end on request
 _TRIES, _PAUSE = 20, 0.2  # checks for srun in a run of several nodes, and seconds between them
 _GIVES_REASON = (JobStatus.RUNNABLE, JobStatus.STARTING)  # states whose statusReason is shown
@@ -192,7 +192,7 @@ def _ended_early(context: "Context", run: Run) -> HeldRunEnded:
 
 
 def end_held_run(context: "Context", job_id: str, notify: "Notify" = lambda _: None) -> Run | None:
-    """End the run so that it is SUCCEEDED, and return it; None if it has not ended in a minute.
+    """End the run so that it is SUCCEEDED, and return it; None if it does not end in time.
 
     The run ends itself when it sees its stop file, and `notify` gets the files that are lost with
     it. A run that does not end within a minute, or that cannot be entered, is terminated. A waiting

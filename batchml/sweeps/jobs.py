@@ -264,14 +264,14 @@ class BatchJobs:
             sweep, batch, size, width, after=after, is_limited=self._limit > 0
         )
         record = batch_record(sweep, batch, size, requests)
-        if not self._is_first(batch):
+        if not self._mark_sent(batch):
             job_id = self._find_sent(record, batch)
             if job_id:
                 return job_id
         return self._send(requests, record)
 
-    def _is_first(self, batch: TrialBatch) -> bool:
-        """Whether nobody has tried to submit this batch: a mark is written before each attempt."""
+    def _mark_sent(self, batch: TrialBatch) -> bool:
+        """Mark a batch before it is submitted. False if an earlier attempt has marked it."""
         token = os.urandom(16).hex().encode()
         return self._store.create(f"waves/{batch.number:06}.sent", token)
 
@@ -306,7 +306,8 @@ class BatchJobs:
         return RateBucket(self._context.home.root / "submits")
 
     def observe(self, job_ids: Sequence[str]) -> dict[str, JobObservation]:
-        return {job_id: _observe(run) for job_id, run in self._context.describe(job_ids).items()}
+        runs = self._context.describe(job_ids)
+        return {job_id: _to_observation(run) for job_id, run in runs.items()}
 
     def failed_children(self, job_id: str) -> list[FailedChild]:
         return [
@@ -354,7 +355,7 @@ def terminate_all(context: Context, job_ids: Iterable[str], why: str) -> None:
         raise first
 
 
-def _observe(run: Run) -> JobObservation:
+def _to_observation(run: Run) -> JobObservation:
     return JobObservation(
         status=run.status,
         children=run.children,

@@ -165,7 +165,7 @@ def open_sweep(context: Context, arguments: ControllerArguments) -> tuple[SweepS
 
 
 def digest_of(store: SweepStore) -> str:
-    """The digest of `spec.json`, by which a controller finds that programs in jobs changed it."""
+    """The digest of `spec.json`: by it a controller notices that a program in a job changed it."""
     return hashlib.sha256(store.get(SPEC) or b"").hexdigest()
 
 

@@ -108,11 +108,10 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
         table["name"] = options.name
     if path is not None and path.name == FILE:
         table.setdefault("job", str(path.parent))
-    if options.job is not None:
-        new_job = options.job
-        if isinstance(new_job, JobSpec):
-            new_job = new_job.name or name_of(new_job.command)
-        table["job"] = new_job
+    if isinstance(options.job, JobSpec):
+        table["job"] = options.job.name or name_of(options.job.command)
+    elif options.job is not None:
+        table["job"] = options.job
     file_folder = path.parent if path else context.folder
     _name_after_folder(table, file_folder)
     mistakes: list[str] = []
@@ -406,7 +405,7 @@ LOCAL_EVERY, LOCAL_POLL = 2.0, 1.0
 # In AWS the trials of a wide sweep report less often: one controller reads all messages, and a
 # prefix of a bucket takes 3,500 PUT and 5,500 GET requests a second. These are the most messages
 # and polls a second of all trials together.
-_MESSAGES, _LOOKS = 20, 100
+_MESSAGES, _POLLS = 20, 100
 
 
 def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
@@ -428,7 +427,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
         shape=sweep.mode.value,
         grace=float(job.checkpoint.grace_seconds),
         every=LOCAL_EVERY if is_local else max(EVERY, width / _MESSAGES),
-        look=LOCAL_POLL if is_local else max(POLL_EVERY, width / _LOOKS),
+        look=LOCAL_POLL if is_local else max(POLL_EVERY, width / _POLLS),
         attempts=job.retry.attempts,
         retries=tuple(job.retry.on),
     )

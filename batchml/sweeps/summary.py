@@ -85,7 +85,7 @@ class SweepSnapshot(Struct, frozen=True):
 
 
 class SweepSummary(Struct, frozen=True):
-    """The result of a sweep, or its state when its controller ends before it.
+    """The result of a sweep, or its state if its controller ends before the sweep.
 
     `by`: what ended the sweep: "done" (all trials have ended), "limit", "target", "user",
     "failures"; empty if it has not ended.
@@ -109,7 +109,7 @@ def make_snapshot(
     state, spec = totals.state, totals.spec
     limits, begun = limits_now(state, spec), began_at(state)
     until = state.ended.at if state.ended else now
-    hours = max(0.0, until - begun - state.paused) / 3600 if begun is not None else 0.0
+    hours = max(0.0, until - begun - state.paused_seconds) / 3600 if begun is not None else 0.0
     return SweepSnapshot(
         now,
         dict(state.counts),
@@ -161,7 +161,7 @@ def _busy_seconds(totals: SweepTotals, now: float) -> float:
     state, begun = totals.state, began_at(totals.state)
     if begun is None:
         return 0.0
-    idle = max(state.paused, idle_seconds(state.trials.values(), begun, now))
+    idle = max(state.paused_seconds, idle_seconds(state.trials.values(), begun, now))
     return max(0.0, now - begun - idle)
 
 

@@ -171,9 +171,8 @@ class LocalWorkspace:
     def _relative(self, path: str) -> str:
         """Make a path relative to the workspace, without following links. Raises UsageError."""
         real = os.path.realpath(self._root)
-        if path == real or path.startswith(
-            (f"{real}/", f"{self._root}/")
-        ):  # a path that a run printed
+        # A run prints absolute paths.
+        if path == real or path.startswith((f"{real}/", f"{self._root}/")):
             path = os.path.relpath(path, real if path.startswith(real) else self._root)
         return relative_path(path)
 

@@ -251,7 +251,7 @@ class LustreLink:
             if link.status == "AVAILABLE" and set(link.exports) == set(exports):
                 return link
             if link.status == "AVAILABLE" and not is_requested:  # AWS allows one change at a time
-                self._api.change(link, exports, self._token())
+                self._api.set_exports(link, exports, self._token())
                 is_requested = True
             elif link.status in ("MISCONFIGURED", "FAILED") or self._clock.monotonic() > end:
                 raise FsxTaskFailed(
@@ -275,7 +275,7 @@ class LustreLink:
         )
         # A task that a killed command began does the same: wait for it.
         task = next((each for each in self._api.running(self._id) if each.type == kind), None)
-        task = task or self._api.begin(request)
+        task = task or self._api.create_task(request)
         pauses = backoff(TASK_INTERVALS)
         while True:
             on_task(task)

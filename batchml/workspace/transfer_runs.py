@@ -127,7 +127,7 @@ class TransferRuns:
             raise
         report = self._read(REPORT_KEY)
         if report is None:
-            raise self._failed(run)
+            raise self._end_error(run)
         return dict(json.loads(report))
 
     def read_file(self, name: str) -> bytes:
@@ -157,7 +157,7 @@ class TransferRuns:
         (run,) = wait_for_runs(self._context, [self._job_id], tell=self._notify, on_states=see)
         return run
 
-    def _failed(self, run: "Run") -> TransferWorkerFailed:
+    def _end_error(self, run: "Run") -> TransferWorkerFailed:
         option = f" --env {self._context.env}"
         return TransferWorkerFailed(
             f"The transfer run {self._job_id} ended: {describe_outcome(run)}.\n"

@@ -68,9 +68,8 @@ class PointBuffer(Metrics):
     def __init__(self, patterns: dict[str, str], now: Callable[[], float]) -> None:
         super().__init__(patterns)
         self._now = now
-        self._unwritten: list[
-            tuple[str, CurvePoint | None, int]
-        ] = []  # child; None: a restart; step
+        # Child, point (None: the child restarted at this step), step.
+        self._unwritten: list[tuple[str, CurvePoint | None, int]] = []
         self._counts: dict[tuple[str, str], int] = {}  # points by (child, metric)
         self._reached: dict[str, int] = {}  # highest step by child
         self._retried: set[str] = set()  # children with a new attempt, whose first step is unknown
@@ -142,10 +141,10 @@ def local_event_files(context: "Context", job_id: str) -> Iterator[EventFile]:
     runs = context.home.runs
     for folder in [runs / job_id, *sorted(runs.glob(f"{job_id}[:#]*"))]:
         part = safe_name(folder.name.removeprefix(job_id).lstrip(":#"))
-        for kind, below in (("output", "outputs"), ("checkpoints", "checkpoints")):
-            for path in event_files(folder / kind):
-                where = str(path.parent.relative_to(folder / kind))
-                yield EventFile(path, os.path.join(part, folder_for(below, where)))
+        for source, kind in (("output", "outputs"), ("checkpoints", "checkpoints")):
+            for path in event_files(folder / source):
+                where = str(path.parent.relative_to(folder / source))
+                yield EventFile(path, os.path.join(part, folder_for(kind, where)))
 
 
 def event_files(root: Path) -> Iterator[Path]:

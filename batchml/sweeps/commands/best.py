@@ -175,9 +175,9 @@ def describe_trial(context: Context, sweep: StartedSweep, trial: Trial, now: flo
 
 def _facts(sweep: StartedSweep, trial: Trial, now: float) -> Iterator[tuple[str, str]]:
     code = f"exit code {trial.exit_code}"
-    is_plain = trial.exit_code in (None, 0) or code in trial.why
+    is_code_known = trial.exit_code in (None, 0) or code in trial.why
     yield "trial", f"{trial.number} of {sweep.name}"
-    yield "state", trial.state.value + ("" if is_plain else f", {code}")
+    yield "state", trial.state.value + ("" if is_code_known else f", {code}")
     yield "why", trial.why
     yield "result", describe_best(sweep, trial) if trial.values else ""
     for name, value in trial.params.items():

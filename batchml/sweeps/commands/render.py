@@ -108,7 +108,7 @@ def sweep_json(
             for each in failed_trials(state)[:_FAILED]
         ],
         "notices": list(snapshot.notices),
-        "jobIds": [state.jobs[wave] for wave in sorted(state.jobs)],
+        "jobIds": [state.jobs[number] for number in sorted(state.jobs)],
     }
 
 

@@ -339,7 +339,7 @@ class Controller:
                 self._apply(replace(totals.state.last_reopening, why=why, at=now, paused=0.0))
             case EndSweep(by, why):
                 # Before the end event, because no controller comes back to a sweep that has ended.
-                if not self._is_limit_removed(now):
+                if not self._remove_limit(now):
                     return
                 for notice in decide.confirmation_notices(totals, now):
                     self._give_notice(notice)
@@ -347,7 +347,7 @@ class Controller:
                     self._apply(SweepStopping(by, why, now))
                 self._apply(SweepEnded(why, now))
 
-    def _is_limit_removed(self, now: float) -> bool:
+    def _remove_limit(self, now: float) -> bool:
         """Delete the consumable resource. False: try again in the next round.
 
         Jobs end a moment after their trials have reported their ends, and require it until then.
@@ -378,22 +378,22 @@ class Controller:
                 inbox.signal_stop(self._store, why)
             case SignalStop(why):
                 inbox.signal_stop(self._store, why)
-            case TerminateJobs(waves, why):
-                self._terminate(waves, why, now)
+            case TerminateJobs(batches, why):
+                self._terminate(batches, why, now)
 
-    def _terminate(self, waves: tuple[int, ...], why: str, now: float) -> None:
-        """Terminate jobs, and again if they have not ended after a while."""
+    def _terminate(self, batches: tuple[int, ...], why: str, now: float) -> None:
+        """Terminate the jobs of batches, and again if they have not ended after a while."""
         jobs = self._totals.state.jobs
         due = [
-            wave
-            for wave in waves
-            if wave in jobs
-            and wave not in self._watch.ended_batches
-            and now - self._terminated.get(wave, float("-inf")) >= self._intervals.silence
+            number
+            for number in batches
+            if number in jobs
+            and number not in self._watch.ended_batches
+            and now - self._terminated.get(number, float("-inf")) >= self._intervals.silence
         ]
         if due:
             self._terminated.update(dict.fromkeys(due, now))
-            self._jobs.terminate([jobs[wave] for wave in due], why)
+            self._jobs.terminate([jobs[number] for number in due], why)
 
     def _limit_running(self) -> None:
         """Have AWS Batch limit the running trials, if more are in flight than may run at once."""

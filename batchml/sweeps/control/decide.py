@@ -86,7 +86,7 @@ class ReopenSweep(Struct, frozen=True):
 class TerminateJobs(Struct, frozen=True):
     """Terminate the jobs of the batches of these numbers."""
 
-    waves: tuple[int, ...]
+    batches: tuple[int, ...]
     why: str
 
 
@@ -125,8 +125,8 @@ def decide(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
     if is_target_reached(totals.state, spec, totals.tally):
         if is_going_on(totals, inputs) and not _has_confirming_runs(totals):
             return [StopSweep(TARGET, _describe_target(totals))]
-    elif begun := _begin(totals, inputs):
-        return begun
+    elif actions := _begin(totals, inputs):
+        return actions
     if is_going_on(totals, inputs):
         return []
     return _confirm(totals, inputs) or [EndSweep(*_end(totals, inputs))]
@@ -320,8 +320,8 @@ def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
 
 def _wait_notices(totals: SweepTotals, now: float, patience: float) -> Iterator[_Notice]:
     state, begun = totals.state, began_at(totals.state)
-    nothing = not totals.tally.has_begun and state.counts[TrialState.WAITING] > 0
-    if begun is not None and nothing and now - begun >= patience and state.jobs:
+    none_has_begun = not totals.tally.has_begun and state.counts[TrialState.WAITING] > 0
+    if begun is not None and none_has_begun and now - begun >= patience and state.jobs:
         job = state.jobs[min(state.jobs)]
         yield (
             WAITING,

@@ -82,7 +82,8 @@ def fits_cost_limit(
 # --- Batches of trials ----------------------------------------------------------------------------
 
 
-MakeKey = Callable[[], str]  # makes the key of a new batch; `at` is the time of planning
+# Below, `make_key` makes the key of a new batch, and `at` is the time of planning.
+MakeKey = Callable[[], str]
 
 
 def first_target(spec: SweepSpec, mode: SubmitMode) -> int:
@@ -241,7 +242,7 @@ def manifest_entries(batch: TrialBatch) -> list[TrialEntry]:
 
 
 def trials_in(batch: TrialBatch, state: SweepState) -> list[Trial]:
-    """The trials that are in this batch now, also of a rung, which does not name its trials."""
+    """The trials that are in this batch now. A batch of a deeper rung does not name its trials."""
     if batch.trials:
         named = (state.trials[each.number] for each in batch.trials)
         return [trial for trial in named if trial.wave == batch.number]

@@ -72,8 +72,8 @@ class TrialHistory(Struct):
     message: dict[str, Any] = {}  # the message of the last batch that decides the trial's state
     observations: dict[int, TrialObserved] = {}  # by number of the batch
     spans: dict[Attempt, AttemptSpan] = {}
-    current: Attempt = (0, 0)  # the running attempt
-    running: AttemptSpan | None = None
+    current: Attempt = (0, 0)  # the running attempt, while `running` is set
+    running: AttemptSpan | None = None  # its span; None: no attempt runs
     metrics: dict[str, Rank] = {}  # by name: the rank of the message with the metric's value
     decisions: dict[int, Rank] = {}  # by step: the rank of the message with the decision
 
@@ -139,13 +139,13 @@ def apply_observation(
 
 
 def mark_left_behind(trial: Trial) -> None:
-    """The sweep has ended while the trial was paused at a rung."""
+    """Mark a trial PRUNED that is paused at a rung when the sweep ends."""
     trial.state = TrialState.PRUNED
     trial.why = trial.why or "others did better at its rung, and the sweep has ended"
 
 
 def restore_paused(trial: Trial, history: TrialHistory) -> bool:
-    """The sweep was reopened: pause the trial again. Whether it had been paused."""
+    """Pause the trial again in a sweep that was reopened. False if it had not been paused."""
     if history.message.get("state") != TrialState.PAUSED:
         return False
     _update_state(trial, history)
@@ -357,7 +357,7 @@ class SweepState:
                 self._restore_paused()
 
     @property
-    def paused(self) -> float:
+    def paused_seconds(self) -> float:
         """Seconds between ends of the sweep and its reopenings."""
         return sum(each.paused for each in self.reopened.values())
 

@@ -227,11 +227,11 @@ def find_deadline(state: SweepState, spec: SweepSpec, now: float) -> float | Non
     begun = began_at(state)
     if hours is None:
         return None
-    return (now if begun is None else begun) + hours * 3600 + state.paused
+    return (now if begun is None else begun) + hours * 3600 + state.paused_seconds
 
 
 def count_in_flight(state: SweepState) -> int:
-    return sum(many for each, many in state.counts.items() if each.is_in_flight)
+    return sum(count for each, count in state.counts.items() if each.is_in_flight)
 
 
 def count_startable(
@@ -263,11 +263,11 @@ def count_affordable(cap: float | None, money: Money | None) -> int:
 
 
 def count_failures(state: SweepState) -> int:
-    return sum(many for each, many in state.counts.items() if each.is_failure)
+    return sum(count for each, count in state.counts.items() if each.is_failure)
 
 
 def count_ended(state: SweepState) -> int:
-    return sum(many for each, many in state.counts.items() if each.is_ended)
+    return sum(count for each, count in state.counts.items() if each.is_ended)
 
 
 def find_exceeded_limit(

@@ -116,8 +116,8 @@ class JobWatch:
         self._jobs, self._intervals, self._mode = jobs, intervals, mode
         self.is_starting = False  # a container was STARTING at the last observation
         self._observed_at: dict[int, float] = {}  # by number of the batch
-        self._last_observed = float("-inf")
-        self._last_failures = float("-inf")
+        self._last_observed = float("-inf")  # when jobs were last observed
+        self._last_listed = float("-inf")  # when failed children were last listed
         self._missing: dict[int, float] = {}  # since when AWS Batch does not know a batch's job
         # By batch: when the end of its job was observed, and the job.
         self._ended: dict[int, tuple[float, JobObservation]] = {}
@@ -201,13 +201,13 @@ class JobWatch:
 
         `counts`: the children by JobStatus, for each batch.
         """
-        if now - self._last_failures < self._intervals.observe_failures:
+        if now - self._last_listed < self._intervals.observe_failures:
             return
         for wave, children in counts.items():
             failed = children.get(JobStatus.FAILED, 0)
             if wave in self._ended or failed <= self._failed.get(wave, 0):
                 continue
-            self._last_failures = now
+            self._last_listed = now
             self._failed[wave] = failed
             trials = {
                 trial.index: trial for trial in trials_in(totals.state.batches[wave], totals.state)
@@ -216,7 +216,7 @@ class JobWatch:
                 trial = trials.get(child.index)
                 if trial is not None and trial.state.is_in_flight:
                     self._wait_for(trial, now, child)
-            return  # one array a time: each may take a call for every 1,000 children
+            return  # one array at a time: each may take a call for every 1,000 children
 
     def _silent_of_ended(
         self, totals: SweepTotals, wave: int, ended_at: float, job: JobObservation, now: float

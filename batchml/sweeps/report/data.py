@@ -327,7 +327,7 @@ def make_document(
     candidates = [trial for trial in trials if trial.confirms is None]
     began = min((trial.planned_at for trial in trials), default=sweep.created_at)
     end = state.ended.at if state.ended else now
-    hours = max(0.0, end - began - state.paused) / 3600
+    hours = max(0.0, end - began - state.paused_seconds) / 3600
     best_first = rank_trials(state, spec)
     ended_trials = in_order_of_end(candidates, began)
     parameter_axes = axes(spec.space, [trial.params for trial in candidates])

@@ -216,4 +216,4 @@ function wordsOf(i) {
     .slice(0, 12).map(([axis, place]) => `${axis.name} ${valueOf(axis, place)}`).join("\n");
   return `${head}\n${goals}\n${params}`;
 }
-const shownStates = S.states.filter((state, place) => S.state.includes(place));
+const shownStates = S.states.filter((state, index) => S.state.includes(index));

@@ -54,8 +54,10 @@ The CSV and JSON files have the same data.</noscript>
 def render_page(
     sweep: StartedSweep, state: SweepState, now: float, files: tuple[str, ...] = ()
 ) -> str:
-    """The report as HTML, at most `MOST` bytes. `files`: names of files beside the page, to which
-    it links."""
+    """The report as HTML. Above `MOST` bytes fewer trials are drawn one by one, down to 500.
+
+    `files`: names of files beside the page, to which it links.
+    """
     most = SHOWN
     while True:
         page = _page(sweep, make_document(sweep, state, now, most), files)

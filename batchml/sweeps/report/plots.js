@@ -13,7 +13,7 @@ function history() {
   if (D.frame.beyond) el("p", "note", c.figure, `${plural(D.frame.beyond, "value")} outside of the plot.`);
 }
 
-const inOrder = () => ["PRUNED", ...shownStates.filter(s => s !== "PRUNED")];
+const drawingOrder = () => ["PRUNED", ...shownStates.filter(s => s !== "PRUNED")];
 
 function drawHistory(parent, key, all) {
   const range = all ? D.frame : D.trained;
@@ -32,7 +32,7 @@ function drawHistory(parent, key, all) {
     shape("text", {x: x(limit) - 5, y: B - 6, "text-anchor": "end"}, svg, "limit");
   }
   const inside = clip(svg, L, T - 4, R - L + 6, B - T + 8), points = [];
-  for (const state of all ? inOrder() : ["DONE"]) {
+  for (const state of all ? drawingOrder() : ["DONE"]) {
     const mine = [];
     S.n.forEach((n, i) => {
       const v = S.values[0][i];
@@ -253,7 +253,7 @@ function drawSlices(parent, all) {
     if (axis.names) for (const [v, words] of thin(axis.names.map((t, i) => [i, t]), 7)) shape("text", {x: x(v), y: B + 17, "text-anchor": "middle"}, svg, words.length > 10 ? words.slice(0, 9) + "\u2026" : words);
     else xAxis(svg, x, B, "", R, 5);
     const inside = clip(svg, L, T - 3, R - L, B - T + 6);
-    for (const state of all ? inOrder() : ["DONE"]) {
+    for (const state of all ? drawingOrder() : ["DONE"]) {
       const mine = [];
       S.n.forEach((n, i) => {
         const p = S.params[k][i], v = S.values[0][i];

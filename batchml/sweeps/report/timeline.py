@@ -1,6 +1,6 @@
 """The timeline of a report: when each trial started up and trained, and how many could have run.
 
-Also the numbers and axes of the page.
+Also the rounding, the thinning and the ends of axes, for all plots of the page.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from batchml.model.sweep import Trial, TrialState
 
 T = TypeVar("T")
 
-_LOG = 50.0  # an axis whose ends differ by this factor or more is logarithmic
+_LOG = 50.0  # an axis whose ends differ by more than this factor is logarithmic
 _OUTSIDE = 0.03  # the share of the values that may lie outside of the axis, at its bad end
 
 

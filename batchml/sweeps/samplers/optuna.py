@@ -69,7 +69,7 @@ def suggest_points(
 
 
 class _Study:
-    """An Optuna study of all trials. Running trials too, so that the next trial differs."""
+    """An Optuna study of all trials, running ones too, so that the next trial differs."""
 
     def __init__(self, spec: SweepSpec, trials: Sequence[Trial]) -> None:
         import optuna  # type: ignore[import-not-found,unused-ignore]

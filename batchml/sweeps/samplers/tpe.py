@@ -96,7 +96,7 @@ class Kernel(NamedTuple):
             return (position / self.width / _ROOT,), math.log(self._height(position))
         return _of_choice(self, axis.values, int(position))
 
-    def likely(self, count: int) -> tuple[float, float]:
+    def choice_probabilities(self, count: int) -> tuple[float, float]:
         """The probability of the choice of the kernel's point, and that of each other choice."""
         other = self.other / count
         return 1 - (count - 1) * other, other
@@ -121,7 +121,7 @@ class Kernel(NamedTuple):
 
 @lru_cache(1024)
 def _of_choice(kernel: Kernel, count: int, chosen: int) -> tuple[tuple[float, ...], float]:
-    same, other = kernel.likely(count)
+    same, other = kernel.choice_probabilities(count)
     side = math.sqrt(math.log(same / other) / 2)
     coordinates = tuple(side if index == chosen else 0.0 for index in range(count))
     return coordinates, math.log(same * count)
@@ -377,7 +377,7 @@ def results_by_depth(
 
 
 class TpeSettings(NamedTuple):
-    """Chosen on the problems of benchmarks/sweep_problems.py, not with the seeds of the figures."""
+    """Settings, chosen on benchmarks/sweep_problems.py, not with the seeds of the figures."""
 
     first: int = 10  # results that are needed before a model is used,
     first_each: int = 2  # and more results for each parameter

@@ -194,20 +194,20 @@ def read_sweep(
     return spec
 
 
-def _invalid_texts(index: str, value: Any) -> Iterator[str]:
-    """Mistakes that only tables of the Python API have: keys that are no text, and no UTF-8."""
+def _invalid_texts(path: str, value: Any) -> Iterator[str]:
+    """Mistakes that only tables of the Python API have: no text as a key, text that is no UTF-8."""
     if isinstance(value, str):
         if not is_text(value):
-            yield f"{index}: {value[:80]!r} is not UTF-8."
+            yield f"{path}: {value[:80]!r} is not UTF-8."
     elif isinstance(value, Mapping):
         for key, each in value.items():
             if isinstance(key, str) and is_text(key):
-                yield from _invalid_texts(f"{index}.{key}".removeprefix("."), each)
+                yield from _invalid_texts(f"{path}.{key}".removeprefix("."), each)
             else:
-                yield f"{index or 'the table'}: the key {key!r} is not a text."
+                yield f"{path or 'the table'}: the key {key!r} is not a text."
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
-            yield from _invalid_texts(f"{index}[{number}]", each)
+            yield from _invalid_texts(f"{path}[{number}]", each)
 
 
 def _read(table: Mapping[str, Any], text: str) -> tuple[SweepSpec, list[str]]:
@@ -393,16 +393,16 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_text(value: Any) -> bool:
+def _is_str(value: Any) -> bool:
     return isinstance(value, str)
 
 
 # The keys that may be misplaced, with a test whether a value is one of the sweep's key.
 _SWEEP_KEYS: Mapping[str, Callable[[Any], bool]] = {
-    "job": _is_text,
+    "job": _is_str,
     "goal": _is_goal,
     "method": _is_method,
     "seed": _is_integer,
     "where": _is_condition,
-    "name": _is_text,
+    "name": _is_str,
 }

@@ -417,10 +417,7 @@ def read_limits(table: LimitsTable) -> tuple[SweepLimits, list[str]]:
         "hours": (hours, 'hours, more than 0: 12, 1.5 or "90m"'),
         "cost": (cost, 'US dollars, more than 0: 50 or "50 USD"'),
         "target": (target, "a number, of the first goal's metric"),
-        "failed": (
-            failed,
-            'a share of the trials, "20%", or how many, 5',
-        ),
+        "failed": (failed, 'a share of the trials, "20%", or how many, 5'),
     }
     mistakes = [
         f"limits.{key}: found {getattr(table, key)!r}. Expected {text}."
