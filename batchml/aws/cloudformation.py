@@ -268,7 +268,8 @@ class Stacks:
     def guard(self, blueprint: Blueprint) -> None:
         """Set the stack policy and the termination protection of a stack.
 
-        The protection is set last: a stack with protection also has its policy. See `unguard`.
+        The protection is set last, so that a stack with protection also has its policy. See
+        `unguard`.
         """
         if blueprint.policy:
             self._set_policy(blueprint.name, blueprint.policy)

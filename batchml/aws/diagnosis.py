@@ -117,7 +117,7 @@ class Diagnosis:
 
     # --- Hosts ------------------------------------------------------------------------------
 
-    def hosts(self, cluster: str) -> int | None:
+    def count_hosts(self, cluster: str) -> int | None:
         """The number of hosts in the ECS cluster of a compute environment, at most 100."""
 
         def convert(answer: Mapping[str, Any]) -> int:

@@ -232,7 +232,7 @@ _NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTem
 _NO_GROUP = "InvalidPlacementGroup.Unknown"
 _SAME_GROUP = "InvalidPlacementGroup.Duplicate"
 _GROUP_IN_USE = "InvalidPlacementGroup.InUse"
-_HASH = "batchml content "  # before the hash in a version's description
+_HASH_PREFIX = "batchml content "  # of a version's description
 
 
 class LaunchTemplate(Struct, frozen=True):
@@ -286,7 +286,7 @@ def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     return {
         "LaunchTemplateName": site.named(name),
-        "VersionDescription": f"{_HASH}{digest[:40]}",
+        "VersionDescription": f"{_HASH_PREFIX}{digest[:40]}",
         "LaunchTemplateData": data,
         "TagSpecifications": [{"ResourceType": "launch-template", "Tags": _pairs(tags)}],
     }
@@ -294,7 +294,7 @@ def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str
 
 def content_hash(request: Mapping[str, Any]) -> str:
     """The hash of a launch template's content, from its request or description."""
-    return str(request["VersionDescription"]).removeprefix(_HASH)
+    return str(request["VersionDescription"]).removeprefix(_HASH_PREFIX)
 
 
 def placement_group_request(site: Site, name: str) -> dict[str, Any]:

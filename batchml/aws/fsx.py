@@ -68,7 +68,7 @@ class DataRepositoryTask(Struct, frozen=True):
 def task_request(
     kind: TaskType,
     file_system: str,
-    link: DataRepositoryAssociation,
+    association: DataRepositoryAssociation,
     *,
     token: str,
     paths: Sequence[str] = (),
@@ -89,7 +89,7 @@ def task_request(
     if kind == "EXPORT_TO_REPOSITORY":
         request["Report"] = {
             "Enabled": True,
-            "Path": f"{link.repository.rstrip('/')}/{REPORTS}",
+            "Path": f"{association.repository.rstrip('/')}/{REPORTS}",
             "Format": "REPORT_CSV_20191124",
             "Scope": "FAILED_FILES_ONLY",
         }
@@ -100,14 +100,14 @@ def task_request(
 
 
 def association_request(
-    link: DataRepositoryAssociation, exports: Sequence[str], token: str
+    association: DataRepositoryAssociation, exports: Sequence[str], token: str
 ) -> dict[str, Any]:
     """The UpdateDataRepositoryAssociation request that sets the events of automatic export."""
     return {
-        "AssociationId": link.id,
+        "AssociationId": association.id,
         "ClientRequestToken": token,
         "S3": {
-            "AutoImportPolicy": {"Events": list(link.imports)},
+            "AutoImportPolicy": {"Events": list(association.imports)},
             "AutoExportPolicy": {"Events": list(exports)},
         },
     }
@@ -150,12 +150,14 @@ class FsxApi:
         kind = "Data repository association of the file system"
         raise NotFound(kind, file_system, [], "batchml setup creates it.")
 
-    def change(self, link: DataRepositoryAssociation, exports: Sequence[str], token: str) -> None:
+    def set_exports(
+        self, association: DataRepositoryAssociation, exports: Sequence[str], token: str
+    ) -> None:
         """Begin to set the events of automatic export; without events it is off."""
-        request = association_request(link, exports, token)
+        request = association_request(association, exports, token)
         call(self._client, "UpdateDataRepositoryAssociation", **request)
 
-    def begin(self, request: Mapping[str, Any]) -> DataRepositoryTask:
+    def create_task(self, request: Mapping[str, Any]) -> DataRepositoryTask:
         """Create a task, and return it."""
         answer = call(self._client, "CreateDataRepositoryTask", **request)
         return _task(answer["DataRepositoryTask"])

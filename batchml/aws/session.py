@@ -281,7 +281,7 @@ class _Silence:
         events = client.meta.events
         events.register_last("before-call", self._begin)
         events.register_first("after-call", self._answered)
-        events.register_first("after-call-error", self._failed)
+        events.register_first("after-call-error", self._stop_timer)
 
     def _begin(self, context: dict[str, Any], **_: Any) -> None:
         timer = threading.Timer(self._access.notice, self._tell)
@@ -294,13 +294,13 @@ class _Silence:
             self._has_reported = True
             self._access.tell(self._access.describe_silence())
 
-    def _failed(self, context: dict[str, Any], **_: Any) -> None:
+    def _stop_timer(self, context: dict[str, Any], **_: Any) -> None:
         timer = context.pop("batchml_timer", None)
         if timer is not None:
             timer.cancel()
 
     def _answered(self, context: dict[str, Any], **_: Any) -> None:
-        self._failed(context)
+        self._stop_timer(context)
         if self._has_reported:
             self._has_reported = False
             self._access.tell("The embedded AWS Batch answers again.")

@@ -90,7 +90,7 @@ def short_reason(run: Run, position: int | None, cluster: ClusterState) -> str:
     return _queue_reason(run.queue, cluster) or _host_reason(run, cluster)
 
 
-def describe_move(run: Run, now: float) -> str:
+def describe_coming_move(run: Run, now: float) -> str:
     """Where and when a waiting run with `--fallback` moves: `moves to gpu in 17 s`. `now` in ms.
 
     Empty for other runs, and for a run with dependencies: the time since which it finds no host is
@@ -309,11 +309,11 @@ def make_snapshot(
     at: int,
     nodes: Mapping[str, Sequence[Run]] = {},
     cluster: ClusterState = NO_CLUSTER,
-    names: Sequence[str] = (),
+    asked: Sequence[str] = (),
 ) -> ClusterSnapshot:
     """Make the rows: running runs, the newest first, then waiting runs by position.
 
-    Workers of a group run follow their head. `names`: the queues that were asked for, if any.
+    Workers of a group run follow their head. `asked`: the queues that the user named, if any.
     """
     queues = list(queues)
     of_queue = {name: [run for run in runs if run.queue == name] for name in queues}
@@ -352,7 +352,7 @@ def make_snapshot(
             _queue_row(name, own, queue_positions, cluster, at) for name, own in of_queue.items()
         ),
         runs=tuple(map(row, ordered)),
-        computes=compute_rows(cluster, names),
+        computes=compute_rows(cluster, asked),
         hosts=None
         if cluster.hosts is None
         else host_rows(cluster, _placed_containers(runs, nodes), usage),
@@ -363,7 +363,9 @@ def make_snapshot(
 
 def _reason(run: Run, position: int | None, cluster: ClusterState, at: int) -> str:
     """Why a run waits, and where its fallback moves it."""
-    return ", ".join(filter(None, (short_reason(run, position, cluster), describe_move(run, at))))
+    return ", ".join(
+        filter(None, (short_reason(run, position, cluster), describe_coming_move(run, at)))
+    )
 
 
 def _placed_containers(runs: Iterable[Run], nodes: Mapping[str, Sequence[Run]]) -> list[Run]:

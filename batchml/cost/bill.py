@@ -286,7 +286,7 @@ def _attempt_cost(
 def _end(run: Run, attempt: Attempt, now: int) -> int:
     if attempt.stopped_at is not None:
         return attempt.stopped_at
-    return run.stopped_at or now if run.status.is_terminal else now
+    return (run.stopped_at or now) if run.status.is_terminal else now
 
 
 def _has_failed(run: Run, number: int) -> bool:

@@ -60,8 +60,8 @@ class HostsCost(Struct, frozen=True):
             return "paid when the block was reserved"
         if self.why:
             return f"price unknown: {self.why}"
-        day = dollar_range(self.low, self.high, HOURS)
-        return f"{dollar_range(self.low, self.high)} an hour, {day} a day"
+        day = cents_range(self.low, self.high, HOURS)
+        return f"{cents_range(self.low, self.high)} an hour, {day} a day"
 
 
 class WarmCapacity(Struct, frozen=True):
@@ -74,7 +74,7 @@ class WarmCapacity(Struct, frozen=True):
     reservation: str = ""
 
 
-def dollar_range(low: int, high: int, hours: int = 1) -> str:
+def cents_range(low: int, high: int, hours: int = 1) -> str:
     """`$1.01`, `$0.45 to $1.01`, `less than $0.01`."""
     return " to ".join(dict.fromkeys((format_cents(low * hours), format_cents(high * hours))))
 
@@ -180,7 +180,7 @@ def delay_price(region: str, compute: Compute, prices: PriceSource) -> str:
     if cost.why:
         return ""
     low, high = (amount * compute.scale_down_minutes // 60 for amount in (cost.low, cost.high))
-    return f"{dollar_range(low, high)} each time"
+    return f"{cents_range(low, high)} each time"
 
 
 def describe_reservation(found: Reservation, now: float) -> str:

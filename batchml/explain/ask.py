@@ -84,7 +84,7 @@ class ExplainedRun(Struct, frozen=True):
     run: Run
     explanation: Explanation
     calls: int  # to AWS
-    unasked: tuple[str, ...] = ()  # calls that failed, with the reasons
+    failed_calls: tuple[str, ...] = ()  # each with the reason
     is_forgotten: bool = False
     note: str = ""  # for the user, on a later submission
 
@@ -116,7 +116,7 @@ def explain_from_aws(
             f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs.",
         )  # fmt: skip
     else:
-        run = run_of_record(record)
+        run = _run_from_history(record)
     now = int(clock.now() * 1000)
     if run.status.is_terminal:
         cost = record.max_cost if record else None
@@ -125,11 +125,11 @@ def explain_from_aws(
         explanation = _explain_waiting(diagnosis, WaitingRun(run, now, commands), clock, held_runs)
     else:
         explanation = _explain_unlisted(run, commands, now)
-    unasked = tuple(diagnosis.failed_calls)
-    return ExplainedRun(run, explanation, diagnosis.calls, unasked, is_forgotten=not found)
+    failed_calls = tuple(diagnosis.failed_calls)
+    return ExplainedRun(run, explanation, diagnosis.calls, failed_calls, is_forgotten=not found)
 
 
-def run_of_record(record: Record) -> Run:
+def _run_from_history(record: Record) -> Run:
     """A run from the history. If its end was not seen from this machine, it is SUBMITTED."""
     return run_from_record(record) or Run(
         job_id=record.job_id,
@@ -301,7 +301,7 @@ def _ask_hosts(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
     if not known:
         return {}
     largest = max(known, key=lambda each: each.desired_vcpus)
-    return {"hosts": diagnosis.hosts(largest.cluster)}
+    return {"hosts": diagnosis.count_hosts(largest.cluster)}
 
 
 _ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {

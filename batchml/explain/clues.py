@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from batchml.model.outcome import MISSING_PACKAGE, RECIPE
+from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS
 
 
 class Clue(Struct, frozen=True):
@@ -95,8 +95,8 @@ START = (
 # For images that could not be pulled.
 PULL = (
     _clue(
-        "package-missing", MISSING_PACKAGE.pattern, f"pip cannot find {{0}} ({RECIPE}).",
-        f"Correct its name or its version in {RECIPE}, and submit it again.", "again",
+        "package-missing", MISSING_PACKAGE.pattern, f"pip cannot find {{0}} ({REQUIREMENTS}).",
+        f"Correct its name or its version in {REQUIREMENTS}, and submit it again.", "again",
     ),
     _clue(
         "image-architecture", r"(?i)no matching manifest|does not match the specified platform",

@@ -30,8 +30,9 @@ def explain(run: OneRun, env: Env = None, json_: Json = False) -> None:
     print_line(to_text(explained, _width(), context.clock.now()))
     if explained.note:
         say(printable(explained.note))
-    if explained.unasked:
-        say(f"The verdict has less evidence, because calls failed: {', '.join(explained.unasked)}.")
+    if explained.failed_calls:
+        failed = ", ".join(explained.failed_calls)
+        say(f"The verdict has less evidence, because calls failed: {failed}.")
 
 
 def _width() -> int:
@@ -86,5 +87,5 @@ def to_json(explained: ExplainedRun) -> dict[str, Any]:
         "command": found.command or None,
         "isForgotten": explained.is_forgotten,
         "calls": explained.calls,
-        "notAsked": list(explained.unasked),
+        "notAsked": list(explained.failed_calls),
     }

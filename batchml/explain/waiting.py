@@ -9,7 +9,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from batchml.cluster.snapshot import describe_move
+from batchml.cluster.snapshot import describe_coming_move
 from batchml.explain import compute
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.suggest import CommandWriter, count, describe_time, join_numbers, name_and_id
@@ -81,7 +81,7 @@ def add_held_runs(
 
 def add_fallback(found: Explanation, waiting: WaitingRun) -> Explanation:
     """Add when a run with a fallback moves to its other queue."""
-    move = describe_move(waiting.run, waiting.now)
+    move = describe_coming_move(waiting.run, waiting.now)
     if not move:
         return found
     queue = waiting.run.tags[FALLBACK_TAG].rpartition(":")[0]

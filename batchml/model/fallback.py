@@ -82,11 +82,11 @@ def describe_fallback(fallback: str) -> str:
     return f"to the queue {queue}, if it finds no host within {short_duration(_number(seconds))}"
 
 
-def describe_move(fallback: str, before: str) -> str:
+def describe_move(fallback: str, earlier_job: str) -> str:
     """Describe a finished move, from the run's FALLBACK_TAG and MOVED_TAG."""
     queue, _, seconds = fallback.rpartition(":")
     waited = f" after {short_duration(_number(seconds))} without a host" if queue else ""
-    return f"to the queue {queue}{waited}; its earlier job was {before}"
+    return f"to the queue {queue}{waited}; its earlier job was {earlier_job}"
 
 
 def _number(text: str) -> int:

@@ -53,7 +53,7 @@ def launch_plan(spec: JobSpec) -> LaunchPlan | None:
 def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
     """The variables for the nodes of a run. `token` is their secret: hex digits, new for each run.
 
-    For the jobs of a group run, `group_jobs` has the variables.
+    The jobs of a group run get theirs from `group_jobs`.
     """
     found = health_variable(spec.health)
     plan = launch_plan(spec)

@@ -28,7 +28,7 @@ MISSING_PACKAGE = re.compile(
     r"(?:No matching distribution found for|"
     r"Could not find a version that satisfies the requirement) (\S+)"
 )
-RECIPE = "requirements.txt"
+REQUIREMENTS = "requirements.txt"
 _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)  # of arrays: children decide
 
 
@@ -173,7 +173,9 @@ def _why_not_started(run: Run) -> str:
     package = MISSING_PACKAGE.search(reason)
     if package is None:
         return reason
-    return f"pip cannot find {package[1]} ({RECIPE}): correct the file, and submit the job again"
+    return (
+        f"pip cannot find {package[1]} ({REQUIREMENTS}): correct the file, and submit the job again"
+    )
 
 
 def _cancelled(run: Run, on: str) -> str:

@@ -189,7 +189,7 @@ def state_after_teardown(
 
 
 def with_deletable_data(stack: Stack) -> Blueprint:
-    """Change a stack so that its deletion deletes its data too.
+    """The content with which the deletion of a stack deletes its data too.
 
     A deletion policy holds once its template is deployed. The tag records that, and is needed
     because CloudFormation refuses an update that changes only deletion policies.
@@ -204,13 +204,13 @@ _BLOCK = re.compile(rf"(?m)^  ({_FILES}):\n(?:(?:    .*)?\n)+")
 
 
 def with_deletable_files(stack: Stack) -> Blueprint:
-    """Change a stack so that removing the file system from the stack deletes the file system."""
+    """The content with which removing the file system from a stack deletes the file system."""
     text = _BLOCK.sub(lambda found: _unretained(found[0]), f"{stack.template}\n")
     return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "files"})
 
 
 def without_files(stack: Stack) -> Blueprint:
-    """Remove the file system from a stack, and protect the stack as before.
+    """The content of a stack without its file system, protected as before.
 
     The template is the deployed one, because its deletion policies count.
     """
@@ -219,7 +219,7 @@ def without_files(stack: Stack) -> Blueprint:
 
 
 def _protected(stack: Stack, parameters: dict[str, str], tags: dict[str, str]) -> Blueprint:
-    """Change only parameters and tags of a stack, and protect it as a stack with data."""
+    """The content of a stack with other parameters and tags, protected as a stack with data."""
     return Blueprint(
         stack.name, stack.template, parameters, tags, is_protected=True, policy=_STACK_POLICY
     )

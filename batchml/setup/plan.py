@@ -258,7 +258,7 @@ def _wait_for_resource(kind: ResourceKind, name: str, there: Mapping[str, Any]) 
 Decision = tuple[Action, list[str], str]
 
 
-def keep(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+def decide_group(request: dict[str, Any], found: dict[str, Any]) -> Decision:
     """The action for a placement group, which cannot be changed."""
     return Action.KEEP, [], ""
 
@@ -354,7 +354,7 @@ def queues_of(wanted: WantedState, current: CurrentState) -> dict[str, dict[str,
     }
 
 
-def queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+def plan_queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for step in plan_requests(
         ResourceKind.QUEUE, queues_of(wanted, current), current.queues, decide_queue
     ):
@@ -372,7 +372,7 @@ def _lost_runs(queue: str, current: CurrentState) -> str:
     return f"{count} run{'s' if count > 1 else ''} in it" if count else ""
 
 
-def environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+def plan_environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name, request in wanted.environments.items():
         there = _newest(current.environments, name)
         if not there:
@@ -473,7 +473,7 @@ def _update_if_changed(changed: list[RequestDifference]) -> Decision:
     return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed], ""
 
 
-def templates(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+def plan_templates(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name, request in wanted.templates.items():
         there = current.templates.get(name)
         if there is None:
@@ -487,7 +487,7 @@ def templates(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
             yield PlanStep(Action.KEEP, ResourceKind.LAUNCH_TEMPLATE, name)
 
 
-def definitions(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
+def plan_definitions(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
     for name in wanted.definitions:
         if name in current.definitions:
             yield PlanStep(Action.KEEP, ResourceKind.DEFINITION, name)
@@ -529,12 +529,12 @@ def make_plan(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
 
 def _changes(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
     return [
-        *plan_requests(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups, keep),
-        *templates(wanted, current),
+        *plan_requests(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups, decide_group),
+        *plan_templates(wanted, current),
         *plan_requests(ResourceKind.POLICY, wanted.policies, current.policies, decide_policy),
-        *environments(wanted, current),
-        *queues(wanted, current),
-        *definitions(wanted, current),
+        *plan_environments(wanted, current),
+        *plan_queues(wanted, current),
+        *plan_definitions(wanted, current),
     ]
 
 

@@ -256,11 +256,11 @@ def _wait_until_valid(
     some seconds for a resource whose description `is_stale`.
     """
     began = tools.clock.monotonic()
-    end, before, pauses = began + limit, "", backoff(PACE)
+    end, previous, pauses = began + limit, "", backoff(PACE)
     while True:
         found = read()
         status = str(found.get("status", "VALID")) if found else "not listed yet"
-        is_fresh = before in _UNDER_WAY or tools.clock.monotonic() > began + _STALE_TIME
+        is_fresh = previous in _UNDER_WAY or tools.clock.monotonic() > began + _STALE_TIME
         if found is not None and not is_fresh and status not in _UNDER_WAY and is_stale(found):
             status = "not updated yet"
         elif found is not None and status == "VALID":
@@ -268,9 +268,9 @@ def _wait_until_valid(
         if status == "INVALID":
             reason = str((found or {}).get("statusReason", ""))
             raise SetupFailed(kind, name, f"AWS made it INVALID: {reason}", invalid_fix(reason))
-        if status != before:
+        if status != previous:
             yield status
-            before = status
+            previous = status
         check_time(end, kind, name, status, tools)
         tools.clock.sleep(next(pauses))
 
@@ -284,7 +284,7 @@ def _delete_and_wait(
     It stays disabled for `patience` seconds, or until its instances have ended.
     """
     began = tools.clock.monotonic()
-    end, before, pauses = began + _UPDATE_LIMIT, "", backoff(PACE)
+    end, previous, pauses = began + _UPDATE_LIMIT, "", backoff(PACE)
     while (found := read()) is not None:
         status = str(found.get("status", "VALID"))
         if status not in _UNDER_WAY:
@@ -298,13 +298,13 @@ def _delete_and_wait(
                     delete()
                     status = "deleting"
             except ServiceError as error:
-                # AWS has not finished the steps before.
+                # AWS has not finished an earlier change.
                 if not tools.compute.is_still_related(error):
                     raise
                 status = "waiting for resources that use it"
-        if status != before:
+        if status != previous:
             yield status
-            before = status
+            previous = status
         check_time(end, kind, name, status, tools)
         tools.clock.sleep(next(pauses))
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batchml.cluster.rows import ClusterState
 from batchml.cluster.snapshot import (
     count_runnable,
-    describe_move,
+    describe_coming_move,
     positions,
     short_reason,
     shorten_reason,
@@ -181,7 +181,7 @@ def test_the_compute_environment_s_own_maximum_counts_where_the_machine_has_room
 )
 def test_a_run_that_may_move_says_when(more: dict[str, Any], words: str) -> None:
     waiting = run("a", tags={FALLBACK_TAG: "big:30"}, created_at=77_000)
-    assert describe_move(replace(waiting, **more), 90_000) == words
+    assert describe_coming_move(replace(waiting, **more), 90_000) == words
 
 
 def test_words_of_aws_that_nobody_knew_are_still_told() -> None:

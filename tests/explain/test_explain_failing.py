@@ -396,7 +396,7 @@ def test_a_failed_program_takes_two_calls_and_one_page_of_its_log(aws: Aws) -> N
 def test_a_log_that_is_gone_leaves_the_exit_code(aws: Aws) -> None:
     told, _ = aws.explain(World(failed(), GetLogEvents="ResourceNotFoundException: no"))
     assert told.explanation.cause == "exit-code"
-    assert told.unasked == ("logs:GetLogEvents (ResourceNotFoundException)",)
+    assert told.failed_calls == ("logs:GetLogEvents (ResourceNotFoundException)",)
 
 
 def test_of_an_array_one_failed_child_is_explained_by_four_calls(aws: Aws) -> None:
@@ -496,7 +496,7 @@ def test_a_lost_host_was_a_spot_instance_or_was_not(
 def test_ec2_may_have_forgotten_the_host(aws: Aws) -> None:
     told, _ = aws.explain(World(failed(LOST), DescribeInstances="InvalidInstanceID.NotFound: gone"))
     assert told.explanation.cause == "host-lost"
-    assert told.unasked == ("ec2:DescribeInstances (InvalidInstanceID.NotFound)",)
+    assert told.failed_calls == ("ec2:DescribeInstances (InvalidInstanceID.NotFound)",)
 
 
 def test_a_run_whose_dependency_failed_leads_to_that_one(aws: Aws) -> None:

@@ -303,7 +303,7 @@ def test_each_cause_is_told_by_at_most_six_calls(aws: Aws, name: str) -> None:
     assert "\n" not in found.command
     assert found.command.endswith("--env dev") or found.command.startswith("aws ")
     assert len(calls) <= 6
-    assert not told.unasked
+    assert not told.failed_calls
 
 
 SEATS = [
@@ -459,7 +459,7 @@ def test_what_is_denied_is_noted_and_the_rest_still_told(aws: Aws) -> None:
                   DescribeScalingActivities="AccessDenied: no")  # fmt: skip
     told, _ = aws.explain(world)
     assert told.explanation.cause == "host-starting"
-    assert [each.partition(" ")[0] for each in told.unasked] == [
+    assert [each.partition(" ")[0] for each in told.failed_calls] == [
         "batch:GetJobQueueSnapshot", "autoscaling:DescribeScalingActivities",
         "ecs:ListContainerInstances",
     ]  # fmt: skip
@@ -477,7 +477,7 @@ def test_a_question_that_is_not_answered_raises_neither_an_error_nor_an_alarm(
     if told.explanation.is_problem:
         assert told.explanation.cause in (whole.explanation.cause, says, "undetermined")
     why = "no answer" if "Throttling" in refusal else "AccessDeniedException"
-    noted = [each.partition("(")[2].rstrip(")") for each in told.unasked]
+    noted = [each.partition("(")[2].rstrip(")") for each in told.failed_calls]
     assert noted == [why] * (operation in calls)
 
 

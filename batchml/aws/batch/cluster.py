@@ -144,9 +144,9 @@ class ClusterApi:
 def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
     """Convert a ContainerInstance of ECS."""
     named = {each["name"]: each.get("value", "") for each in entry.get("attributes", ())}
-    had = _resources(entry.get("registeredResources", ()))
-    left = _resources(entry.get("remainingResources", ()))
-    used = {name: max(0, amount - left.get(name, 0)) for name, amount in had.items()}
+    registered = _resources(entry.get("registeredResources", ()))
+    remaining = _resources(entry.get("remainingResources", ()))
+    used = {name: max(0, amount - remaining.get(name, 0)) for name, amount in registered.items()}
     joined = entry.get("registeredAt")
     return ClusterHost(
         id=entry["containerInstanceArn"].rpartition("/")[2],
@@ -159,9 +159,9 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
         tasks=entry.get("runningTasksCount", 0) + entry.get("pendingTasksCount", 0),
         since=int(joined.timestamp() * 1000) if joined else 0,
         resources=HostResources(
-            vcpus=had.get("CPU", 0) / _UNITS,
-            memory_mib=had.get("MEMORY", 0),
-            gpus=had.get("GPU", 0),
+            vcpus=registered.get("CPU", 0) / _UNITS,
+            memory_mib=registered.get("MEMORY", 0),
+            gpus=registered.get("GPU", 0),
             used_vcpus=used.get("CPU", 0) / _UNITS,
             used_memory_mib=used.get("MEMORY", 0),
             used_gpus=used.get("GPU", 0),

@@ -116,14 +116,14 @@ def _of_ec2(session: Session, ids: list[str]) -> dict[str, RunHost]:
     """Use a filter, because a call with ids fails if one id does not exist."""
     request = {"Filters": [{"Name": "instance-id", "Values": ids}]}
     with translate_errors("ec2:DescribeInstances"):
-        pages = session.client("ec2", attempts=TRIES).get_paginator("describe_instances")
+        paginator = session.client("ec2", attempts=TRIES).get_paginator("describe_instances")
         return {
             entry["InstanceId"]: RunHost(
                 entry["InstanceType"],
                 entry["Placement"]["AvailabilityZone"],
                 entry.get("InstanceLifecycle") == "spot",
             )
-            for entry in _instances(pages.paginate(**request))
+            for entry in _instances(paginator.paginate(**request))
         }
 
 

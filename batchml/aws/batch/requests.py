@@ -142,17 +142,17 @@ def secret_entries(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
     """
     found, missing = list[dict[str, str]](), list[tuple[str, SecretSource]]()
     for name, text in spec.secrets.items():
-        kept = parse_secret(text)
-        assert kept is not None, "read_job refuses wrong texts"
+        source = parse_secret(text)
+        assert source is not None, "read_job refuses wrong texts"
         if platform.env == LOCAL:
-            address = kept.value_from(arn_to_list(kept, "", "")) if kept.scope else text
+            address = source.value_from(arn_to_list(source, "", "")) if source.scope else text
             found.append({"name": name, "valueFrom": address})
             continue
-        arn = find_secret_arn(kept, platform.secrets)
+        arn = find_secret_arn(source, platform.secrets)
         if arn is None:
-            missing.append((name, kept))
+            missing.append((name, source))
         else:
-            found.append({"name": name, "valueFrom": kept.value_from(arn)})
+            found.append({"name": name, "valueFrom": source.value_from(arn)})
     if missing:
         raise ConfigError(spec.name, _unlisted_mistakes(missing, platform))
     return found
@@ -161,11 +161,13 @@ def secret_entries(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
 def _unlisted_mistakes(missing: list[tuple[str, SecretSource]], platform: Platform) -> list[str]:
     """A mistake for each secret. The last one has the whole line for batchml.toml."""
     _, partition, _, _, account, *_ = [*platform.execution_role.split(":"), *[""] * 6]
-    lines = [arn_to_list(kept, platform.region, account, partition or "aws") for _, kept in missing]
-    listed = ", ".join(f'"{arn}"' for arn in dict.fromkeys([*platform.secrets, *lines]))
+    arns = [
+        arn_to_list(source, platform.region, account, partition or "aws") for _, source in missing
+    ]
+    listed = ", ".join(f'"{arn}"' for arn in dict.fromkeys([*platform.secrets, *arns]))
     mistakes = [
         f"secrets.{name}: {arn} is not among the secrets that jobs of {platform.env} may use."
-        for (name, _), arn in zip(missing, lines, strict=True)
+        for (name, _), arn in zip(missing, arns, strict=True)
     ]
     mistakes[-1] += (
         f" Write under [env.{platform.env}] of batchml.toml: secrets = [{listed}], then: "

@@ -98,19 +98,19 @@ def machine_image(site: Site, compute: Compute) -> dict[str, str]:
     return {"imageType": kind, "imageIdOverride": image_id}
 
 
-def queue_request(site: Site, name: str, described: Queue, policy_arn: str = "") -> dict[str, Any]:
+def queue_request(site: Site, name: str, queue: Queue, policy_arn: str = "") -> dict[str, Any]:
     """The CreateJobQueue request. `policy_arn` is the ARN of its fair-share policy."""
     request: dict[str, Any] = {
         "jobQueueName": site.named(name),
         "state": "ENABLED",
-        "priority": described.priority,
+        "priority": queue.priority,
         "computeEnvironmentOrder": [
             {"order": order, "computeEnvironment": site.named(each)}
-            for order, each in enumerate(described.compute, 1)
+            for order, each in enumerate(queue.compute, 1)
         ],
         "jobStateTimeLimitActions": [
             {"reason": reason, "state": "RUNNABLE", "maxTimeSeconds": seconds, "action": "CANCEL"}
-            for reason, seconds in sorted(described.limits_seconds.items())
+            for reason, seconds in sorted(queue.limits_seconds.items())
         ],
         "tags": site.tagged(name),
     }

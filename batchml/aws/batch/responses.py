@@ -17,11 +17,11 @@ _INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
 def to_run(detail: Mapping[str, Any]) -> Run:
     """Convert a JobDetail of DescribeJobs."""
     container = _container(detail)
-    ended = _ended(detail)
+    own = _own_container(detail)
     status = JobStatus(detail["status"])
     attempts = tuple(_attempt(entry) for entry in detail.get("attempts") or ())
-    current = ended.get("logStreamName", "")
-    host = _host(ended, detail.get("statusReason", ""))
+    current = own.get("logStreamName", "")
+    host = _host(own, detail.get("statusReason", ""))
     if not status.is_terminal and current and all(a.log_stream != current for a in attempts):
         began = detail.get("startedAt") or None
         attempts += (Attempt(started_at=began, log_stream=current, host=host),)
@@ -29,8 +29,8 @@ def to_run(detail: Mapping[str, Any]) -> Run:
     tags = dict(detail.get("tags") or {})
     environment = _environment(container)
     last = attempts[-1] if attempts else Attempt()
-    if not ended and status.is_terminal:  # multi-node: only the attempt has the end
-        ended = {"exitCode": last.exit_code, "reason": last.reason}
+    if not own and status.is_terminal:  # multi-node: only the attempt has the end
+        own = {"exitCode": last.exit_code, "reason": last.reason}
     needs = _needs(container)
     depends_on = detail.get("dependsOn") or ()
     options = container.get("logConfiguration", {}).get("options", {})
@@ -45,8 +45,8 @@ def to_run(detail: Mapping[str, Any]) -> Run:
         created_at=detail.get("createdAt"),
         started_at=detail.get("startedAt") or None,
         stopped_at=detail.get("stoppedAt"),
-        exit_code=ended.get("exitCode"),
-        reason=ended.get("reason", ""),
+        exit_code=own.get("exitCode"),
+        reason=own.get("reason", ""),
         attempts=attempts,
         log_group=options.get("awslogs-group", "/aws/batch/job"),
         is_cancelled=detail.get("isCancelled", False),
@@ -118,8 +118,8 @@ def _container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _ended(detail: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The member that has the end and the host of the last attempt."""
+def _own_container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run's own container, which has the log, the end and the host of the last attempt."""
     found: Mapping[str, Any] = detail.get("container") or _first_of_task(detail)
     return found
 
@@ -138,20 +138,20 @@ def _attempt(entry: Mapping[str, Any]) -> Attempt:
     if not container and entry.get("taskProperties"):
         task = entry["taskProperties"][0]
         container = {**task, **(task.get("containers") or ({},))[0]}
-    because = entry.get("statusReason", "")
+    status_reason = entry.get("statusReason", "")
     return Attempt(
         started_at=entry.get("startedAt") or None,
         stopped_at=entry.get("stoppedAt"),
         exit_code=container.get("exitCode"),
         reason=container.get("reason", ""),
-        status_reason=because,
+        status_reason=status_reason,
         log_stream=container.get("logStreamName", ""),
-        host=_host(container, because),
+        host=_host(container, status_reason),
     )
 
 
-def _host(container: Mapping[str, Any], because: str) -> str:
-    lost = _INSTANCE.search(because)
+def _host(container: Mapping[str, Any], status_reason: str) -> str:
+    lost = _INSTANCE.search(status_reason)
     if lost:
         return lost[1]
     # arn:aws:ecs:REGION:ACCOUNT:container-instance/CLUSTER/ID

@@ -19,11 +19,11 @@ from batchml.cost.capacity import (
     ScoreQuestion,
     ScoreRow,
     WarmCapacity,
+    cents_range,
     default_types,
     delay_price,
     describe_delay,
     describe_reservation,
-    dollar_range,
     list_warm_capacity,
     read_compute_detail,
     warm_cost,
@@ -261,7 +261,7 @@ def _cell(cost: HostsCost) -> str:
         return "-"
     if cost.is_prepaid:
         return "prepaid"
-    return "price unknown" if cost.why else f"{dollar_range(cost.low, cost.high)}/h"
+    return "price unknown" if cost.why else f"{cents_range(cost.low, cost.high)}/h"
 
 
 def _cost_to_json(cost: HostsCost) -> dict[str, Any]:

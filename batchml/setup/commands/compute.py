@@ -204,7 +204,7 @@ def compute_update(
     disk, change batchml.toml and run setup.
     """
     context = open_context(env)
-    there, detail = find_resource(
+    aws_name, detail = find_resource(
         context, name, "Compute environment", compute_api(context).environments()
     )
     if warm is not None:
@@ -216,7 +216,7 @@ def compute_update(
     if not table and enable is None:
         raise UsageError("Nothing to change was given: see batchml compute update --help.")
     checked = _checked(name, detail, table)
-    request: dict[str, Any] = {"computeEnvironment": there}
+    request: dict[str, Any] = {"computeEnvironment": aws_name}
     if enable is not None:
         request["state"] = "ENABLED" if enable else "DISABLED"
     if table:
@@ -284,7 +284,7 @@ def compute_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = 
     """Delete a compute environment that no queue uses, with its launch template."""
     context = open_context(env)
     api = compute_api(context)
-    there, detail = find_resource(context, name, "Compute environment", api.environments())
+    aws_name, detail = find_resource(context, name, "Compute environment", api.environments())
     users = [
         queue for queue, each in api.queues().items()
         if detail["computeEnvironmentArn"] in compute_order(each)
@@ -295,7 +295,7 @@ def compute_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = 
             f"Compute environment {name} is used by: {names}. First give these queues another one "
             f"(batchml queue update NAME --compute OTHER), or delete them."
         )
-    delete_resource(context, "compute environment", there, yes, json_)
+    delete_resource(context, "compute environment", aws_name, yes, json_)
 
 
 # --- hosts ----------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def queue_update(
 ) -> None:
     """Change a job queue now. If setup made it, the next setup changes it back."""
     context = open_context(env)
-    there, detail = find_resource(context, name, "Job queue", compute_api(context).queues())
+    aws_name, detail = find_resource(context, name, "Job queue", compute_api(context).queues())
     _refuse_lists(compute)
     table = drop_none(priority=priority, compute=compute, **_queue_tables(None, time_limit))
     if not table and enable is None:
@@ -154,7 +154,7 @@ def queue_update(
         "compute": "computeEnvironmentOrder",
         "time_limits": "jobStateTimeLimitActions",
     }
-    request: dict[str, Any] = {"jobQueue": there}
+    request: dict[str, Any] = {"jobQueue": aws_name}
     if enable is not None:
         request["state"] = "ENABLED" if enable else "DISABLED"
     request |= {members[key]: full[members[key]] for key in table}
@@ -167,11 +167,11 @@ def queue_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = Fa
     """Delete a job queue. AWS Batch terminates its runs: `JobQueue deleted`."""
     context = open_context(env)
     api = compute_api(context)
-    there, _ = find_resource(context, name, "Job queue", api.queues())
-    count = api.unfinished(there)
+    aws_name, _ = find_resource(context, name, "Job queue", api.queues())
+    count = api.unfinished(aws_name)
     if count:
         say(f"{count} run{'s' if count > 1 else ''} in it will be terminated.")
-    delete_resource(context, "job queue", there, yes, json_)
+    delete_resource(context, "job queue", aws_name, yes, json_)
 
 
 def _refuse_lists(compute: list[str] | None) -> None:
@@ -222,8 +222,8 @@ def queue_show(name: Name, env: Env = None, json_: Json = False) -> None:
     a run is at #101.
     """
     context = open_context(env)
-    there, _ = find_resource(context, name, "Job queue", compute_api(context).queues())
-    snapshot = open_poller(context).poll([there], with_usage=False)
+    aws_name, _ = find_resource(context, name, "Job queue", compute_api(context).queues())
+    snapshot = open_poller(context).poll([aws_name], with_usage=False)
     if json_:
         return print_json(_json(snapshot))
     print_line("\n".join(_lines(context, snapshot)))
