@@ -57,6 +57,6 @@ def kill_attempts(home: Home, folder_id: str, clock: Clock) -> int:
             clock.sleep(record.PAUSE)
         count += lives
     groups = cgroup.ours(read_record(home.groups, dict[str, str]) or {}, folder_id)
-    cgroup.sweep(groups)  # idle runners have control groups, too
+    cgroup.remove_dead_slots(groups)  # idle runners have control groups, too
     cgroup.forget(groups)
     return count

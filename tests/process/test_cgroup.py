@@ -51,9 +51,9 @@ def test_a_sweep_spares_the_slots_of_those_who_live(groups: cgroup.Groups) -> No
     child = subprocess.Popen(["sleep", "300"])
     for folder in reused.folders.values():
         (Path(folder) / "cgroup.procs").write_text(str(child.pid))
-    assert cgroup.sweep(groups) == [child.pid]
+    assert cgroup.remove_dead_slots(groups) == [child.pid]
     child.wait(10)
-    cgroup.sweep(groups)
+    cgroup.remove_dead_slots(groups)
     assert all(map(os.path.isdir, own.folders.values()))
     assert not any(map(os.path.exists, [*reused.folders.values(), *gone.folders.values()]))
     own.remove()
@@ -220,7 +220,7 @@ def test_a_runner_that_may_not_move_in_version_2_has_no_slot(slot: SlotV2, tree:
 
 def test_groups_that_vanish_under_a_sweep_are_no_failure(tmp_path: Path) -> None:
     """The last runner of an earlier server removes them while the next server starts."""
-    assert cgroup.sweep({"memory": str(tmp_path / "gone")}) == []
+    assert cgroup.remove_dead_slots({"memory": str(tmp_path / "gone")}) == []
 
 
 def test_a_folder_that_is_removed_as_it_is_made_is_made_again(

@@ -22,7 +22,7 @@ from batchml.local.executors.choice import ExecutorChoice, Permits, read_choice
 from batchml.local.executors.container_spec import container_name
 from batchml.local.executors.record import find_processes, mark_of
 from batchml.local.executors.supervisor import RUNNER_LOST
-from batchml.local.executors.sweeper import sweep
+from batchml.local.executors.sweeper import remove_unowned
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.images import publish
 from batchml.runtime.processes import descendants, send
@@ -641,7 +641,7 @@ def test_what_no_attempt_owns_is_swept_and_what_one_owns_is_not(rig: Rig) -> Non
     other = docker("run", "-d", "--label", "batchml.home=another", "--label", "batchml.task=x",
                    IMAGE, "sleep", "90").stdout.strip()  # fmt: skip
     docker("network", "create", "--label", label, f"batchml-test-{orphan[:8]}")
-    rig.finish(sweep(rig.home, rig.identity.id, lambda: {task}))
+    rig.finish(remove_unowned(rig.home, rig.identity.id, lambda: {task}))
     left = docker("ps", "-a", "-q", "--no-trunc").stdout.split()
     assert orphan not in left
     assert other in left

@@ -215,7 +215,7 @@ def forget(groups: Groups) -> None:
                 pass  # it contains the slot of another runner
 
 
-def sweep(groups: Groups) -> list[int]:
+def remove_dead_slots(groups: Groups) -> list[int]:
     """Kill and remove the slots of runners that have ended. Returns the processes that were
     killed.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from batchml.local import images
 from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.executors.choice import Permits
 from batchml.local.executors.record import CONTAINER
@@ -28,7 +29,6 @@ from batchml.local.executors.spec import (
     runner_spec,
 )
 from batchml.local.home import Home
-from batchml.local.images import find
 from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder
 from batchml.runtime.protocol.variables import RuntimeEnv
 
@@ -120,7 +120,7 @@ def container_spec(
     }
     if container.get("user"):
         config["User"] = container["user"]
-    published = find(host.home.images, container["image"])
+    published = images.find(host.home.images, container["image"])
     return {
         "task_id": attempt.task_id,
         "name": container_name(host.identity, attempt.task_id),

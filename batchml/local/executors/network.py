@@ -177,7 +177,7 @@ class NodeNetwork:
         rest.
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._sweep, set(live))
+        await loop.run_in_executor(self._thread, self._remove_except, set(live))
         self._assigned = set(self._table.indexes)
         for task_id in self._assigned:
             node = self._address_of(task_id)
@@ -186,7 +186,7 @@ class NodeNetwork:
 
     def clear(self) -> None:
         """Remove everything, for a state folder without attempts."""
-        self._thread.submit(self._sweep, set()).result()
+        self._thread.submit(self._remove_except, set()).result()
         self.close()
 
     def close(self) -> None:
@@ -366,7 +366,7 @@ class NodeNetwork:
         if os.path.exists(f"{_RUN}/{self._switch}"):
             _run("ip", "netns", "del", self._switch, ignore=True)
 
-    def _sweep(self, live: set[str]) -> None:
+    def _remove_except(self, live: set[str]) -> None:
         gone = [task_id for task_id in self._table.indexes if task_id not in live]
         for task_id in gone:
             self._remove_namespace(self._table.indexes.pop(task_id))

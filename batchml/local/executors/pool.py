@@ -315,7 +315,7 @@ def prepare_groups(home: Home, identity: str) -> Groups:
     groups = cgroup.find(identity)
     before = read_record(home.groups, dict[str, str]) or {}
     for found in (cgroup.ours(before, identity), groups):
-        killed = cgroup.sweep(found)
+        killed = cgroup.remove_dead_slots(found)
         if killed:
             log.warning("killed processes %s, whose runners were gone", killed)
     if groups != before:

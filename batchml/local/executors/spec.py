@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.local import secrets
+from batchml.local import images, secrets
 from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_complete
 from batchml.local.executors.choice import read_endpoints
 from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
 from batchml.local.executors.record import PROCESS, mark_of
 from batchml.local.home import AccessKeys, Home
-from batchml.local.images import LocalImage, conda_tool, find
+from batchml.local.images import LocalImage, conda_tool
 from batchml.local.server import auth
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
@@ -79,7 +79,7 @@ class RunnerSpecError(Exception):
 def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:
     """The spec for a runner. Never written to disk. Raises RunnerSpecError."""
     folder = run_folder(host, job)
-    image = find(host.home.images, job.container["image"])
+    image = images.find(host.home.images, job.container["image"])
     env = _with_access(host, job, attempt, job_environment(host, job, attempt))
     spec = {
         "task_id": attempt.task_id,

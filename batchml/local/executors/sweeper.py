@@ -32,7 +32,7 @@ class EngineLeftovers(Struct, frozen=True):
     networks: int
 
 
-async def sweep(home: Home, identity: str, owned: Callable[[], Container[str]]) -> None:
+async def remove_unowned(home: Home, identity: str, owned: Callable[[], Container[str]]) -> None:
     """Remove the resources of task ids that are not owned when they are found.
 
     Runs once the engine answers, which may be long after the server's start.

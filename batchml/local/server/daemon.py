@@ -51,7 +51,7 @@ from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
 from batchml.local.executors.spec import ExecutorHost, SpecPrefetch
 from batchml.local.executors.supervisor import AttemptSupervisor
-from batchml.local.executors.sweeper import sweep
+from batchml.local.executors.sweeper import remove_unowned
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.images import publish_runtime
 from batchml.local.logs.api import LogReads
@@ -199,17 +199,17 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
             if job.attempt is not None and job.attempt.started_at is None:
                 executor.check_progress(job.attempt.task_id)
 
-    sweeping = None
+    removing = None
     if choice.had_docker:
-        sweeping = loop.create_task(sweep(home, own.id, lambda: core.state.by_task))
+        removing = loop.create_task(remove_unowned(home, own.id, lambda: core.state.by_task))
     idle_task = loop.create_task(wait_until_idle(server, core, clock, options.idle, poll))
     try:
         code = await _until_over(server, listener, loop_task, idle_task, stop_event)
         return RESTART if code == 0 and upgraded.is_set() else code
     finally:
         idle_task.cancel()
-        if sweeping is not None:
-            sweeping.cancel()
+        if removing is not None:
+            removing.cancel()
         core.close()
         await asyncio.wait({loop_task})
         executor.close()
