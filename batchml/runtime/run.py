@@ -114,7 +114,7 @@ class _Attempt:
         code = self._run()
         if self._trial is None:
             return code
-        return self._trial.end(code, bool(self._signals.stop_asked), self._why_not_started)
+        return self._trial.end(code, bool(self._signals.stop_signal), self._why_not_started)
 
     def _run(self) -> int:
         try:
@@ -296,7 +296,7 @@ class _Attempt:
         """Print why this node's supervisor has ended, if it could not print that itself."""
         if not verdict.is_said:
             self._output.say(f"batchml: {verdict.why}")
-        if verdict.news and not self._signals.stop_asked:
+        if verdict.news and not self._signals.stop_signal:
             from batchml.runtime.nodes.launcher import tell_main_node
 
             tell_main_node(self._environ, verdict.news, self._signals.wait_for_stop)
@@ -329,7 +329,7 @@ class _Attempt:
     ) -> None:
         from batchml.runtime.nodes.launcher import SupervisorWatch
 
-        running.delegate_to(pid, supervised.asked, supervised.makes_stop_file)
+        running.delegate_to(pid, supervised.stop_request, supervised.makes_stop_file)
         plugins.add("the watch of the supervisor", lambda: SupervisorWatch(pid, running.say))
 
 

@@ -88,9 +88,9 @@ def run_save(folder: str, step: int, save: Callable[[], str]) -> bool:
 
 
 def finish_save(folder: str, temporary: str, step: int, keep: int, term: FenceTerm) -> str:
-    """Make a checkpoint of the files in `temporary`. Return an empty text.
+    """Make a checkpoint of the files in `temporary`.
 
-    If a later generation saves, return that instead.
+    Return an empty text, or why this generation may not save.
     """
     files = describe_files(temporary)
     if not files:

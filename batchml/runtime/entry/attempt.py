@@ -90,7 +90,7 @@ class RunningAttempt:
         self._stopping = False
         self._kill_at = float("inf")
         self._supervisor: Optional[int] = None
-        self._makes_stop_file = True  # False if the supervisor makes it
+        self._entry_makes_stop_file = True  # False if the supervisor makes it
         self._stop_request = ""  # the file that tells the supervisor how the run is to end
 
     def delegate_to(self, pid: int, stop_request: str, makes_stop_file: bool) -> None:
@@ -102,7 +102,7 @@ class RunningAttempt:
         the supervisor knows of the stop, and the run would end with 0.
         """
         self._supervisor, self._stop_request = pid, stop_request
-        self._makes_stop_file = not makes_stop_file
+        self._entry_makes_stop_file = not makes_stop_file
 
     def pids(self) -> List[int]:
         return descendants(os.getpid())
@@ -157,7 +157,7 @@ class RunningAttempt:
     def _begin_stop(self, grace: float) -> None:
         self._stopping = True
         self._kill_at = min(self._kill_at, self._clock() + grace)
-        if self._makes_stop_file:
+        if self._entry_makes_stop_file:
             self.request_stop()
 
 

@@ -42,7 +42,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.wake = -1
-        self.stop_asked = 0  # the first signal that requested a stop
+        self.stop_signal = 0  # the first signal that requested a stop; 0: none
         self._pending: Deque[int] = deque()
 
     def listen(self) -> None:
@@ -72,16 +72,16 @@ class Signals:
 
     def check(self) -> None:
         """Raises StopRequested if a stop has been requested."""
-        if self.stop_asked:
-            raise StopRequested(signal.Signals(self.stop_asked).name)
+        if self.stop_signal:
+            raise StopRequested(signal.Signals(self.stop_signal).name)
 
     def wait_for_stop(self, seconds: float) -> bool:
         """Wait for a stop request for at most `seconds`. Return whether a stop was requested."""
         until = time.monotonic() + seconds
-        while not self.stop_asked and time.monotonic() < until:
+        while not self.stop_signal and time.monotonic() < until:
             select.select([self.wake], [], [], max(0.0, until - time.monotonic()))
             self.drain()
-        return bool(self.stop_asked)
+        return bool(self.stop_signal)
 
     def ignore(self) -> None:
         """Ignore signals from now on: the exit code of this process is decided.
@@ -93,8 +93,8 @@ class Signals:
         signal.set_wakeup_fd(-1)
 
     def _record(self, number: int, _frame: object) -> None:
-        if number in STOPS and not self.stop_asked:
-            self.stop_asked = number
+        if number in STOPS and not self.stop_signal:
+            self.stop_signal = number
         self._pending.append(number)
 
 

@@ -15,7 +15,7 @@ from typing import Dict, List, NamedTuple, Sequence
 from batchml.runtime.processes import descendants, kill_descendants, send, shell_code
 
 NO_PROGRAM = 69  # exit code if the run's program is not running
-RUN_ENDED = 75  # exit code if the run ended before the command
+RUN_ENDED = 75  # exit code if the run or the connection ended before the command
 
 PAUSE = 0.05  # seconds between two checks
 
@@ -28,7 +28,7 @@ class ExecRequest(NamedTuple):
     """The command to run, and where. The encoded form is one word, which needs no shell quotes."""
 
     command: Sequence[str] = ()  # empty: a shell
-    root: int = 1  # the run's program is a descendant of this process
+    root: int = 1  # the run's program is this process or a descendant of it
     task: str = ""  # the attempt to enter, if several attempts run below `root`
     groups: Sequence[str] = ()  # control groups to enter
     record: str = ""  # a file that is removed with the attempt
@@ -80,7 +80,7 @@ def resolve_command(request: ExecRequest, environ: Dict[str, str]) -> List[str]:
 def start(
     command: List[str], environ: Dict[str, str], folder: str, **more: object
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a folder, or in the current one if it does not exist.
+    """Start a command in `folder`; in the current folder if `folder` does not exist.
 
     `more`: further arguments of Popen. Raises ExecFailed with the exit codes that a shell uses.
     """

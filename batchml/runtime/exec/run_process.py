@@ -16,7 +16,7 @@ _NETWORK = 0x40000000  # CLONE_NEWNET of linux/sched.h
 class RunProcess(NamedTuple):
     """The process of a run's program."""
 
-    pid: int
+    pid: int  # 0: /proc hides the process
     environ: Dict[str, str]
     folder: str
     user: int

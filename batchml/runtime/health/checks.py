@@ -140,11 +140,11 @@ def check_shared_memory(space: Optional[Tuple[int, int]]) -> HostCheck:
 
 
 def check_folder(
-    label: str, path: str, is_hosts: bool, now: Callable[[], float] = time.time
+    label: str, path: str, belongs_to_host: bool, now: Callable[[], float] = time.time
 ) -> List[HostCheck]:
     """Write a file, read it back, and compare its time, because a mount alone proves nothing.
 
-    `is_hosts`: the disk belongs to the host. Another disk may belong to a file server, whose errors
+    `belongs_to_host`: as a local disk does. Another disk may belong to a file server, whose errors
     are no reason to replace the host. `label` is the name of the checks.
     """
     probe = os.path.join(path, f".batchml-health-{os.urandom(6).hex()}")
@@ -161,9 +161,9 @@ def check_folder(
         finally:
             _remove(probe)
     except OSError as error:
-        return [classify_error(label, error, is_hosts)]
+        return [classify_error(label, error, belongs_to_host)]
     if back != data:
-        severity = REPLACE if is_hosts else RETRY
+        severity = REPLACE if belongs_to_host else RETRY
         return [HostCheck(label, severity, "other data was read back than was written")]
     checks = [_free(label, _space(path))]
     # On a network file system the file's time is the server's.
@@ -174,12 +174,12 @@ def check_folder(
     return checks
 
 
-def classify_error(label: str, error: OSError, is_hosts: bool) -> HostCheck:
+def classify_error(label: str, error: OSError, belongs_to_host: bool) -> HostCheck:
     """The severity of an error that a write to a disk has raised."""
     words = error.strerror or str(error)
     if error.errno in _OF_HOST:
-        return HostCheck(label, REPLACE if is_hosts else RETRY, words)
-    if error.errno in _FULL and is_hosts:
+        return HostCheck(label, REPLACE if belongs_to_host else RETRY, words)
+    if error.errno in _FULL and belongs_to_host:
         return HostCheck(label, RETRY, words)
     # A read-only image, missing permissions, a full shared file system: the same on other hosts.
     return HostCheck(label, MONITOR if error.errno in _FULL else NOT_CHECKED, words)

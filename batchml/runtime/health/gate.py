@@ -176,7 +176,7 @@ def _refuse_host(
 ) -> str:
     """The reason why the run ends on this host with exit code 75. Raises NoFitHost."""
     host = host_id(environ)
-    tried = _count_tries(env, environ, say, host, why)
+    tried = _record_try(env, environ, say, host, why)
     if len(tried) > tries:
         raise NoFitHost(describe_tries(tried, tries))
     counted = f" ({len(tried)} of {tries})" if tried else ""
@@ -202,7 +202,7 @@ def quarantine_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host:
     say(NOTICE + drain(env, environ, host, time.time()))
 
 
-def _count_tries(
+def _record_try(
     env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, why: str
 ) -> List[UnfitHost]:
     """Record this try. Return all tries of the run, or of this child, on unfit hosts.

@@ -39,7 +39,7 @@ class SupervisedCommand(NamedTuple):
     command: List[str]
     environ: Dict[str, str]
     file: str  # in which the supervisor writes its verdict
-    asked: str  # the file in which the entry records the exit code of a stop
+    stop_request: str  # the file in which the entry records the exit code of a stop
     makes_stop_file: bool  # the supervisor makes the stop file, not the entry
 
     def verdict(self, code: int) -> Optional[SupervisorVerdict]:
@@ -61,7 +61,7 @@ class SupervisedCommand(NamedTuple):
 
 
 class SupervisorWatch:
-    """An attempt plug-in that wakes a supervisor which SIGSTOP or a debugger has stopped.
+    """An attempt plug-in that wakes a supervisor which SIGSTOP has stopped.
 
     Otherwise the other nodes and every rank would wait for it forever. The second time the
     supervisor is killed. Source: proc(5), the state in /proc/PID/stat.
@@ -87,11 +87,11 @@ class SupervisorWatch:
         if now - self._since <= _STOPPED_LIMIT:
             return
         self._since = None
-        number, deed = (signal.SIGKILL, "ended") if self._was_woken else (signal.SIGCONT, "woken")
+        number, how = (signal.SIGKILL, "ended") if self._was_woken else (signal.SIGCONT, "woken")
         self._was_woken = True
         self._say(
             f"batchml: the supervisor of the ranks was stopped for {_STOPPED_LIMIT:.0f} s, so it "
-            f"is {deed}"
+            f"is {how}"
         )
         self._send(self._pid, number)
 

@@ -423,7 +423,7 @@ def rung_passed(rungs: Sequence[int], before: int, step: int) -> Optional[int]:
     return passed[-1] if passed else None
 
 
-def rank(loss: float) -> str:
+def to_sortable_hex(loss: float) -> str:
     """16 hexadecimal digits that sort like the number.
 
     They are the bits of an IEEE 754 double: of a negative number all bits are inverted, else only
@@ -437,7 +437,7 @@ def rank(loss: float) -> str:
 
 def mark_key(rung: int, loss: float, trial: int) -> str:
     """The key which marks that a trial finished a rung, counted from 0, with this loss."""
-    return f"{rung_prefix(rung)}{rank(loss)}-{trial:06d}"
+    return f"{rung_prefix(rung)}{to_sortable_hex(loss)}-{trial:06d}"
 
 
 def ranked(keys: Iterable[str]) -> List[int]:

@@ -121,7 +121,7 @@ class CredentialsProvider:
         self._cached: Optional[Credentials] = None
 
     def forget(self) -> None:
-        """Make the next call fetch new credentials, because these were refused as expired."""
+        """Make the next `get` fetch new credentials, because these were refused as expired."""
         self._cached = None
 
     def get(self) -> Credentials:

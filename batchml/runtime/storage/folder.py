@@ -132,7 +132,7 @@ class FolderStore(Store):
             raise self._error("read", key, error) from error
 
     def _write(self, verb: str, key: str, write: Callable[[str], T]) -> T:
-        """Return `write(path)`: the path of the key's file, through a descriptor of its folder."""
+        """Return `write(path)`. The path leads to the key's file through an open folder."""
         above, _, name = check_key(key).rpartition("/")
         try:
             if self._private:

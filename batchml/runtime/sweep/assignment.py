@@ -44,7 +44,7 @@ from batchml.runtime.protocol.variables import (
 )
 from batchml.runtime.storage.store import Store
 
-_KILLED = 137  # the exit code of a program that the kernel killed because memory ran out
+_OUT_OF_MEMORY_CODE = 137  # of a program that the kernel killed because memory ran out
 
 
 class StopRequest(NamedTuple):
@@ -184,7 +184,7 @@ def may_be_retried(contract: TrialContract, attempt: int, code: int, was_signall
         return False
     if HOST_LOST in retries and (was_signalled or code == TRY_ELSEWHERE):
         return True
-    if OUT_OF_MEMORY in retries and code == _KILLED:
+    if OUT_OF_MEMORY in retries and code == _OUT_OF_MEMORY_CODE:
         return True
     return APP_ERROR in retries and not TRY_ELSEWHERE <= code <= CONFIGURATION_ERROR
 

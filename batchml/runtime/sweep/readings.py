@@ -1,9 +1,9 @@
 """Read the values of a trial's goals, step by step, from lines of output and the metrics file.
 
-A line is a JSON object whose keys are metrics, or contains `name=value` or `name: value`. If the
-job has a pattern for a metric, only the pattern counts. Of several values in a line the last one
-counts, as in a progress bar. The step is a number in the same line (`epoch=3`, `Epoch 3/27`,
-`Epoch[3]`); without one, the n-th value of a metric belongs to step n.
+A line is a JSON object whose keys are metrics, or contains `name=value` or `name: value`. In lines
+that are not JSON, a metric with a pattern of the job is found by the pattern alone. Of several
+values in a line the last one counts, as in a progress bar. The step is a number in the same line
+(`epoch=3`, `Epoch 3/27`, `Epoch[3]`); without one, the n-th value of a metric belongs to step n.
 """
 
 from __future__ import annotations

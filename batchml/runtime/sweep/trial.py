@@ -136,7 +136,7 @@ class TrialAttempt:
         if not self._assignment.is_main:
             return code
         store = open_store(self._url, self._environ)
-        watch = self._watch or TrialWatch(self._assignment, store, _NotStarted(), "", self._say)
+        watch = self._watch or TrialWatch(self._assignment, store, _NoProgram(), "", self._say)
         ending = watch.ending(code, was_signalled, why)
         self._save_progress(watch.progress)
         trouble = self._sender.finish() if self._sender is not None else []
@@ -145,7 +145,7 @@ class TrialAttempt:
         return watch.send_end(ending, store, time.sleep)
 
 
-class _NotStarted:
+class _NoProgram:
     """A program that did not start."""
 
     def stop(self, reason: str, code: int) -> None:

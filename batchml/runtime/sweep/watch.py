@@ -197,7 +197,7 @@ class TrialWatch:
         self._best: Optional[float] = None
         self._bad: List[Point] = []  # the last points, if they have values that are not finite
         self._cutoffs = Cutoffs(0, {}, {})
-        self._ending_decided: Optional[TrialEnding] = None
+        self._decided_ending: Optional[TrialEnding] = None
         self._stop = StopRequest("", assignment.deadline)
         self._end_by = math.inf  # when a program at its last step should have ended
         self._outbox = MessageOutbox(assignment.sender, clock)
@@ -220,9 +220,9 @@ class TrialWatch:
 
     def tick(self, now: float) -> None:
         self.read_reports()
-        if self._ending_decided is None and now >= self._end_by:
+        if self._decided_ending is None and now >= self._end_by:
             self._finish_batch("it reached its last step and did not end by itself")
-        if self._ending_decided is None:
+        if self._decided_ending is None:
             self._poll_stop_request(now)
         if now >= self._next_message and (self._outbox.has_news or not self._outbox.seq):
             self._send(now)
@@ -247,17 +247,17 @@ class TrialWatch:
 
     def _read_metrics_file(self) -> None:
         for _ in range(_MAX_BLOCKS):
-            read = self._file.read
+            read = self._file.bytes_read
             for each in self._file.new():
                 for point in self._readings.read_report(each):
                     self._reach(point)
-            if self._file.read == read:
+            if self._file.bytes_read == read:
                 return
-            note_decided(self._metrics_file, self._file.read)
+            note_decided(self._metrics_file, self._file.bytes_read)
 
     def _reach(self, point: Point) -> None:
         """Record that the trial has reached a step, and decide whether it continues."""
-        if self._ending_decided is not None:
+        if self._decided_ending is not None:
             return  # steps of a program that is being stopped do not count
         is_last = 0 < self._assignment.limit <= point.step
         if not all(map(math.isfinite, point.values)):
@@ -344,7 +344,7 @@ class TrialWatch:
 
     def _finish_with(self, ending: TrialEnding, outcome: str) -> None:
         """End the program, because the trial ends this way. `outcome`: for the log."""
-        self._ending_decided = ending
+        self._decided_ending = ending
         self._program.stop(f"{ending.why}: {outcome}.", ending.code)
 
     def ending(self, code: int, was_signalled: bool, why: str = "") -> TrialEnding:
@@ -353,7 +353,7 @@ class TrialWatch:
         `code`: the exit code of the program. `was_signalled`: a signal from outside requested a
         stop. `why`: the reason why the program did not start.
         """
-        if self._ending_decided is None:
+        if self._decided_ending is None:
             self.read_reports()
         return self._find_ending(code, was_signalled, why)
 
@@ -377,8 +377,8 @@ class TrialWatch:
         return TRY_ELSEWHERE
 
     def _find_ending(self, code: int, was_signalled: bool, not_started: str) -> TrialEnding:
-        if self._ending_decided is not None:
-            return self._ending_decided
+        if self._decided_ending is not None:
+            return self._decided_ending
         is_complete = 0 < self._assignment.limit <= self._step and not self._readings.missing
         ended_well = code == 0 or (is_complete and code == STOPPED and self._end_by < math.inf)
         if (was_signalled or code == STOPPED) and not (is_complete and ended_well):

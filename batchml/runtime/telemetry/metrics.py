@@ -145,7 +145,7 @@ class MetricsFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.read = 0  # bytes that were read
+        self.bytes_read = 0
         self._rest = b""
 
     def new(self) -> list[dict[str, float]]:
@@ -155,10 +155,10 @@ class MetricsFile:
     def _lines(self) -> list[bytes]:
         """The new complete lines. Of a line that is too long only the end is kept."""
         try:
-            data = _read_at(self._path, self.read)
+            data = _read_at(self._path, self.bytes_read)
         except OSError:  # the file does not exist yet, or was removed
             return []
-        self.read += len(data)
+        self.bytes_read += len(data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()[-_MAX_POINT:]
         return lines

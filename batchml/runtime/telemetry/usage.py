@@ -169,7 +169,7 @@ def read(path: str) -> str:
 
 
 DEV = "/proc/self/net/dev"
-LOOPBACK = "lo"
+_LOOPBACK = "lo"
 # Interfaces that only a host that runs containers has.
 _HOST_INTERFACES = ("docker", "veth", "br-", "virbr", "cni", "podman", "flannel", "cali")
 
@@ -197,7 +197,7 @@ def interfaces(
 
     `owner` returns the interface of an address. `text` is /proc/net/dev.
     """
-    names = [name for name in counters(text) if name != LOOPBACK]
+    names = [name for name in counters(text) if name != _LOOPBACK]
     address = environ.get("BATCHML_NODE_ADDRESS", "")
     if address:  # of the embedded AWS Batch: the node has a namespace, or only an address of `lo`
         found = owner(address)
@@ -357,11 +357,11 @@ class UsageReporter:
 
         environ = self._attempt.environ
         self._group = own_cgroup()
-        entry, devices = is_entry(os.getpid()), read(DEV)
-        self._interfaces = interfaces(environ, entry, devices, interface_of)
+        entry, text = is_entry(os.getpid()), read(DEV)
+        self._interfaces = interfaces(environ, entry, text, interface_of)
         # Without a control group the processes are measured, which have used nothing yet.
         cpu = self._group.cpu_seconds() if self._group else None
-        return Counters(now, cpu or 0.0, traffic_of(devices, self._interfaces))
+        return Counters(now, cpu or 0.0, traffic_of(text, self._interfaces))
 
     def _report(self, now: float, last: Counters) -> None:
         pids = self._attempt.pids()

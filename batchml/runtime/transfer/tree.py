@@ -47,7 +47,7 @@ class TreeEntry(NamedTuple):
     sha256: str = ""
     target: str = ""  # of a link
     stamp: str = ""
-    away: str = ""  # in a manifest: `freed` or `deleted` if the folder lacks it since; else empty
+    away: str = ""  # in a manifest, why the tree lacks it: `freed` or `deleted`; else empty
 
     @property
     def is_file(self) -> bool:

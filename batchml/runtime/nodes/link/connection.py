@@ -4,7 +4,7 @@ The token of the run is never sent. Each side proves that it has the token by HM
 random numbers. Each later line has an HMAC of its own, made with a key of the connection and the
 number of the line, so no line can be forged, repeated or left out.
 
-The node that connects is called a member: it describes itself in the handshake.
+The side that connects is called a member: it describes itself in the handshake.
 """
 
 from __future__ import annotations

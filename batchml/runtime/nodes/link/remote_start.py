@@ -1,9 +1,9 @@
 """Start commands on other nodes of the run, without ssh: for `srun` and for the agent of `mpirun`.
 
-A program on the main node, such as `srun`, connects to the main node's server (`RemoteCommand`) and
-names a node. The server passes the order on (`StartRelay`). The node runs its processes, the tasks
-(`RemoteTasks`), and sends back their output and exit codes. When the program dies, its tasks on
-other nodes are ended.
+A program on the main node, such as `srun`, connects to the main node's server (`RemoteCommand`). It
+names a node and sends an order: what to run there. The server passes the order on (`StartRelay`).
+The node runs its processes, the tasks (`RemoteTasks`), and sends back their output and exit codes.
+When the program dies, its tasks on other nodes are ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class StartRelay:
     def __init__(self, send: Callable[[int, Message], bool]) -> None:
         self._send = send
         self._programs: Dict[Peer, int] = {}  # program -> number of its order; 0: none yet
-        self._orders: Dict[int, Tuple[int, Peer]] = {}  # number of an order -> node, program
+        # number of an order, which messages call `task` -> node, program
+        self._orders: Dict[int, Tuple[int, Peer]] = {}
         self._last = 0  # number of the latest order
 
     def add(self, program: Peer) -> None:

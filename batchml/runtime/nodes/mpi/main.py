@@ -204,7 +204,9 @@ class MpiProcesses(RankProcesses):
         return []  # no rank can write its stacks: it may be any program, not only Python
 
     def signal(self, number: int) -> None:
-        """Signal the ranks, but not the daemons, without which mpirun would kill all ranks."""
+        """Signal the ranks. The daemons get only SIGKILL, and SIGTERM while there are no ranks:
+        without daemons mpirun would kill all ranks.
+        """
         processes = descendants(os.getpid())
         ranks = [pid for pid in processes if _is_rank(pid)]
         before_ranks = not ranks and number == signal.SIGTERM

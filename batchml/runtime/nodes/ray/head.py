@@ -150,7 +150,7 @@ def run_head(
         env = {**environ, **ray_variables(environ, token, address)}
         node, why = start_ray(ray, address, env, signals)
         if node is None:
-            code = STOPPED if signals.stop_asked else TRY_ELSEWHERE
+            code = STOPPED if signals.stop_signal else TRY_ELSEWHERE
             return ending.without_workers(rules.LeaveCluster(code, why))
         try:
             versions = ray.version, ray.python
@@ -191,7 +191,7 @@ def start_ray(
         node.start_head()
         until = time.monotonic() + START_LIMIT
         while not node.gcs() and not node.has_ended() and time.monotonic() < until:
-            if signals.stop_asked:
+            if signals.stop_signal:
                 node.end(2.0)
                 return None, "stopped before Ray was up"
             time.sleep(0.05)
@@ -342,7 +342,7 @@ class HeadEnd:
 
     def _code(self, leave: rules.LeaveCluster) -> int:
         """The exit code of the run: the one that the entry wrote for a stop, else `leave`'s."""
-        if not self._signals.stop_asked:
+        if not self._signals.stop_signal:
             return leave.code
         try:
             with open(self._asked, encoding="utf-8") as file:
@@ -352,7 +352,7 @@ class HeadEnd:
 
     def _is_last(self, code: int) -> bool:
         """Whether AWS Batch will not start this head again."""
-        is_stopped = bool(self._signals.stop_asked)
+        is_stopped = bool(self._signals.stop_signal)
         if code == 0 and not is_stopped:
             return True
         try:

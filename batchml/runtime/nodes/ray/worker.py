@@ -305,7 +305,7 @@ class _WorkerLoop:
 
     def close(self) -> None:
         """End Ray first, so that it can move its work; then close the connection to the head."""
-        self._end_node(DRAIN if self._signals.stop_asked and self._head is not None else 1.0)
+        self._end_node(DRAIN if self._signals.stop_signal and self._head is not None else 1.0)
         if self._head is not None:
             self._head.close()
         self._selector.close()

@@ -146,8 +146,8 @@ class StepTasks:
             stderr=subprocess.STDOUT if step.label else None,
         )
         if step.label:
-            words = (process, _label(step, variables))
-            reader = threading.Thread(target=_copy_output, args=words, daemon=True)
+            arguments = (process, _label(step, variables))
+            reader = threading.Thread(target=_copy_output, args=arguments, daemon=True)
             reader.start()
             self._readers.append(reader)
         return process
@@ -261,7 +261,7 @@ def start_remote_tasks(step: SrunStep, environ: Mapping[str, str]) -> List[Remot
 
 
 def prepare_tasks(order: Mapping[str, Any], node: StepNode) -> PreparedTasks:
-    """The tasks of an order on this node, whose folders may have other paths than the first's."""
+    """The tasks of an order on this node, where folders may have other paths than on the first."""
     home = node.folder or os.getcwd()
 
     def translate(text: str) -> str:

@@ -37,7 +37,7 @@ class AgentSettings(NamedTuple):
     metrics: str  # the metrics file, whose changes are signs of life
     stop_file: str
     cores: int
-    interface: str  # the network interface that has `address`
+    interface: str  # the network interface that has this node's address
     fetch: Mapping[str, str] = {}  # environment of checkpoint_fetch.py, on nodes that need it
     fetch_within: float = 600.0  # seconds
 
@@ -80,8 +80,8 @@ class NodeAgent:
         self._term_at = self._kill_at = float("inf")
         self._grace = 0.0
         self._checked_at = 0.0
-        self._memory_kills = 0  # `memory_kills` when the ranks were started
-        self._pulse = time.monotonic()  # when a rank last gave a sign of life other than output
+        self._memory_kills = 0  # `memory_kills()` when the ranks were started
+        self._last_sign = time.monotonic()  # when a rank last gave a sign of life other than output
         self._observed: Tuple[object, ...] = ()  # size and time of the files that ranks change
         self._has_stop_file = False
         self.stopping: Optional[SupervisorExit] = None  # a stop was ordered: the run ends
@@ -160,7 +160,7 @@ class NodeAgent:
         self._generation = layout.generation
         self._is_ending = False
         self._is_busy = True
-        self._pulse = time.monotonic()
+        self._last_sign = time.monotonic()
         if not message["waits"]:
             self._start(layout)
             return
@@ -197,7 +197,7 @@ class NodeAgent:
             self._report_failed_start(TRY_ELSEWHERE, str(error))
 
     def _start(self, layout: RankLayout) -> None:
-        self._pulse = time.monotonic()
+        self._last_sign = time.monotonic()
         self._memory_kills = memory_kills()
         try:
             self._ranks.start(self._settings.command, self._settings.environ, layout)
@@ -268,7 +268,7 @@ class NodeAgent:
         """Seconds since the last sign of life of a rank on this node."""
         if self._waiting is not None:
             return 0.0
-        return max(0.0, now - max(self._pulse, self._ranks.last_output))
+        return max(0.0, now - max(self._last_sign, self._ranks.last_output))
 
     def is_stopped_by_file(self) -> bool:
         """Whether another process has made the stop file. True at most once."""
@@ -286,7 +286,7 @@ class NodeAgent:
         observed = tuple(map(_size_and_time, files))
         if observed != self._observed:
             self._observed = observed
-            self._pulse = now
+            self._last_sign = now
 
     def _finish(self) -> None:
         if not self._is_busy or self._term_at != float("inf") or not self._ranks.clear():

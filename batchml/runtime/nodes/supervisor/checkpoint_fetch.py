@@ -4,8 +4,8 @@
 
 The supervisor starts this program before the ranks of a later generation. Meanwhile the main node
 sends its checkpoints to the run's store (`checkpoint/remote.py`). FILE describes the checkpoint of
-the main node (`CheckpointWatch.to_message`). After a failure FILE contains the reason, and the exit
-code is not 0.
+the main node (`CheckpointWatch.to_message`). If it cannot be fetched, FILE contains the reason, and
+the exit code is TRY_ELSEWHERE.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ from batchml.runtime.nodes.supervisor.settings import (
     command_environment,
     count_cores,
     count_processes,
-    quick_checks,
     ranks_grace,
     read_stop,
     report_limit,
     versions,
+    without_deep_checks,
     write_verdict,
 )
 from batchml.runtime.package import drop_working_folder
@@ -199,14 +199,14 @@ class Supervisor:
             return
         env = self._env
         store = open_store(env.store, self._environ, limits=BRIEF) if env.store else None
-        rules = SupervisorLimits(
+        run_limits = SupervisorLimits(
             nodes=self._position.nodes, attempt=env.attempt,
             start_within=self._plan.start_within, regroup=times.regroup, gone=times.gone,
             hang_after=self._plan.hang_after, grace=ranks_grace(env.grace),
             end_grace=times.end_grace, launcher=self._kind.launcher,
         )  # fmt: skip
         self._coordinator = Coordinator(
-            self._position.identity, self._info, rules, beats, self._plan.bandwidth,
+            self._position.identity, self._info, run_limits, beats, self._plan.bandwidth,
             env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
             self._agent.order, self.say,
         )  # fmt: skip
@@ -230,16 +230,16 @@ class Supervisor:
         if self._agent.is_stopped_by_file():
             stop = StopOrder(0, "the stop file was made", ranks_grace(self._env.grace))
             self._request_stop(stop, softly=True)
-        pulse = self._agent.seconds_since_sign_of_life(now)
+        silence = self._agent.seconds_since_sign_of_life(now)
         if self._coordinator is not None:
             if now - self._last_beat >= _BEAT_EVERY:
                 self._last_beat = now
-                self._tell({"do": "beat", "pulse": pulse})
+                self._tell({"do": "beat", "pulse": silence})
             while self._reports:
                 self._coordinator.hear(0, self._reports.pop(0))
             self._coordinator.tick(now)
         if self._uplink is not None:
-            self._uplink.tick(now, not self._agent.is_busy, {"pulse": pulse})
+            self._uplink.tick(now, not self._agent.is_busy, {"pulse": silence})
             self._leave_unreported(now)
             if self._uplink.given_up:
                 leaving = SupervisorExit(TRY_ELSEWHERE, self._uplink.given_up, True)
@@ -295,9 +295,8 @@ class Supervisor:
     def _gate(self) -> Optional[str]:
         from batchml.runtime.health.gate import check_host
 
-        return check_host(
-            self._env, quick_checks(self._environ), lambda line: self.write([line.encode("utf-8")])
-        )
+        environ = without_deep_checks(self._environ)
+        return check_host(self._env, environ, lambda line: self.write([line.encode("utf-8")]))
 
     # --- The end -------------------------------------------------------------------------------
 

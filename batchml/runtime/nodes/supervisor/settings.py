@@ -61,7 +61,7 @@ def versions() -> Dict[str, str]:
     return found
 
 
-def quick_checks(environ: Mapping[str, str]) -> Dict[str, str]:
+def without_deep_checks(environ: Mapping[str, str]) -> Dict[str, str]:
     """`environ` with quick health checks instead of deep ones, because all other nodes wait."""
     found = dict(environ)
     try:
