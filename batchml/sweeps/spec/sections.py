@@ -89,12 +89,12 @@ def _with_exact_conditions(dimension: Dimension, space: Space) -> Dimension:
     return msgspec.structs.replace(dimension, when=when)
 
 
-def format_value(value: object) -> str:
+def _as_written(value: object) -> str:
     """A value as it is written in the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(format_value, value))}]"
+        return f"[{', '.join(map(_as_written, value))}]"
     return f"{value:g}" if isinstance(value, float) and value == value // 1 else str(value)
 
 
@@ -125,9 +125,7 @@ def _read_table(table: Mapping[str, Any]) -> Dimension:
     match kind:
         case "choice":
             if not isinstance(value, list | tuple):
-                raise SpaceError(
-                    f".choice: found {format_value(value)}. Expected a list of values."
-                )
+                raise SpaceError(f".choice: found {_as_written(value)}. Expected a list of values.")
             dimension = _choice(value, ".choice")
         case "constant":
             dimension = Dimension("constant", values=(as_scalar(value, ".constant"),))
@@ -164,14 +162,14 @@ def _check_keys(table: Mapping[str, Any], kinds: list[str]) -> None:
 
 def _choice(values: Any, key: str = "") -> Dimension:
     if len(values) < 2:
-        alone = f" Write {format_value(values[0])} alone for a constant." if values else ""
+        alone = f" Write {_as_written(values[0])} alone for a constant." if values else ""
         raise SpaceError(
-            f"{key}: found {format_value(values)}. A choice has 2 values or more.{alone}"
+            f"{key}: found {_as_written(values)}. A choice has 2 values or more.{alone}"
         )
     scalars = tuple(as_scalar(value, f"{key}[{index}]") for index, value in enumerate(values))
     for index, value in enumerate(scalars):
         if any(is_same(value, earlier) for earlier in scalars[:index]):
-            raise SpaceError(f"{key}: {format_value(value)} is there twice.")
+            raise SpaceError(f"{key}: {_as_written(value)} is there twice.")
     return Dimension("choice", values=scalars)
 
 
@@ -185,14 +183,14 @@ def as_scalar(value: Any, key: str = "") -> Scalar:
     if isinstance(value, str | int | float):
         return value
     raise SpaceError(
-        f"{key}: found {format_value(value)}. Expected a text, a number, or true or false."
+        f"{key}: found {_as_written(value)}. Expected a text, a number, or true or false."
     )
 
 
 def _pair(value: Any, key: str, names: str) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise SpaceError(
-            f".{key}: found {format_value(value)}. Expected two numbers, {key} = [{names}]."
+            f".{key}: found {_as_written(value)}. Expected two numbers, {key} = [{names}]."
         )
     return _number(value[0], f"{key}[0]"), _number(value[1], f"{key}[1]")
 
@@ -204,14 +202,14 @@ def _number(value: Any, key: str) -> float:
         except ValueError:
             pass
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
-        raise SpaceError(f".{key}: found {format_value(value)}. Expected a number.")
+        raise SpaceError(f".{key}: found {_as_written(value)}. Expected a number.")
     return value
 
 
 def _normal(kind: str, value: Any) -> Dimension:
     mu, sigma = _pair(value, kind, "mu, sigma")
     if sigma <= 0:
-        raise SpaceError(f".{kind}: sigma is {format_value(sigma)}; it must be greater than 0.")
+        raise SpaceError(f".{kind}: sigma is {_as_written(sigma)}; it must be greater than 0.")
     if kind == "lognormal" and abs(mu) + 8 * sigma > 700:  # e^709 is the greatest float
         raise SpaceError(
             f".{kind}: the values are too great: mu and sigma are of the natural logarithm."
@@ -223,11 +221,11 @@ def _range(kind: str, value: Any, table: Mapping[str, Any]) -> Dimension:
     low, high = _pair(value, kind, "low, high")
     log = kind == "log" or table.get("log", False)
     if not isinstance(log, bool):
-        raise SpaceError(f".log: found {format_value(log)}. Expected true or false beside {kind}.")
+        raise SpaceError(f".log: found {_as_written(log)}. Expected true or false beside {kind}.")
     if not low < high and not (log and low <= 0):
-        raise SpaceError(f".{kind}: found {format_value(value)}. Expected low < high.")
+        raise SpaceError(f".{kind}: found {_as_written(value)}. Expected low < high.")
     if log and not 0 < low < high:
-        raise SpaceError(f".{kind}: log range needs 0 < low < high, got {format_value(value)}.")
+        raise SpaceError(f".{kind}: log range needs 0 < low < high, got {_as_written(value)}.")
     if kind == "int":
         _check_whole(low, high, value)
     step = _step(kind, log, high - low, table)
@@ -237,10 +235,10 @@ def _range(kind: str, value: Any, table: Mapping[str, Any]) -> Dimension:
 def _check_whole(low: float, high: float, value: Any) -> None:
     if low % 1 or high % 1:
         raise SpaceError(
-            f".int: found {format_value(value)}. Expected whole numbers; or write float."
+            f".int: found {_as_written(value)}. Expected whole numbers; or write float."
         )
     if max(abs(low), abs(high)) > LARGEST:
-        raise SpaceError(f".int: found {format_value(value)}. At most 2**53 in size.")
+        raise SpaceError(f".int: found {_as_written(value)}. At most 2**53 in size.")
 
 
 def _step(kind: str, log: bool, span: float, table: Mapping[str, Any]) -> float | None:
@@ -251,19 +249,19 @@ def _step(kind: str, log: bool, span: float, table: Mapping[str, Any]) -> float 
     step = _number(table["step"], "step")
     if not 0 < step <= span + SLACK * step:
         raise SpaceError(
-            f".step: found {format_value(step)}. Expected more than 0 and at most high - low."
+            f".step: found {_as_written(step)}. Expected more than 0 and at most high - low."
         )
     if kind == "int" and step % 1:
-        raise SpaceError(f".step: found {format_value(step)}. Expected a whole number beside int.")
+        raise SpaceError(f".step: found {_as_written(step)}. Expected a whole number beside int.")
     if span / step > LARGEST:
-        raise SpaceError(f".step: found {format_value(step)}, too small for this range.")
+        raise SpaceError(f".step: found {_as_written(step)}, too small for this range.")
     return float(step)
 
 
 def _when(table: Any) -> dict[str, tuple[Scalar, ...]]:
     if not isinstance(table, Mapping):
         example = 'when = { optimizer = "sgd" }'
-        raise SpaceError(f".when: found {format_value(table)}. Expected a table such as {example}.")
+        raise SpaceError(f".when: found {_as_written(table)}. Expected a table such as {example}.")
     when = {}
     for name, values in table.items():
         several = values if isinstance(values, list | tuple) else [values]
@@ -295,14 +293,14 @@ def _impossible_values(
         if as_value(dimension, value) is None:
             match dimension.kind:
                 case "choice":
-                    possible = f"choices are {', '.join(map(format_value, dimension.values))}"
+                    possible = f"choices are {', '.join(map(_as_written, dimension.values))}"
                 case "constant":
-                    possible = f"it is always {format_value(dimension.values[0])}"
+                    possible = f"it is always {_as_written(dimension.values[0])}"
                 case _:
-                    ends = map(format_value, (dimension.low, dimension.high))
+                    ends = map(_as_written, (dimension.low, dimension.high))
                     possible = f"it goes from {' to '.join(ends)}"
             meant = did_you_mean(str(value), [v for v in dimension.values if isinstance(v, str)])
-            yield f"{parent}={format_value(value)} can never happen; {possible}.{meant}"
+            yield f"{parent}={_as_written(value)} can never happen; {possible}.{meant}"
 
 
 def _impossible_parameters(space: Space) -> Iterator[str]:
@@ -516,7 +514,7 @@ def _read_point(point: Mapping[str, Any], space: Space) -> tuple[Params, list[st
             continue
         exact = as_value(space[name], scalar)
         if exact is None:
-            mistakes.append(f".{name}: {format_value(value)} is not in the space.")
+            mistakes.append(f".{name}: {_as_written(value)} is not in the space.")
         else:
             params[name] = exact
     for name, dimension in space.items():
