@@ -170,10 +170,9 @@ class LocalWorkspace:
 
     def _relative(self, path: str) -> str:
         """Make a path relative to the workspace, without following links. Raises UsageError."""
-        real = os.path.realpath(self._root)
-        # A run prints absolute paths.
-        if path == real or path.startswith((f"{real}/", f"{self._root}/")):
-            path = os.path.relpath(path, real if path.startswith(real) else self._root)
+        for root in (os.path.realpath(self._root), str(self._root)):
+            if f"{path}/".startswith(f"{root}/"):  # a run prints absolute paths
+                return relative_path(os.path.relpath(path, root))
         return relative_path(path)
 
     def _is_folder(self, name: str) -> bool:

@@ -222,6 +222,16 @@ def test_data_is_deleted_where_an_archive_has_it(home: Home, workspace: LocalWor
     assert seen(home.root / "workspace") == before
 
 
+def test_an_absolute_path_is_found_in_a_workspace_that_is_a_link(home: Home, here: Path) -> None:
+    """Also if the name of the link's target begins the name of the link."""
+    target = make(home.root / "work", {b"a": file("a")})
+    (home.root / "workspace").symlink_to(target)
+    workspace = LocalWorkspace(home.root, here)
+    for root in (home.root / "workspace", target):
+        assert names(workspace, str(root)) == ["a"]
+        assert names(workspace, f"{root}/a") == ["a"]
+
+
 def test_a_workspace_that_is_a_link_is_not_emptied(home: Home, here: Path) -> None:
     (home.root / "workspace").symlink_to(here)
     with pytest.raises(NotADirectoryError, match="its target is not deleted"):

@@ -345,7 +345,7 @@ def _leave(context: "Context", run: Run, flags: NotebookOptions) -> int:
     if flags.end:
         say("")
         return _end_and_report(context, run.job_id)
-    say("\nThe notebook continues, and ends itself when it is idle.")
+    say("\nThe notebook continues. It ends when it is idle, unless `--idle never` was given.")
     _print_commands(context, run.job_id)
     return 0
 
