@@ -159,16 +159,17 @@ def _add_owner_access(at: int, name: str) -> None:
             os.close(folder)
 
 
-def describe_losses(
-    losses: Sequence[DataLoss], allowed: Collection[str], most: int = 5
-) -> list[str]:
-    """A line for each loss that is not allowed, and lines for its first `most` files."""
+_SHOWN = 5  # files of a loss
+
+
+def describe_losses(losses: Sequence[DataLoss], allowed: Collection[str]) -> list[str]:
+    """A line for each loss that is not allowed, and lines for its first files."""
     lines = []
     for loss in losses:
         if loss.name in allowed:
             continue
         count = "1 file" if len(loss.files) == 1 else f"{len(loss.files)} files"
         lines.append(f"{loss.name}: {count} would be lost{f', {loss.why}' if loss.why else ''}")
-        lines += [f"  {text}" for text in loss.files[:most]]
-        lines += [f"  and {len(loss.files) - most} more"] if len(loss.files) > most else []
+        lines += [f"  {text}" for text in loss.files[:_SHOWN]]
+        lines += [f"  and {len(loss.files) - _SHOWN} more"] if len(loss.files) > _SHOWN else []
     return lines

@@ -33,7 +33,7 @@ from batchml.sweeps.results import failed_trials, rank_trials
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.started import StartedSweep
 from batchml.sweeps.stores import SweepStore
-from batchml.sweeps.summary import SweepSnapshot, SweepSummary
+from batchml.sweeps.summary import SweepSnapshot
 
 _POLLS = 4  # polls of a controller, within which it reads a request
 
@@ -185,14 +185,13 @@ def stop_sweep(
     *,
     now: bool = False,
     tell: Notify = lambda _: None,
-    why: str = "stopped by the user",
 ) -> None:
     """Have every trial save and end, and begin no other; with `now`, without the grace period.
 
     Waits a few polls for a controller to read the stop signal; if none runs, for the sweep's end.
     """
     stopping = SweepStop(context, sweep, store, tell)
-    if not stopping.begin(why, now=now):
+    if not stopping.begin("stopped by the user", now=now):
         for _ in stopping.snapshots():
             pass
 
@@ -212,7 +211,6 @@ class SweepStop:
         self._store = store
         self._tell = tell
         self.had_ended = False
-        self.summary: SweepSummary | None = None  # of a sweep that ended in `snapshots`
 
     def begin(self, why: str, *, now: bool = False) -> bool:
         """Request the stop. False where the caller must complete it. Raises StoreError."""
@@ -237,7 +235,6 @@ class SweepStop:
         controller = control_sweep(self._context, self._sweep, self._store, self._tell)
         with closing(controller.snapshots()) as snapshots:
             yield from snapshots
-        self.summary = controller.summary
 
     def _is_stopping(self) -> bool:
         state = SweepLedger(self._store).load()

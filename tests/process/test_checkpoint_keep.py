@@ -96,6 +96,15 @@ def test_the_store_has_as_many_as_the_folder(bucket: Bucket, folder: Path) -> No
     assert json.loads(bucket.get(PREFIX + LATEST) or b"")["step"] == 30
 
 
+def test_the_tenth_save_of_a_step_is_the_latest(bucket: Bucket, folder: Path) -> None:
+    """Its name, which ends with .10, sorts before the one that ends with .9."""
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
+    for _ in range(11):
+        save(folder, 10)
+        kept.poll()
+    assert json.loads(bucket.get(PREFIX + LATEST) or b"")["name"] == "step-0000000010.10"
+
+
 def test_one_of_which_only_a_part_came_is_none(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:

@@ -75,13 +75,13 @@ class Chaos(Struct, frozen=True):
 # --- Syntax ---------------------------------------------------------------------------------------
 
 
-def parse(text: str, where: str = "--chaos") -> Chaos:
+def parse(text: str) -> Chaos:
     """Parse a list of faults. Raises UsageError with all mistakes."""
     chaos, mistakes = read(text)
     if mistakes:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         lines = "\n".join(f"  - {mistake}" for mistake in mistakes)
-        raise UsageError(f"{where}: {count}, no server was started.\n{lines}")
+        raise UsageError(f"--chaos: {count}, no server was started.\n{lines}")
     return chaos
 
 

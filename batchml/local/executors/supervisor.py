@@ -134,7 +134,6 @@ class AttemptSupervisor:
         self._prefetch = prefetch
         self._on_upgrade = on_upgrade
         self._pause = pause  # seconds between two tries of a machine that cannot start programs
-        self._attempts = str(home.attempts)
         self._live: dict[str, _LiveAttempt] = {}  # by task id
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -367,7 +366,7 @@ class AttemptSupervisor:
             self._report_prepared(live)
 
     def _hand_to_runner(self, live: _LiveAttempt, spec: dict[str, Any]) -> bool:
-        folder = f"{self._attempts}/{live.task_id}"
+        folder = f"{self._home.attempts}/{live.task_id}"
         self._folders.put(folder)
         for path in spec.get("shared", ()):
             self._make_once(path)

@@ -224,7 +224,7 @@ class CheckpointSender:
 
     def _write_latest(self, path: str, entry: CheckpointName) -> None:
         """Record the newest checkpoint, for people, and for earlier attempts that still live."""
-        if all(name < entry.name for name in self._kept):
+        if all(kept < entry for kept in filter(None, map(parse_name, self._kept))):
             latest = {name: value for name, value in read_manifest(path).items() if name != "files"}
             data = json.dumps({**latest, "name": entry.name}).encode()
             self._store.put(self._prefix + LATEST, data)

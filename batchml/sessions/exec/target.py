@@ -79,8 +79,7 @@ def _target_of(context: "Context", word: str, run: Run, node: int | None) -> Exe
 
 def not_running(context: "Context", run: Run, word: str = "") -> NotRunning:
     """Make the error for a run that waits or has ended."""
-    option = "" if context.settings.is_local else f" --env {context.env}"
-    word = word or run.job_id
+    option, word = context.env_option, word or run.job_id
     if run.status.is_terminal:
         return NotRunning(
             f"{run.name} has ended: {describe_end(run)}. For its log and files: "

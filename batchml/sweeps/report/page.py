@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from batchml.clock import Clock, SystemClock
+from batchml.clock import Clock
 from batchml.model.sweep import Trial
 from batchml.runtime.storage.files import write_atomically
 from batchml.sweeps.control.state import SweepState
@@ -177,14 +177,12 @@ def _finite(value: Any) -> Any:
 # --- Writing the three files ----------------------------------------------------------------------
 
 
-def write_report(
-    sweep: StartedSweep, state: SweepState, path: Path, clock: Clock | None = None
-) -> Path:
+def write_report(sweep: StartedSweep, state: SweepState, path: Path, clock: Clock) -> Path:
     """Write the page to `path`, and beside it files of the same name with `.csv` and `.json`.
 
     Each replaces an older file as a whole. Raises OSError.
     """
-    now = (clock or SystemClock()).now()
+    now = clock.now()
     path.parent.mkdir(parents=True, exist_ok=True)
     table, document = data_files(path)
     write_atomically(str(table), to_csv(sweep, state, now).encode(), 0o644)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from batchml.local.executors import docker
 from batchml.local.executors.docker import DockerEngine, EngineRefused, EngineUnreachable
 from batchml.local.executors.mounts import AttemptNotStarted, ContainerMounts, make_readable
+from batchml.local.executors.runner.files import now_ms
 from batchml.local.executors.runner.link import (
     HOST_LOST,
     AttemptIo,
@@ -338,7 +339,7 @@ class _ContainerAttempt:
         self._process = (pid, start_time(pid) if pid else None)
         self._io.while_waiting = self._send_due_signals
         # From now on a silent engine does not end the attempt soon.
-        self._started_at = at = _ms(state["StartedAt"]) if state else _now()
+        self._started_at = at = _ms(state["StartedAt"]) if state else now_ms()
         self._engine.patience = float(self._spec.get("gone", GONE_AFTER))
         self._engine.was_gone = False
         network = self._spec.get("network")
@@ -588,10 +589,6 @@ def _as_it_is(lines: list[bytes]) -> list[bytes]:
 def _is_temporary(text: str) -> bool:
     """Whether a bridge that is busy with other starts caused a failure."""
     return any(word in text.lower() for word in ("network", "bridge", "endpoint", "veth"))
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 def _booted_at() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import shutil
 import subprocess
@@ -248,7 +247,7 @@ class _HeadLoop:
         self._program = program
         self._signals = signals
         self._say = say
-        server.wake_on(signals.wake, self._drain)
+        server.wake_on(signals.wake, signals.drain)
 
     def run(self) -> rules.LeaveCluster:
         pause = 0.0
@@ -280,12 +279,6 @@ class _HeadLoop:
         if self.node.has_ended():
             events.append(rules.RayEnded(self.node.last_lines()))
         return [*events, rules.HeadTick(time.monotonic())]
-
-    def _drain(self) -> None:
-        try:
-            os.read(self._signals.wake, 4096)
-        except BlockingIOError:
-            pass
 
     def _do(self, action: rules.HeadAction) -> Optional[rules.LeaveCluster]:
         if isinstance(action, rules.Announce):
