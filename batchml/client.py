@@ -276,7 +276,7 @@ class Client:
         if not here.is_dir():
             raise UsageError(f"{here} is not a folder.")
         settings = load_settings(os.environ if environ is None else environ, here, env)
-        self._tell = tell or _silently
+        self._tell = tell or _ignore
         self._context = Context(settings, clock or SystemClock(), here, self._tell)
 
     def __repr__(self) -> str:
@@ -447,7 +447,7 @@ def _current_folder() -> Path:
         raise UsageError("The current folder does not exist any more: cd to another.") from None
 
 
-def _silently(_words: str) -> None: ...
+def _ignore(_words: str) -> None: ...
 
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:

@@ -101,7 +101,7 @@ class Context:
         self.clock = clock
         self.folder = folder
         self.tell = tell
-        self._has_reported_copy = False  # that the state folder is a copy, which only reads
+        self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
 
     def with_settings(self, settings: Settings) -> "Context":
@@ -255,7 +255,7 @@ class EnvironmentCache:
 
     def __init__(self, context: "Context", environ: Mapping[str, str]) -> None:
         self._context = context
-        self._of = _identity(context, environ)
+        self._identity = _identity(context, environ)
         self._path = _path(context)
         self._facts = self._read()
         self._must_save = False
@@ -288,9 +288,9 @@ class EnvironmentCache:
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=EnvironmentFacts)
         except (OSError, msgspec.DecodeError):
-            return EnvironmentFacts(self._of, now)
-        fresh = kept.of == self._of and 0 <= now - kept.at < _MAX_AGE
-        return kept if fresh else EnvironmentFacts(self._of, now)
+            return EnvironmentFacts(self._identity, now)
+        fresh = kept.of == self._identity and 0 <= now - kept.at < _MAX_AGE
+        return kept if fresh else EnvironmentFacts(self._identity, now)
 
 
 def read_stack_outputs(context: "Context") -> dict[str, str]:

@@ -55,19 +55,19 @@ class History:
 
         `metrics` has the last value of each metric in the whole log; None if it was not read.
         """
-        self._append_ends([end_record(run, metrics, cost)] if _has_end(run) else [])
+        self._append_observed([end_record(run, metrics, cost)] if _has_end(run) else [])
 
     def add_ends(self, runs: Iterable[Run]) -> None:
         """Call `add_end` for runs whose logs were not read."""
-        self._append_ends([end_record(run) for run in runs if _has_end(run)])
+        self._append_observed([end_record(run) for run in runs if _has_end(run)])
 
     def add_lost(self, job_ids: Iterable[str]) -> None:
         """Write that AWS Batch has forgotten these jobs."""
-        self._append_ends([Record(job_id=job_id, lost=True) for job_id in job_ids])
+        self._append_observed([Record(job_id=job_id, lost=True) for job_id in job_ids])
 
     def add_starts(self, starts: Mapping[str, int]) -> None:
         """Write the start times of arrays, in ms by job id: AWS Batch has none for arrays."""
-        self._append_ends([Record(job_id=each, started_at=at) for each, at in starts.items()])
+        self._append_observed([Record(job_id=each, started_at=at) for each, at in starts.items()])
 
     def forget(self, env: str) -> None:
         """Forget all runs that were submitted to an environment so far."""
@@ -101,9 +101,10 @@ class History:
             run for run in _group_by_run(self._lines()) if env is None or run.env == env
         )
 
-    def _append_ends(self, ends: list[Record]) -> None:
-        if ends and self.path.parent.is_dir():  # reading creates no state folder
-            self._append(map(_to_json_line, ends))
+    def _append_observed(self, records: list[Record]) -> None:
+        """Write what AWS Batch has answered. This creates no state folder."""
+        if records and self.path.parent.is_dir():
+            self._append(map(_to_json_line, records))
 
     def _add(self, **values: Any) -> None:
         self._append([_to_json_line(values)])
@@ -165,17 +166,17 @@ def _replace_surrogates(value: Any) -> Any:
     )
 
 
-class _Head(RunName, frozen=True, gc=False):
+class _LineFields(RunName, frozen=True, gc=False):
     """The fields of a line that identify its run; the decoder skips the other fields."""
 
     env: str = ""
     forgotten: str = ""
 
 
-class _Lines(Struct, gc=False):
-    """The lines of one run, and the fields of `_Head` of all of them together."""
+class _RunLines(Struct, gc=False):
+    """The lines of one run, and the fields of `_LineFields` of all of them together."""
 
-    head: _Head
+    head: _LineFields
     job_id: str
     refused: str
     lines: list[bytes]
@@ -192,7 +193,7 @@ class _Lines(Struct, gc=False):
             head.fallback,
         )  # fmt: skip
 
-    def add(self, head: _Head, line: bytes) -> None:
+    def add(self, head: _LineFields, line: bytes) -> None:
         if head.moved:  # the run continues as another job, so the first job's end is not its end
             self.moved, self.refused, self.lines = head.moved, "", []
         elif self.moved and head.job_id == self.moved:
@@ -210,16 +211,16 @@ class _Lines(Struct, gc=False):
             return None  # damaged, or of another version
 
 
-_HEAD = msgspec.json.Decoder(_Head)
+_HEAD = msgspec.json.Decoder(_LineFields)
 _RECORD = msgspec.json.Decoder(Record)
 
 
-def _group_by_run(lines: Iterable[bytes]) -> list[_Lines]:
+def _group_by_run(lines: Iterable[bytes]) -> list[_RunLines]:
     """Group the lines by run, in the order of each run's first line.
 
     Lines that cannot be read, and lines of a run without a first line, are skipped.
     """
-    found: dict[str, _Lines] = {}
+    found: dict[str, _RunLines] = {}
     key_of: dict[str, str] = {}  # job id -> key, for lines that have only the job id
     for line in lines:
         try:
@@ -227,16 +228,16 @@ def _group_by_run(lines: Iterable[bytes]) -> list[_Lines]:
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if head.forgotten:
-            found = {name: run for name, run in found.items() if run.env != head.forgotten}
+            found = {each: run for each, run in found.items() if run.env != head.forgotten}
             continue
         if head.key and head.job_id:
             key_of[head.job_id] = head.key
-        name = head.key or key_of.get(head.job_id, head.job_id)
-        run = found.get(name)
+        identity = head.key or key_of.get(head.job_id, head.job_id)
+        run = found.get(identity)
         if run is not None:
             run.add(head, line)
-        elif head.env and name:
-            found[name] = _Lines(head, head.job_id, head.refused, [line])
+        elif head.env and identity:
+            found[identity] = _RunLines(head, head.job_id, head.refused, [line])
     return list(found.values())
 
 
@@ -249,7 +250,7 @@ def _newest_first(env: str | None, lines: Iterable[bytes]) -> list[Record]:
 class HistoryRecords:
     """Records by job id, the newest first. Each is decoded once, when it is first used."""
 
-    def __init__(self, runs: Iterable[_Lines]) -> None:
+    def __init__(self, runs: Iterable[_RunLines]) -> None:
         self._lines = {run.job_id: run for run in runs if run.job_id}
         self._read: dict[str, Record | None] = {}
 

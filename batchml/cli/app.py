@@ -18,7 +18,7 @@ from batchml.errors import BatchmlError, UsageError, did_you_mean
 # Click's UsageError. Where typer keeps it depends on the version of typer.
 ClickUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# Command names of other programs, and ours: for suggestions.
+# Command names of other programs, and our commands to suggest for them.
 SYNONYMS = {
     "status": "ls", "ps": "ls", "list": "ls", "jobs": "ls", "runs": "ls", "history": "ls",
     "run": "submit", "start": "submit", "exec": "submit", "stop": "cancel", "kill": "cancel",

@@ -34,7 +34,6 @@ def print_line(text: str) -> None:
 
 def say_error(error: Exception) -> None:
     """Print an error on stderr without control characters: it may quote other people's text."""
-
     lines = (printable(line.replace("\r", " ")) for line in str(error).split("\n"))
     say("batchml: " + "\n".join(map(_shorten, lines)))
 

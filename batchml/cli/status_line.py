@@ -27,7 +27,7 @@ class StatusBoard(Struct, frozen=True):
     """The data of the status line. Times are in seconds, of one monotonic clock."""
 
     title: str
-    states: tuple[tuple[str, float], ...] = ()  # (state, time of its begin), the oldest first
+    states: tuple[tuple[str, float], ...] = ()  # (state, when it began), the oldest first
     text: str = ""  # why the run waits, or that contact is lost
     fraction: float | None = None  # of the run that is done, from 0 to 1
     left: float | None = None  # estimated seconds to the end
@@ -43,7 +43,7 @@ class StatusPart(NamedTuple):
     rank: int  # a narrow window leaves out the parts with the highest ranks
 
 
-def entered(states: tuple[tuple[str, float], ...], run: Run, now: float, clock: float) -> tuple[
+def add_state(states: tuple[tuple[str, float], ...], run: Run, now: float, clock: float) -> tuple[
     tuple[str, float], ...
 ]:  # fmt: skip
     """Add the state of `run` to `states`, if it is a new one.
@@ -111,7 +111,7 @@ def fit(found: Sequence[StatusPart], width: int) -> list[StatusPart]:
 
 
 def status_line(board: StatusBoard, now: float, width: int) -> list[StatusPart]:
-    """Return the line for a window of `width` cells. A text about a problem is rather cut than left
+    """Return the line for a window of `width` cells. A text about a problem is cut rather than left
     out.
     """
     found = parts(board, now)

@@ -107,7 +107,7 @@ class BottomLine:
         """Begin to draw. Until `stop`, what is printed to stderr appears above the line, too."""
         self._stderr = sys.stderr
         if sys.stderr.isatty():
-            sys.stderr = PrintsAbove(self, sys.stderr)
+            sys.stderr = StreamAbove(self, sys.stderr)
         self._thread = threading.Thread(target=self._tick, daemon=True)
         self._thread.start()
 
@@ -163,7 +163,7 @@ class BottomLine:
                 return
 
 
-class PrintsAbove:
+class StreamAbove:
     """A stream to the same terminal. It prints complete lines above the bottom line.
 
     `print` writes a line and its newline in two calls; between them the bottom line could overwrite

@@ -86,7 +86,6 @@ def push(
     json_: Json = False,
 ) -> None:
     """Push images that ECR lacks; first build those that the Docker engine lacks."""
-
     context = open_context(env)
     recipes = _recipes(context, names, flavor, base, build_arg)
     if context.settings.is_local:

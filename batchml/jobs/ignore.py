@@ -196,29 +196,29 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def _bracket(part: str, at: int) -> tuple[str, int]:
-    """Translate a bracket, given the position after its `[`; return also its end."""
-    negated = part[at : at + 1] in ("!", "^")
+def _bracket(pattern: str, at: int) -> tuple[str, int]:
+    """Translate a bracket, given the position after its `[`; return also the position after it."""
+    negated = pattern[at : at + 1] in ("!", "^")
     at += negated
     found = ""
     first = True
     while True:
-        char = part[at : at + 1]
+        char = pattern[at : at + 1]
         if not char:
             raise _BrokenPattern  # not closed
         if char == "]" and not first:
             break
         first = False
-        named = re.match(r"\[:(\w*):\]", part[at:])
+        named = re.match(r"\[:(\w*):\]", pattern[at:])
         if named:
             if named[1] not in _CLASSES:
                 raise _BrokenPattern
             found += _CLASSES[named[1]]
             at += named.end()
             continue
-        low, at = _char(part, at)
-        if part[at : at + 1] == "-" and part[at + 1 : at + 2] not in ("", "]"):
-            high, at = _char(part, at + 1)
+        low, at = _char(pattern, at)
+        if pattern[at : at + 1] == "-" and pattern[at + 1 : at + 2] not in ("", "]"):
+            high, at = _char(pattern, at + 1)
             if low <= high:
                 found += f"{re.escape(low)}-{re.escape(high)}"
         else:
@@ -229,9 +229,9 @@ def _bracket(part: str, at: int) -> tuple[str, int]:
     return f"(?!/)[{'^' if negated else ''}{found}]", at + 1
 
 
-def _char(part: str, at: int) -> tuple[str, int]:
-    if part[at] == "\\":
+def _char(pattern: str, at: int) -> tuple[str, int]:
+    if pattern[at] == "\\":
         at += 1
-    if at == len(part):
+    if at == len(pattern):
         raise _BrokenPattern
-    return part[at], at + 1
+    return pattern[at], at + 1

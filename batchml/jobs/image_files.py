@@ -193,9 +193,9 @@ def _read_yaml(text: str) -> tuple[Any, str]:
         return None, f"not YAML: {str(error).splitlines()[0]}"
 
 
-# The tools of conda stay in the first stage. Of the variables that `conda activate` sets, programs
-# get PATH and CONDA_PREFIX.
-DOCKERFILE = """\
+# The Dockerfile for an environment.yml. The tools of conda stay in the first stage. Of the
+# variables that `conda activate` sets, programs get PATH and CONDA_PREFIX.
+CONDA_DOCKERFILE = """\
 # Made by batchml from an environment.yml. The build context has this and batchml/ (its runtime).
 ARG BASE=debian:bookworm-slim
 
@@ -227,8 +227,8 @@ WORKDIR /job
 ENTRYPOINT ["python", "-m", "batchml.runtime.run"]
 """
 
-# The image.toml: the build arguments of the flavor cuda.
-SETTINGS = f'[cuda]\nbuild_args = {{ CONDA_OVERRIDE_CUDA = "{CUDA}" }}\n'
+# The image.toml for an environment.yml: the build arguments of the flavor cuda.
+CONDA_SETTINGS = f'[cuda]\nbuild_args = {{ CONDA_OVERRIDE_CUDA = "{CUDA}" }}\n'
 
 # --- Dockerfile -----------------------------------------------------------------------------------
 
@@ -331,8 +331,8 @@ def _words(rest: str) -> list[str]:
         return rest.split()
 
 
-def start_mistakes(text: str) -> Iterator[str]:
-    """Yield the reasons why the runtime cannot be added (see `complete`)."""
+def runtime_mistakes(text: str) -> Iterator[str]:
+    """Yield the reasons why the runtime cannot be added (see `add_runtime`)."""
     found = instructions(text)
     if found and len(instructions(f"{text}\nRUN true\n")) == len(found):
         yield "its last line is continued, and no line follows."
@@ -344,7 +344,7 @@ def start_mistakes(text: str) -> Iterator[str]:
         )
 
 
-def complete(text: str) -> str:
+def add_runtime(text: str) -> str:
     """Add the runtime, which fetches a run's code and starts its program.
 
     Like images of batchml, the image runs as user 1000:1000 with the home /job, in the Dockerfile's

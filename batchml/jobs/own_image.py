@@ -128,7 +128,11 @@ def make_files(folder: Path, file: str, base: Path | None) -> ImageFiles:
     `base` is the folder of the image on which the packages are put. Raises ConfigError with every
     mistake.
     """
-    makers = {REQUIREMENTS: _of_requirements, CONDA: _of_conda, DOCKERFILE: _of_dockerfile}
+    makers = {
+        REQUIREMENTS: _make_from_requirements,
+        CONDA: _make_from_conda,
+        DOCKERFILE: _make_from_dockerfile,
+    }
     mistakes: list[str] = []
     try:
         files = makers[file_kind(file)](_Source(folder, file, base), mistakes)
@@ -162,7 +166,7 @@ class _Reader:
         return text.replace("\r\n", "\n")
 
 
-def _of_requirements(source: _Source, mistakes: list[str]) -> ImageFiles:
+def _make_from_requirements(source: _Source, mistakes: list[str]) -> ImageFiles:
     assert source.base is not None, "find_source sets it"
     base = read_files(source.base)
     folder, read = source.folder, _Reader(source.folder, mistakes)
@@ -220,12 +224,12 @@ def _on_python(base: Path, dockerfile: bytes, version: str, mistakes: list[str])
     return dockerfile
 
 
-def _of_conda(source: _Source, mistakes: list[str]) -> ImageFiles:
+def _make_from_conda(source: _Source, mistakes: list[str]) -> ImageFiles:
     found, wrong = image_files.read_conda(source.file, _Reader(source.folder, mistakes))
     mistakes += wrong
     files = {
-        DOCKERFILE: image_files.DOCKERFILE.encode(),
-        SETTINGS: image_files.SETTINGS.encode(),
+        DOCKERFILE: image_files.CONDA_DOCKERFILE.encode(),
+        SETTINGS: image_files.CONDA_SETTINGS.encode(),
         **_for_pip(found),
     }
     return files, {CONDA: found.render().encode()}, frozenset()
@@ -240,13 +244,13 @@ def _for_pip(found: image_files.CondaFile) -> dict[str, bytes]:
     return {REQUIREMENTS: requirements.encode(), ".python-version": f"{version}\n".encode()}
 
 
-def _of_dockerfile(source: _Source, mistakes: list[str]) -> ImageFiles:
+def _make_from_dockerfile(source: _Source, mistakes: list[str]) -> ImageFiles:
     folder = source.folder
     text = _Reader(folder, mistakes)(source.file) or ""
-    mistakes += [f"{source.file}: {mistake}" for mistake in image_files.start_mistakes(text)]
+    mistakes += [f"{source.file}: {mistake}" for mistake in image_files.runtime_mistakes(text)]
     context = collect(folder, source.file, text)
     mistakes += context.mistakes
-    files = {DOCKERFILE: image_files.complete(text).encode()}
+    files = {DOCKERFILE: image_files.add_runtime(text).encode()}
     # A run as a process gets no image, but the packages of the requirements.txt.
     if (folder / ".python-version").is_file():
         files[".python-version"] = (folder / ".python-version").read_bytes()
@@ -284,12 +288,12 @@ def collect(folder: Path, file: str, text: str) -> BuildContext:
     """
     wanted, wrong = image_files.copy_sources(text)
     mistakes = [f"{file}: {mistake}" for mistake in wrong]
-    rules = _rules(folder)
+    rules = _read_dockerignore(folder)
     found: dict[str, Path] = {}
     for each in wanted:
         if each.path.split("/")[0] == "batchml" and not (folder / "batchml").exists():
             continue  # the runtime, which batchml adds
-        matches = _matches(folder, each.path, rules)
+        matches = _find_copied(folder, each.path, rules)
         if not matches:
             mistakes.append(
                 f"{file}: line {each.number}: {each.path} is not in the folder, or {_IGNORE} "
@@ -315,7 +319,7 @@ def collect(folder: Path, file: str, text: str) -> BuildContext:
     return BuildContext({name: path.read_bytes() for name, path in found.items()}, programs)
 
 
-def _rules(folder: Path) -> IgnoreRules:
+def _read_dockerignore(folder: Path) -> IgnoreRules:
     """Read `.dockerignore`. Its patterns start at the top, unlike those of `.gitignore`."""
     path = folder / _IGNORE
     lines = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
@@ -330,7 +334,7 @@ def _anchored(line: str) -> str:
     return f"{negation}/{pattern}"
 
 
-def _matches(folder: Path, pattern: str, rules: IgnoreRules) -> dict[str, Path]:
+def _find_copied(folder: Path, pattern: str, rules: IgnoreRules) -> dict[str, Path]:
     """Find the files of a source of COPY, by path below the folder."""
     paths = [folder / pattern]
     if not paths[0].exists() or not pattern:
@@ -342,13 +346,13 @@ def _matches(folder: Path, pattern: str, rules: IgnoreRules) -> dict[str, Path]:
     for path in paths:
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
-            found |= _below(folder, path, rules)
+            found |= _find_below(folder, path, rules)
         elif _is_inside(folder, path) and not _ignored(rules, name):
             found[name] = path
     return found
 
 
-def _below(folder: Path, top: Path, rules: IgnoreRules) -> dict[str, Path]:
+def _find_below(folder: Path, top: Path, rules: IgnoreRules) -> dict[str, Path]:
     caches = default_rules()
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(top):

@@ -147,7 +147,7 @@ class ArrayTasks(Struct, frozen=True):
 
 
 def parse_time(text: str) -> int | None:
-    """`90`, `90:30` (minutes), `1:30:00`, `2-12`, `2-12:30`, `2-12:30:00`; UNLIMITED is -1."""
+    """Return the seconds of `90` (minutes), `90:30`, `1:30:00`, `2-12:30:00`; or UNLIMITED."""
     if text.lower() in ("unlimited", "infinite", "-1"):
         return UNLIMITED
     match = _TIME.fullmatch(text)

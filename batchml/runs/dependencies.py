@@ -28,9 +28,9 @@ _MIN_ID_PREFIX = 8  # characters: a shorter start of a job id is not searched fo
 def resolve_dependencies(
     context: "Context", words: Sequence[str], notices: list[str]
 ) -> tuple[str, ...]:
-    """The job ids of `--after`, in the order of its words: words for runs, or `ENV:RUN`.
+    """The job ids of `--after`, in the order of `words`, each of which is RUN or ENV:RUN.
 
-    `notices` get messages about runs that may move to another queue. Raises NotFound, and
+    `notices` gets messages about runs that may move to another queue. Raises NotFound, and
     UsageError with all runs that AWS Batch cannot wait for.
     """
     found, refused = [], []

@@ -32,12 +32,12 @@ class InFlight:
         return cls(history.path.parent / "submitting" / (env or "-"))
 
     @contextmanager
-    def flight(self, key: str) -> Iterator[None]:
+    def mark(self, key: str) -> Iterator[None]:
         """Mark the submission `key` as being sent by this process.
 
         The file stays until `remove`, so that it outlives an error that leaves the outcome open.
         """
-        descriptor = self._take(key)
+        descriptor = self._lock(key)
         try:
             yield
         finally:
@@ -67,7 +67,7 @@ class InFlight:
                         found.append(entry.name)
         return sorted(found)
 
-    def _take(self, key: str) -> int | None:
+    def _lock(self, key: str) -> int | None:
         flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
         try:
             try:

@@ -76,7 +76,7 @@ def _job_id_of(word: str, record: RunName, list_runs: ListRuns) -> str:
     if record.job_id:
         return record.job_id
     found = (job_id for job_id, name in list_runs() if record.job_name and name == record.job_name)
-    return next(found, "") or _never_submitted(word, record)
+    return next(found, "") or _raise_no_job(word, record)
 
 
 def _nth_last(word: str, before: int, submitted: list[RunName]) -> RunName:
@@ -87,11 +87,11 @@ def _nth_last(word: str, before: int, submitted: list[RunName]) -> RunName:
     raise NotFound("Run", word, [], f"Only {len(submitted)} runs were submitted from here.")
 
 
-def _never_submitted(word: str, record: RunName) -> NoReturn:
+def _raise_no_job(word: str, record: RunName) -> NoReturn:
     if record.refused:
         raise NotFound("Run", word, [], f"It was refused: {record.refused}")
-    finder = f"batchml reconcile {record.key}".rstrip()
-    hint = f"It is not known yet whether its submission arrived: {finder} finds out."
+    command = f"batchml reconcile {record.key}".rstrip()
+    hint = f"It is not known yet whether its submission arrived: {command} finds out."
     raise NotFound("Run", word, [], hint)
 
 

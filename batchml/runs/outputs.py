@@ -351,19 +351,21 @@ class RenumberedOutputs:
 
     def __init__(self, source: OutputSource, first: Sequence[int]) -> None:
         self._source = source
-        self._named = {str(index): str(number) for index, number in enumerate(first)}
-        self._own = {number: index for index, number in self._named.items()}
+        self._to_first = {str(index): str(number) for index, number in enumerate(first)}
+        self._to_own = {number: index for index, number in self._to_first.items()}
 
     @property
     def left_out(self) -> list[str]:
-        return [_with_renamed_folder(text, self._named) for text in self._source.left_out]
+        return [_with_renamed_folder(text, self._to_first) for text in self._source.left_out]
 
     def entries(self) -> Iterator[OutputEntry]:
         for entry in self._source.entries():
-            yield entry._replace(name=_with_renamed_folder(entry.name, self._named))
+            yield entry._replace(name=_with_renamed_folder(entry.name, self._to_first))
 
     def fetch(self, entry: OutputEntry, path: Path) -> None:
-        self._source.fetch(entry._replace(name=_with_renamed_folder(entry.name, self._own)), path)
+        self._source.fetch(
+            entry._replace(name=_with_renamed_folder(entry.name, self._to_own)), path
+        )
 
 
 def _with_renamed_folder(path: str, folders: Mapping[str, str]) -> str:
@@ -374,9 +376,8 @@ def _with_renamed_folder(path: str, folders: Mapping[str, str]) -> str:
 def _local_outputs(context: Context, found: "FoundRun") -> OutputSource:
     runs, job_id = context.home.runs, found.job_id
     whole, is_node, _ = job_id.partition("#")
-    for name in (
-        (job_id, whole) if is_node else (job_id,)
-    ):  # the outputs of a node may be those of the run
+    # All nodes on one machine write to the folder of the run.
+    for name in (job_id, whole) if is_node else (job_id,):
         if (runs / name / "output").is_dir():
             return FolderOutputs(runs / name / "output")
     parts = {

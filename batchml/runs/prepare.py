@@ -279,11 +279,11 @@ def to_requests(prepared: PreparedRun) -> dict[str, Any]:
     if requests.document is not None:
         found["order"] = msgspec.json.decode(requests.document.data)
     if prepared.plan is not None:
-        moved = prepared.plan
+        plan = prepared.plan
         found["fallback"] = {
-            "after": moved.after,
-            "SubmitJob": moved.requests.submit,
-            "variablesOfTheFirstJob": list(moved.lent),
+            "after": plan.after,
+            "SubmitJob": plan.requests.submit,
+            "variablesOfTheFirstJob": list(plan.lent),
         }
     if prepared.workers:
         found["groups"] = {

@@ -72,7 +72,7 @@ def apply_script(
 ) -> RunRequest:
     """Add the options of the script that a request names; another request is returned unchanged.
 
-    `notices` get messages about lines without effect. `read` reads the script from stdin for `-`.
+    `notices` gets messages about lines without effect. `read` reads the script from stdin for `-`.
     `environ` has the variables that `#SBATCH --export=NAME` passes on.
 
     Raises ConfigError with all mistakes of the script's lines, and ScriptNotFound.
@@ -106,9 +106,8 @@ def apply_script(
         line = _queue_line(script, environ)
         merged = replace(merged, queue_at=f"{path.name if path else shown}, line {line}")
     variables = dict(slurm.variables)
-    if merged.array != slurm.options.get(
-        "array"
-    ):  # the flag --array replaced the task ids of the script
+    # The flag --array replaces the task ids of the script.
+    if merged.array != slurm.options.get("array"):
         variables.pop(ARRAY, None)
     if not merged.changes.get("name"):
         name = Path(request.job).stem if path else _NAMED_STDIN

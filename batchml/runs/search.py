@@ -250,8 +250,8 @@ def _may_match(found: FoundRun, filters: RunFilter) -> bool:
 
 
 def _names(found: FoundRun) -> tuple[str, ...]:
-    whole = found.run.job_name if found.run else found.record.job_name if found.record else ""
-    return (whole, *split_key(whole)[:1])
+    text = found.run.job_name if found.run else found.record.job_name if found.record else ""
+    return (text, *split_key(text)[:1])
 
 
 def search(

@@ -234,9 +234,8 @@ class _Sender:
         """Handle a failed call: the id of its job, if there is one, or "" to send it again."""
         kind = classify_error(error)
         if kind is ErrorClass.UNREACHED and self._api.is_local:
-            kind = (
-                ErrorClass.UNKNOWN
-            )  # an earlier attempt of the client may have reached the server
+            # An earlier attempt of the client may have reached the server.
+            kind = ErrorClass.UNKNOWN
         if kind is ErrorClass.UNKNOWN:
             return self._look_up(error)
         self._is_open = False
@@ -259,10 +258,10 @@ class _Sender:
         self._lost_answers += 1
         try:
             found = look_up(self._api, self._record, self._clock, listing_delay(self._api))
-        except BatchmlError as then:
+        except BatchmlError as second:
             raise SubmissionUnknown(
-                self._record.name, self._record.key, f"{error} {then}"
-            ) from then
+                self._record.name, self._record.key, f"{error} {second}"
+            ) from second
         if found:
             return keep_one_job(self._api, found, self._tell)
         self._is_open = False

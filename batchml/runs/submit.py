@@ -80,7 +80,7 @@ def submit(submitter: Submitter, requests: SubmissionRequests, record: Record) -
     when the record could not be written, and then nothing was sent.
     """
     settle_abandoned(submitter, record.env)
-    with InFlight.beside(submitter.history, record.env).flight(record.key):
+    with InFlight.beside(submitter.history, record.env).mark(record.key):
         submitter.history.intend(record)
         return send_intent(submitter, requests, record)
 

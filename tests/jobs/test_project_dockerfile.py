@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.jobs.image_files import DOCKERFILE as OF_CONDA
-from batchml.jobs.image_files import complete, copy_sources, instructions, start_mistakes
+from batchml.jobs.image_files import CONDA_DOCKERFILE as OF_CONDA
+from batchml.jobs.image_files import add_runtime, copy_sources, instructions, runtime_mistakes
 from batchml.jobs.own_image import collect
 
 LIKE = r"""# syntax=docker/dockerfile:1
@@ -48,8 +48,8 @@ def test_what_comes_from_the_folder_is_known() -> None:
 def test_another_escape_is_one() -> None:
     text = "# escape=`\nFROM x:1\nCOPY a `\n  b /\n"
     assert [each.path for each in copy_sources(text)[0]] == ["a", "b"]
-    assert "`\n" in complete(text)
-    assert "\\\n" not in complete(text)
+    assert "`\n" in add_runtime(text)
+    assert "\\\n" not in add_runtime(text)
 
 
 ODD = """\
@@ -63,7 +63,7 @@ COPY --chown=a:b ["b c", "/"]
 
 def test_what_only_looks_like_more_hides_no_file() -> None:
     assert [each.path for each in copy_sources(ODD)[0]] == ["a", "b c"]
-    assert list(start_mistakes(ODD)) == []
+    assert list(runtime_mistakes(ODD)) == []
 
 
 def put(folder: Path, *names: str) -> Path:
@@ -120,7 +120,7 @@ def test_the_runtime_is_there_to_be_copy_sources(tmp_path: Path) -> None:
     ],
 )
 def test_what_could_not_start_a_run(text: str, says: str) -> None:
-    (told,) = start_mistakes(text)
+    (told,) = runtime_mistakes(text)
     assert says in told
 
 
@@ -134,25 +134,25 @@ def test_what_could_not_start_a_run(text: str, says: str) -> None:
     ],
 )
 def test_the_engine_judges_all_else(text: str) -> None:
-    assert list(start_mistakes(text)) == []
+    assert list(runtime_mistakes(text)) == []
 
 
 def test_what_starts_a_run_is_added_and_starts_their_entry_point() -> None:
-    text = complete(LIKE)
+    text = add_runtime(LIKE)
     assert text.startswith(LIKE.rstrip())
     assert text.endswith(
         "USER 1000:1000\nWORKDIR /job\n"
         'ENTRYPOINT ["python3", "-m", "batchml.runtime.run", "tini", "--"]\n'
     )
-    assert "WORKDIR /job" not in complete("FROM x:1\nWORKDIR /app\n")
-    assert "WORKDIR /job" in complete("FROM x:1\nWORKDIR /app\nFROM y:1\n"), "of the last stage"
+    assert "WORKDIR /job" not in add_runtime("FROM x:1\nWORKDIR /app\n")
+    assert "WORKDIR /job" in add_runtime("FROM x:1\nWORKDIR /app\nFROM y:1\n"), "of the last stage"
     ours = 'FROM x:1\nENTRYPOINT ["python", "-m", "batchml.runtime.run"]\n'
-    assert complete(ours) == ours
+    assert add_runtime(ours) == ours
 
 
 def test_what_is_made_of_them_is_a_good_dockerfile(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(OF_CONDA)
-    (tmp_path / "Dockerfile.added").write_text(complete("FROM debian:12\nUSER 1000\n"))
+    (tmp_path / "Dockerfile.added").write_text(add_runtime("FROM debian:12\nUSER 1000\n"))
     hadolint = Path(sys.executable).with_name("hadolint")
     files = map(str, sorted(tmp_path.iterdir()))
     command = [str(hadolint), "--no-color", "--ignore", "DL3002", *files]
@@ -171,8 +171,8 @@ WORDS = st.sampled_from(
 def test_no_text_is_too_odd_to_be_read(text: str) -> None:
     found, _ = copy_sources(text)
     assert not any(".." in each.path.split("/") for each in found)
-    completed = complete(text)
+    completed = add_runtime(text)
     last = instructions(completed)[-1]
-    if not any("is continued" in each for each in start_mistakes(text)):
+    if not any("is continued" in each for each in runtime_mistakes(text)):
         assert last.word == "ENTRYPOINT"
         assert "batchml.runtime.run" in last.rest

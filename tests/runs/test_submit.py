@@ -423,7 +423,7 @@ def test_a_submission_under_way_is_left_to_its_own_process(home: Path) -> None:
     with pytest.raises(Killed):
         user.submit()
     (record,) = user.history.unconfirmed("aws")
-    with user.flights.flight(record.key):
+    with user.flights.mark(record.key):
         (settled,) = user.reconcile()
         assert settled.is_open
     (settled,) = user.reconcile()

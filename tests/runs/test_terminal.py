@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from batchml.cli.output import say_error
 from batchml.cli.render import cells, cut, table
-from batchml.cli.status_line import HINT, Curve, StatusBoard, entered, status_line
+from batchml.cli.status_line import HINT, Curve, StatusBoard, add_state, status_line
 from batchml.cli.terminal import (
     ERASE,
     BottomLine,
-    PrintsAbove,
     Screen,
+    StreamAbove,
     live_line,
     screen,
     sparkline,
@@ -300,9 +300,9 @@ def test_why_it_waits_is_cut_before_it_is_left_out() -> None:
 
 def test_states_that_nobody_has_seen_are_known_from_the_run() -> None:
     run = Run("j", "n", "q", JobStatus.RUNNING, created_at=900_000, started_at=960_000)
-    assert entered((), run, 1000.0, 100.0) == (("waited", 0.0), ("RUNNING", 60.0))
+    assert add_state((), run, 1000.0, 100.0) == (("waited", 0.0), ("RUNNING", 60.0))
     ahead = Run("j", "n", "q", JobStatus.RUNNING, created_at=2_000_000, started_at=2_000_000)
-    assert entered((), ahead, 1000.0, 100.0) == (("waited", 100.0), ("RUNNING", 100.0))
+    assert add_state((), ahead, 1000.0, 100.0) == (("waited", 100.0), ("RUNNING", 100.0))
 
 
 def seen_of(*happenings: RunEvent, clock: FakeClock | None = None) -> StatusBoard:
@@ -400,10 +400,10 @@ def test_words_for_people_go_above_the_line() -> None:
     stream, other = io.StringIO(), io.StringIO()
     bottom = BottomLine(stream, lambda width: "line", lambda: 40)
     bottom.refresh()
-    print("a word", file=PrintsAbove(bottom, other))
+    print("a word", file=StreamAbove(bottom, other))
     assert other.getvalue() == "a word\n"
     assert stream.getvalue() == f"{ERASE} line\r{ERASE} line\r"
-    above = PrintsAbove(bottom, other)
+    above = StreamAbove(bottom, other)
     print("half", end="", file=above)  # the line may be drawn now: nothing must stand there
     assert other.getvalue() == "a word\n"
     print(" and half", file=above)

@@ -19,7 +19,7 @@ from batchml.runs.metrics.series import Metrics, Sample, Series
 from batchml.runs.metrics.usage import (
     MAX_MARK_AGE,
     MAX_NODES,
-    NodeUsage,
+    NodeRun,
     SlowRank,
     UsageSample,
     collect_usage,
@@ -45,11 +45,11 @@ from tests.support.scripted import ScriptedSession
 NOW = 1_800_000_000_000
 
 
-def node(index: int, status: str = "RUNNING", *streams: str, **more: Any) -> NodeUsage:
+def node(index: int, status: str = "RUNNING", *streams: str, **more: Any) -> NodeRun:
     attempts = tuple(Attempt(log_stream=each) for each in streams or (f"s{index}",))
     run = Run(f"j#{index}", "n", "q", JobStatus(status), attempts=attempts, vcpus=2,
               memory_mib=2048, node_index=index, **more)  # fmt: skip
-    return NodeUsage(f"node {index}", run)
+    return NodeRun(f"node {index}", run)
 
 
 def use(index: int, ranks: Mapping[int, Mapping[str, float]]) -> UsageSample:
@@ -251,7 +251,7 @@ def test_of_a_gang_the_head_and_each_worker_is_a_node(here: Here) -> None:
 
 def test_one_node_of_a_run_is_shown_by_itself(here: Here) -> None:
     one = node(3).run
-    assert find_nodes(cast(Context, here), FoundRun(one, None), []) == [NodeUsage("node 3", one)]
+    assert find_nodes(cast(Context, here), FoundRun(one, None), []) == [NodeRun("node 3", one)]
     assert here.session.calls == []
 
 
@@ -284,7 +284,7 @@ def test_of_a_run_that_is_over_its_end_is_read_and_for_a_plot_all_of_it(here: He
     first = Attempt(NOW - 9_000_000, NOW - 8_000_000, log_stream="a")
     last = Attempt(NOW - 7_000_000, NOW - 1_000_000, log_stream="b")
     over = node(0, "SUCCEEDED")
-    ended = NodeUsage("node 0", Run("j#0", "n", "q", JobStatus.SUCCEEDED, attempts=(first, last)))
+    ended = NodeRun("node 0", Run("j#0", "n", "q", JobStatus.SUCCEEDED, attempts=(first, last)))
     read_usage(place, [ended])
     read_usage(place, [ended, over], whole=True)
     short, long = here.session.asked("FilterLogEvents")

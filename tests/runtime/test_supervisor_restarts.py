@@ -9,7 +9,7 @@ import pytest
 from batchml.aws.batch.jobs import LogMark
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.metrics.usage import (
-    NodeUsage,
+    NodeRun,
     Restart,
     find_restarts,
     read_restarts,
@@ -98,7 +98,7 @@ def test_one_call_asks_the_log_of_the_main_node_in_all_its_attempts(
     tries = (Attempt(started_at=NOON, log_stream="s1"), Attempt(started_at=NOON, log_stream="s2"))
     whole = Run("j", "n", "q", JobStatus.RUNNING, nodes=2, environment=env)
     nodes = [
-        NodeUsage(
+        NodeRun(
             f"node {i}", Run(f"j#{i}", "n", "q", JobStatus.RUNNING, attempts=tries, node_index=i)
         )
         for i in range(2)

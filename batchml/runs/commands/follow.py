@@ -36,7 +36,7 @@ def follow(
     """
     record = _find_record(context, job_id)
     metrics = Metrics(patterns or (record.patterns if record else {}))
-    log = _Log(pick)
+    log = _LogFilter(pick)
     with (
         detaching(context, [job_id], cancel=cancel_on_interrupt),
         open_view(context.clock, metrics, to_stderr=json_) as view,
@@ -61,7 +61,7 @@ def follow(
     raise typer.Exit(classify(run).exit_code)
 
 
-class _Log:
+class _LogFilter:
     """Passes events on, without the lines that `pick` excludes.
 
     `is_complete` is for the output of all attempts together; None if it is unknown.
@@ -73,7 +73,6 @@ class _Log:
         self._closed: set[bool | None] = set()
 
     def watch(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
-
         for event in events:
             if isinstance(event, OutputLine):
                 if self._pick is not None and not self._pick(event):
@@ -111,7 +110,6 @@ def _say_the_end(
     json_: bool,
     is_complete: bool | None,
 ) -> None:
-
     outputs = context.outputs(run.job_id)
     stored = _stored_outputs(run)
     if json_:

@@ -71,7 +71,6 @@ def _files(count: int) -> str:
 
 
 def _say_left_out(names: "Sequence[str]") -> None:
-
     for text in names[:MAX_LEFT_OUT]:
         say(f"Left out: {printable(text)}")
     if len(names) > MAX_LEFT_OUT:

@@ -185,7 +185,6 @@ def _table(found: "Sequence[FoundRun]", wanted: RunFilter, now_ms: int) -> str:
 
 
 def _forgotten_row(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[str]:
-
     cells = {
         "ID": short_id(found.job_id),
         "NAME": found.name,
@@ -197,7 +196,6 @@ def _forgotten_row(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[
 
 
 def _say_held_back(found: "Sequence[FoundRun]") -> None:
-
     reasons = (each.run.status_reason for each in found if each.run)
     held_back = next((text for text in reasons if text.startswith(CANNOT_START)), "")
     if held_back:

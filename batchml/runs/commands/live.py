@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from batchml.cli.app import why_it_waits
 from batchml.cli.output import say, say_lost
 from batchml.cli.render import RULE, duration, job_title, printable, timestamp
-from batchml.cli.status_line import HINT, StatusBoard, entered, status_line
+from batchml.cli.status_line import HINT, StatusBoard, add_state, status_line
 from batchml.cli.terminal import (
     BottomLine,
-    PrintsAbove,
+    StreamAbove,
     is_dumb,
     kind_of,
     paint,
@@ -108,7 +108,6 @@ class TerminalView(LogView):
     """Prints the lines on a terminal, above a status line."""
 
     def __init__(self, clock: Clock, metrics: "Metrics", stream: TextIO, *, colour: bool) -> None:
-
         super().__init__(clock, stream)
         self._colour = colour
         self._seen = RunProgress(clock, metrics)
@@ -118,7 +117,6 @@ class TerminalView(LogView):
         self._seen.take(event)
 
     def _status(self, width: int) -> str:
-
         now = self._clock.monotonic()
         parts = status_line(self._seen.board(now), now, width)
         return "  ".join(self._paint(part.text, part.kind) for part in parts)
@@ -184,10 +182,9 @@ class RunProgress:
         self._usage: dict[str, float] = {}
 
     def _see(self, run: Run) -> None:
-
         self._run = run
         self._text = ""
-        self._states = entered(self._states, run, self._clock.now(), self._clock.monotonic())
+        self._states = add_state(self._states, run, self._clock.now(), self._clock.monotonic())
 
     def _words(self, now: float) -> str:
         error, until = self._lost
@@ -373,10 +370,9 @@ class WaitingRuns:
         if len(self._runs) == 1:
             (run,) = self._runs.values()
             now = self._clock.now(), self._clock.monotonic()
-            self._states = entered(self._states, run, *now)
+            self._states = add_state(self._states, run, *now)
 
     def board(self, now: float) -> StatusBoard:
-
         runs = list(self._runs.values())
         if len(runs) == 1:
             (run,) = runs
@@ -462,7 +458,7 @@ def status_line_below(waited: WaitingRuns, clock: Clock, is_wanted: bool) -> Ite
 
     bottom = BottomLine(stream, draw, lambda: window_width(stream))
     bottom.start()
-    sys.stdout = cast("TextIO", PrintsAbove(bottom, stream))
+    sys.stdout = cast("TextIO", StreamAbove(bottom, stream))
     try:
         yield
     finally:

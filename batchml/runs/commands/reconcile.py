@@ -68,7 +68,6 @@ def _as_json(one: SettledSubmission) -> dict[str, str | None]:
 
 
 def _sentence(one: SettledSubmission) -> str:
-
     title = f"[{printable(one.record.name)} - {one.record.key}]"
     if one.is_open:
         return f"{title} is being submitted by another process; look again when it is done."

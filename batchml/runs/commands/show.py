@@ -44,7 +44,7 @@ from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import write_plot
 from batchml.runs.metrics.series import child_of, describe_unmatched, metric_lines, metric_texts
 from batchml.runs.metrics.usage import (
-    NodeUsage,
+    NodeRun,
     UsageSample,
     find_nodes,
     read_restarts,
@@ -135,13 +135,13 @@ def describe_groups(parts: "Sequence[GroupWorkers]") -> str:
     said = []
     for part in parts:
         run = part.found.run if part.found else None
-        state = _of_workers(run) if run else NOT_KNOWN if part.job_id else "never submitted"
+        state = _describe_workers(run) if run else NOT_KNOWN if part.job_id else "never submitted"
         known = f" ({short_id(part.job_id)})" if part.job_id else ""
         said.append(f"{part.group} {state}{known}")
     return "; ".join(said)
 
 
-def _of_workers(run: Run) -> str:
+def _describe_workers(run: Run) -> str:
     """The state of workers: not FAILED, as in AWS Batch, if their head has ended them."""
     if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
         return describe_state(run)
@@ -179,7 +179,6 @@ def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int
 
 
 def format_numbers(known: list[int]) -> str:
-
     return format_ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
 
 
@@ -242,13 +241,12 @@ def _draw(
 ) -> None:
     """Draw the metrics and the usage of the nodes, or of the single container."""
     if not uses and found.run is not None and found.run.attempts:
-        uses = read_usage(context, [NodeUsage(found.name, found.run)], whole=True)
+        uses = read_usage(context, [NodeRun(found.name, found.run)], whole=True)
     write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
     say(f"Drawn: {plot}")
 
 
 def _write_events(folder: Path, found: "FoundRun", measured: RunMetrics) -> None:
-
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
     written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
@@ -256,7 +254,6 @@ def _write_events(folder: Path, found: "FoundRun", measured: RunMetrics) -> None
 
 
 def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> dict[str, Any]:
-
     run, record = found.run, found.record
     more: dict[str, Any] = {
         "metrics": measured.last or found.metrics,
@@ -348,7 +345,6 @@ def _identity(found: "FoundRun") -> "Mapping[str, str]":
 
 
 def _state(run: Run) -> dict[str, str]:
-
     ended = run.status.is_terminal
     return {
         "status": f"{run.status}  ({describe_outcome(run)})" if ended else describe_state(run),
@@ -358,7 +354,6 @@ def _state(run: Run) -> dict[str, str]:
 
 
 def _asked_for(found: "FoundRun") -> dict[str, str]:
-
     run, record = found.run, found.record
     asked: Any = run or record
     many = _many(run)
@@ -414,7 +409,6 @@ def _pairs(table: "Mapping[str, object]") -> str:
 
 
 def _times(found: "FoundRun", now_ms: int) -> dict[str, str]:
-
     run = found.run
     started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
     waited = (started or stopped or now_ms) - found.created_at if run else 0
@@ -478,9 +472,8 @@ def _unmatched(found: "FoundRun", measured: RunMetrics) -> str:
     run, record = found.run, found.record
     if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
         return ""
-    if (
-        record.other or run.children or run.nodes or not measured.is_whole
-    ):  # their logs are not all read
+    # Of these, not all logs were read, or the command is another one.
+    if record.other or run.children or run.nodes or not measured.is_whole:
         return ""
     return describe_unmatched(record.patterns, [*measured.series, *found.metrics])
 

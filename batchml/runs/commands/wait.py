@@ -89,7 +89,6 @@ def _is_over(found: FoundRun) -> bool:
 
 
 def _print_end(found: FoundRun) -> None:
-
     if found.run is None:
         name = printable(found.name)
         say(f"{name} {found.job_id}: {NOT_KNOWN_WORDS}")
@@ -156,7 +155,6 @@ def _cancel_moved(
 
 
 def _describe_stop(found: FoundRun, stopped: CancelledRun | None) -> str:
-
     if stopped is None:
         return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"
     run, title = stopped.run, printable(job_title(stopped.run))

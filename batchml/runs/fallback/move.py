@@ -246,8 +246,8 @@ class Mover:
         step = self.see(run).step
         if step is MoveStep.OVER:
             return run.job_id
-        now = self.move(run) if step is not MoveStep.WAIT else run.job_id
-        return now if now != run.job_id else ""
+        job_id = self.move(run) if step is not MoveStep.WAIT else run.job_id
+        return job_id if job_id != run.job_id else ""
 
     def move(self, run: Run) -> str:
         """Move a run whose time is over; the id of the job that goes on: its own if started.
@@ -256,11 +256,11 @@ class Mover:
         not be written. After an error the method can be called again.
         """
         flights = InFlight.beside(self._history, self.plan.record.env)
-        with flights.flight(self.plan.key):
+        with flights.mark(self.plan.key):
             # Described again: another process of this machine may just have moved the run.
-            now = self._move(self._api().describe([run.job_id]).get(run.job_id, run))
+            job_id = self._move(self._api().describe([run.job_id]).get(run.job_id, run))
             flights.remove(self.plan.key)
-            return now
+            return job_id
 
     def _move(self, run: Run) -> str:
         was_cancelled = run.status.is_terminal
@@ -334,9 +334,8 @@ class Mover:
             submitter = Submitter(api, self._history, self._clock, self._tell, share=self._share)
             job_id = send_intent(submitter, requests, record)
         except (BatchmlError, Interrupted):
-            self._keep_intent(
-                record
-            )  # so that the refusal is not final, and the move can be repeated
+            # So that the refusal is not final, and the move can be repeated.
+            self._keep_intent(record)
             self._tell(
                 f"The run was cancelled in its queue, and is not in {self.plan.queue} yet. To try "
                 f"again: batchml wait {before}"

@@ -160,23 +160,23 @@ def watch_until_moved(context: Context, plan: FallbackPlan, job_id: str, tell: T
     Raises the errors of the calls; the next watcher completes a move that has begun.
     """
     mover = Mover(lambda: context.batch, context.history, plan, context.clock, tell, user_share())
-    most = _LOCAL_POLL if context.settings.is_local else _AWS_POLL
-    seen = context.clock.monotonic()
+    pause = _LOCAL_POLL if context.settings.is_local else _AWS_POLL
+    answered_at = context.clock.monotonic()
     while True:
         try:
             run = context.describe([job_id]).get(job_id)
-            now = mover.step(run) if run is not None else ""
-            seen = context.clock.monotonic()
+            current_id = mover.step(run) if run is not None else ""
+            answered_at = context.clock.monotonic()
         except BatchmlError as error:
             is_lost = isinstance(error, ServiceUnreachable) or getattr(error, "status", 0) >= 500
-            if not is_lost or context.clock.monotonic() - seen > _MAX_OUTAGE:
+            if not is_lost or context.clock.monotonic() - answered_at > _MAX_OUTAGE:
                 raise
             tell(f"Trying again: {error}")
-            now = ""
-        if now:
+            current_id = ""
+        if current_id:
             plans_of(context).drop(plan.key)
-            return now
-        context.clock.sleep(most)
+            return current_id
+        context.clock.sleep(pause)
 
 
 class QueueMoves:
@@ -189,7 +189,7 @@ class QueueMoves:
     def __init__(self, context: Context, describe: Describe) -> None:
         self._context = context
         self._describe = describe
-        self._now: dict[str, str] = {}  # requested id -> id of the job that goes on
+        self._current_ids: dict[str, str] = {}  # requested id -> id of the job that goes on
         self._movers: dict[str, Mover | None] = {}
         self.news: list[str] = []
 
@@ -204,12 +204,12 @@ class QueueMoves:
         return found
 
     def with_own_id(self, run: Run) -> Run:
-        now = self._now.get(run.job_id)
-        return replace(run, job_id=now) if now else run
+        current_id = self._current_ids.get(run.job_id)
+        return replace(run, job_id=current_id) if current_id else run
 
     def _own(self, asked: str) -> str:
         whole = bare_id(asked)
-        return self._now.get(whole, whole) + asked.removeprefix(whole)
+        return self._current_ids.get(whole, whole) + asked.removeprefix(whole)
 
     def _move_if_due(self, asked: str, run: Run) -> Run:
         """Move the run if that is due; the run as it is now, under the requested id."""
@@ -218,21 +218,20 @@ class QueueMoves:
         age = self._context.clock.now() - (run.stopped_at or 0) / 1000
         step = mover.see(run, self._patience(run.key)).step if mover else MoveStep.WAIT
         if target:
-            now = successor(self._context.batch, run)
-            if now:
-                self.news.append(describe_move_done(target, now))
+            current_id = successor(self._context.batch, run)
+            if current_id:
+                self.news.append(describe_move_done(target, current_id))
             elif mover and age >= self._patience(run.key):
-                now = self._try_to_move(mover, run)
-            if now and now != run.job_id:
-                return self._follow(asked, run, now)
-            if (
-                age < WATCHER_GRACE
-            ):  # the process that cancelled it is about to submit it in the other queue
+                current_id = self._try_to_move(mover, run)
+            if current_id and current_id != run.job_id:
+                return self._follow(asked, run, current_id)
+            # The process that cancelled it is about to submit it in the other queue.
+            if age < WATCHER_GRACE:
                 return replace(run, job_id=asked, status=JobStatus.RUNNABLE, stopped_at=None)
         elif step is MoveStep.LEAVE and mover:
-            now = self._try_to_move(mover, run)
-            if now != run.job_id:
-                return self._follow(asked, run, now)
+            current_id = self._try_to_move(mover, run)
+            if current_id != run.job_id:
+                return self._follow(asked, run, current_id)
         elif run.status.is_terminal and run.key:
             plans_of(self._context).drop(run.key)
         return replace(run, job_id=asked)
@@ -251,11 +250,10 @@ class QueueMoves:
         self.news.append(f"It is not moved: {refused}")
         return run.job_id
 
-    def _follow(self, asked: str, run: Run, now: str) -> Run:
-
-        self._now[asked] = now
-        record_move(self._context, run, now)
-        told = self._describe([now]).get(now)
+    def _follow(self, asked: str, run: Run, current_id: str) -> Run:
+        self._current_ids[asked] = current_id
+        record_move(self._context, run, current_id)
+        told = self._describe([current_id]).get(current_id)
         waiting = replace(run, status=JobStatus.SUBMITTED, status_reason="", stopped_at=None)
         return replace(told or waiting, job_id=asked)
 
@@ -290,7 +288,7 @@ def follow_moves(moves: QueueMoves, events: Iterable[RunEvent]) -> Iterator[RunE
 # --- Finding the job that a run is now ------------------------------------------------------------
 
 
-def record_move(context: Context, run: Run, now: str) -> None:
+def record_move(context: Context, run: Run, current_id: str) -> None:
     """Keep in the history to which job a run of this machine has moved, unless the disk is full."""
     history = context.history
     plans_of(context).drop(run.key)
@@ -300,7 +298,7 @@ def record_move(context: Context, run: Run, now: str) -> None:
     with suppress(OSError):
         if known.moved != run.job_id:
             history.intend(record_after_move(known, run.job_id, moved_to(run) or known.queue))
-        history.add_job_id(known.key, now)
+        history.add_job_id(known.key, current_id)
 
 
 def follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
@@ -316,10 +314,10 @@ def follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
             run = context.describe([whole]).get(whole)
             if run is None or not moved_to(run):
                 return job_id
-            now = successor(context.batch, run)
-            if now:
-                record_move(context, run, now)
-            return (now or whole) + job_id.removeprefix(whole)
+            current_id = successor(context.batch, run)
+            if current_id:
+                record_move(context, run, current_id)
+            return (current_id or whole) + job_id.removeprefix(whole)
     return job_id
 
 
@@ -349,9 +347,9 @@ def with_moves(context: Context, told: dict[str, Run]) -> dict[str, Run]:
     """The same runs; a run that has moved is replaced by its current job."""
     for asked, run in told.items():
         if moved_to(run):
-            now = successor(context.batch, run)
-            if now:
-                told = {**told, asked: context.describe([now]).get(now, run)}
+            current_id = successor(context.batch, run)
+            if current_id:
+                told = {**told, asked: context.describe([current_id]).get(current_id, run)}
     return told
 
 

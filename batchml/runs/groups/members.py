@@ -119,7 +119,6 @@ def terminate_all(context: "Context", job_ids: Sequence[str], reason: str) -> No
 
 
 def _with_worker_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
-
     records = context.history.records(context.env)
     for job_id in job_ids:
         yield job_id

@@ -62,7 +62,7 @@ def submit_group_run(
     submission = _GroupSubmission(submitter, head, workers)
     with ExitStack() as stack:
         for each in everyone:
-            stack.enter_context(in_flight.flight(each.record.key))
+            stack.enter_context(in_flight.mark(each.record.key))
         submission.unsent.keep(key, {each.record.key: each.requests for each in workers})
         history.intend(*(each.record for each in everyone))
         head_id = submission.send_head()
@@ -144,7 +144,7 @@ def submit_unsent_workers(submitter: Submitter, record: Record) -> str:
     SubmissionUnknown, and the errors of AWS Batch about the head.
     """
     history = submitter.history
-    with InFlight.beside(history, record.env).flight(record.key):
+    with InFlight.beside(history, record.env).mark(record.key):
         known = next((each for each in _jobs_of(history, record) if each.key == record.key), None)
         if known is not None and (known.job_id or known.refused):
             return known.job_id
@@ -199,9 +199,8 @@ def terminate_jobs(submitter: Submitter, job_ids: Iterable[str], reason: str) ->
 # The requests and records of a job with `[[groups]]`, and checks of multi-node runs.
 
 
-Request = Callable[
-    ["JobSpec", SubmissionContext], "tuple[SubmissionRequests, str]"
-]  # and the image
+# Makes the requests of a job, and the reference of its image.
+Request = Callable[["JobSpec", SubmissionContext], "tuple[SubmissionRequests, str]"]
 
 
 def split_into_jobs(

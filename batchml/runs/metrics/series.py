@@ -106,9 +106,8 @@ class Metrics:
         # Child -> metrics without a value in its newest attempt, which may begin at an earlier step
         self._may_go_back: dict[str, set[str]] = {}
         self._streams: dict[str, str] = {}  # child -> the stream that is being read
-        self._is_one_training = (
-            False  # True if ranks on several nodes train together: the main node reports
-        )
+        # True if ranks on several nodes train together: the main node reports.
+        self._is_one_training = False
         self.values: dict[str, float] = {}  # the last value of each metric, if it is finite
 
     @property

@@ -30,7 +30,7 @@ _MIN_CPU_GAP = 25.0  # percent of CPU time that the others use less than a slow 
 _MIN_CORES = 0.2  # a rank that uses less CPU is not a slow rank
 
 
-class NodeUsage(Struct, frozen=True):
+class NodeRun(Struct, frozen=True):
     """A container of a run with several: a node, or the head or a worker of a group run."""
 
     name: str  # "node 1", "head", "workers 3"
@@ -43,7 +43,7 @@ class UsageSample(Struct, frozen=True):
     `series` has all values of `usage` over time.
     """
 
-    node: NodeUsage
+    node: NodeRun
     usage: dict[str, float] = {}
     ranks: dict[int, dict[str, float]] = {}
     series: dict[str, Series] = {}
@@ -63,7 +63,7 @@ class SlowRank(Struct, frozen=True):
 
 
 def collect_usage(
-    nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int
+    nodes: Sequence[NodeRun], marks: Iterable[LogMark], now: int
 ) -> list[UsageSample]:
     """The usage of each node, from its marks. Old marks of a running node do not count."""
     owners = {each.log_stream: i for i, node in enumerate(nodes) for each in node.run.attempts}
@@ -261,7 +261,7 @@ READING_TIME = 5.0  # seconds for which logs are read; the rest is not read
 
 def find_nodes(
     context: "Context", found: "FoundRun", parts: "Sequence[GroupWorkers]"
-) -> list[NodeUsage]:
+) -> list[NodeRun]:
     """The nodes of a multi-node run, or the head and workers of a group run, that have begun.
 
     For a single node the list has that node; for any other run it is empty. At most one call.
@@ -270,7 +270,7 @@ def find_nodes(
     if run is None or not (run.started_at or run.attempts):
         return []
     if run.node_index is not None:
-        return [NodeUsage(f"node {run.node_index}", run)] if run.attempts else []
+        return [NodeRun(f"node {run.node_index}", run)] if run.attempts else []
     known = {"head": run} if parts else {}
     asked = {f"node {i}": f"{run.job_id}#{i}" for i in range(run.nodes)}
     for part in parts:
@@ -285,11 +285,11 @@ def find_nodes(
     asked = dict(list(asked.items())[:MAX_NODES])
     told = context.describe(list(asked.values())) if asked else {}
     known |= {name: told[job_id] for name, job_id in asked.items() if job_id in told}
-    return [NodeUsage(name, each) for name, each in known.items() if each.attempts]
+    return [NodeRun(name, each) for name, each in known.items() if each.attempts]
 
 
 def read_usage(
-    context: "Context", nodes: Sequence[NodeUsage], whole: bool = False
+    context: "Context", nodes: Sequence[NodeRun], whole: bool = False
 ) -> list[UsageSample]:
     """The newest usage of these nodes, with curves of the last ten minutes, or of the `whole` run.
 
@@ -326,7 +326,7 @@ def read_usage(
 
 
 def read_run_metrics(
-    context: "Context", run: Run, nodes: Sequence[NodeUsage], record: Record | None
+    context: "Context", run: Run, nodes: Sequence[NodeRun], record: Record | None
 ) -> RunMetrics:
     """Read the metrics of a run; if ranks train together, those of the main node, with rank 0."""
     from msgspec.structs import replace
@@ -338,7 +338,7 @@ def read_run_metrics(
 
 
 def read_restarts(
-    context: "Context", run: Run | None, nodes: Sequence[NodeUsage]
+    context: "Context", run: Run | None, nodes: Sequence[NodeRun]
 ) -> tuple[list[Restart], bool]:
     """The restarts in all attempts, and True if the whole log was searched.
 

@@ -210,7 +210,6 @@ def _is_ours(name: str) -> bool:
 
 
 def _has_workspace(context: Context) -> bool:
-
     outputs = open_cache(context).outputs()
     return bool(make_platform(context.env, context.settings.environment, outputs).workspace)
 
@@ -245,7 +244,6 @@ def _unverified_notice(who: str) -> str:
 
 
 def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> NotFound:
-
     before = found.tags.get(RESUMES_TAG, "")
     hint = (
         f"From the beginning: batchml rerun {display_id(context, found.job_id)}{context.env_option}"
@@ -397,7 +395,6 @@ def _children_notices(wanted: RerunSpec) -> Iterator[str]:
 
 
 def _failed_children(context: Context, found: "FoundRun") -> list[int]:
-
     known = list_child_indices(context.connect(), found.job_id, JobStatus.FAILED)
     if not known and (found.run is None or found.run.children.get("FAILED")):
         raise NotFound(

@@ -328,7 +328,7 @@ class RunPoller:
     def poll_calls(
         self, job_ids: Sequence[str]
     ) -> Iterator[tuple[Sequence[str], dict[str, Run]] | ContactLost]:
-        """Yield the ids of each call and the runs by their ids; nothing after a failed call.
+        """Yield the ids of each call and the runs by their ids; after a failed call, ContactLost.
 
         Runs may be missing: see `find_missing`.
         """
