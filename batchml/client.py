@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 from batchml.clock import Clock, SystemClock
 from batchml.config.settings import load_settings
-from batchml.context import Context, Notify
+from batchml.context import Context, Notify, current_folder
 from batchml.cost.bill import Bill
 from batchml.errors import LogDamaged, UsageError
 from batchml.explain.ask import explain_run
@@ -272,7 +272,7 @@ class Client:
         Raises ConfigError for a wrong `batchml.toml`, NotFound for an environment that it does not
         have, UsageError for a folder that does not exist.
         """
-        here = Path(folder).absolute() if folder is not None else _current_folder()
+        here = Path(folder).absolute() if folder is not None else current_folder()
         if not here.is_dir():
             raise UsageError(f"{here} is not a folder.")
         settings = load_settings(os.environ if environ is None else environ, here, env)
@@ -438,13 +438,6 @@ class Client:
         """
         job_ids = [run.job_id for run in self.describe(runs)]
         yield from wait_for_runs(self._context, job_ids, timeout, self._tell, on_move=self._tell)
-
-
-def _current_folder() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("The current folder does not exist any more: cd to another.") from None
 
 
 def _ignore(_words: str) -> None: ...

@@ -19,6 +19,7 @@ from batchml.aws.naming import PLATFORM_STACKS, queue_name, stack_name
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
 from batchml.config.settings import Settings
+from batchml.errors import UsageError
 from batchml.history import History
 from batchml.model.run import CANNOT_START, Run
 from batchml.resources import shipped_folder
@@ -308,6 +309,14 @@ def drop_cache(context: "Context") -> None:
     """Delete the cache of an environment that has changed."""
     with suppress(OSError):  # it is only a cache; without a state folder there is none
         _path(context).unlink()
+
+
+def current_folder() -> Path:
+    """The current folder. Raises UsageError if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("The current folder does not exist any more: cd to another.") from None
 
 
 def _path(context: "Context") -> Path:

@@ -1,7 +1,6 @@
 """Options that several commands have, parsers of their values, and the command's environment."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from batchml.cli.output import say
 from batchml.clock import SystemClock
 from batchml.config.settings import load_settings
-from batchml.context import Context
+from batchml.context import Context, current_folder
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration
 
@@ -49,8 +48,5 @@ def open_context(env_flag: str | None) -> Context:
     """Open the environment of a command: --env, or the default. Raises ConfigError, NotFound,
     UsageError.
     """
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("The current folder does not exist any more: cd to another.") from None
+    here = current_folder()
     return Context(load_settings(os.environ, here, env_flag), SystemClock(), here, say)

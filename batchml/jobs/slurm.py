@@ -290,6 +290,9 @@ class _Reader:
             elif word.startswith("-") and len(word) > 1 and word[1] in SHORT:
                 name, value = SHORT[word[1]], word[2:].removeprefix("=")
                 equals = "=" if value else ""
+                if name in BARE and value:
+                    self._wrong(line.number, f"{word}: write each option separately.")
+                    continue
             else:
                 self._wrong(line.number, f"{word!r} is no option of sbatch.")
                 continue

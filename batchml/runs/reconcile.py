@@ -57,7 +57,7 @@ def reconcile(
 def _select_records(records: list[Record], keys: set[str] | None) -> list[Record]:
     """The records with these keys, or all; for a group run all its jobs. Heads come first."""
     if keys is not None:
-        head_keys = {key for record in records if keys & {*record.keys} for key in record.keys[-1:]}
+        head_keys = {record.keys[-1] for record in records if keys & {*record.keys}}
         records = [record for record in records if record.keys[-1] in head_keys]
     return sorted(records, key=lambda record: bool(record.gang))
 

@@ -193,6 +193,8 @@ def test_what_is_passed_over_is_told_of_with_its_line(line: str, words: str) -> 
         ("-G a100:1,v100:1", "of one type"),
         ("--gres", "has no value"),
         ("--requeue=yes", "takes no value"),
+        ("-vv", "-vv: write each option separately."),
+        ("-QH", "-QH: write each option separately."),
         ("-a 0-20000", "AWS Batch allows 10,000"),
         ("hello", "no option of sbatch"),
         ("--mem-per-gpu=1G", "no GPUs"),

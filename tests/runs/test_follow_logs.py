@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from batchml.model.run import JobStatus, Run
-from batchml.runs.commands.follow import _Log
+from batchml.runs.commands.follow import _LogFilter
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import LogView, show_live
 from batchml.runs.watch.events import (
@@ -55,13 +55,13 @@ def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
         LogClosed("s", 2, MARKED),
         ENDED,
     ]
-    log = _Log(lambda line: line.text == "b")
+    log = _LogFilter(lambda line: line.text == "b")
     assert list(log.watch(iter(seen))) == seen[1:]
     assert log.is_read
 
 
 def test_a_log_that_was_cut_off_has_no_whole_metrics() -> None:
-    log = _Log(None)
+    log = _LogFilter(None)
     list(log.watch(iter([LogClosed("s", 2, CUT), ENDED])))
     assert log.is_complete is False
     assert not log.is_read
@@ -97,7 +97,7 @@ def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
 
 def test_a_log_is_complete_when_that_of_each_attempt_is() -> None:
     def of(*proofs: str) -> bool | None:
-        log = _Log(None)
+        log = _LogFilter(None)
         list(log.watch(LogClosed("s", 2, proof) for proof in proofs))
         return log.is_complete
 
@@ -106,6 +106,6 @@ def test_a_log_is_complete_when_that_of_each_attempt_is() -> None:
 
 
 def test_metrics_of_a_damaged_log_are_not_kept() -> None:
-    log = _Log(None)
+    log = _LogFilter(None)
     list(log.watch(iter([LogClosed("s", 2, MARKED), LogClosed("t", 2, DAMAGED), ENDED])))
     assert not log.is_read

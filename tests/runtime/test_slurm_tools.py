@@ -68,6 +68,10 @@ def test_first_lines() -> None:
     assert interpreter(b"echo\n") == []
     assert without_login(["/bin/bash", "-l"]) == ["/bin/bash"]
     assert without_login(["/bin/bash", "-e"]) == ["/bin/bash", "-e"]
+    assert without_login(["/bin/bash", "--login"]) == ["/bin/bash"]
+    assert without_login(["/bin/bash", "-el"]) == ["/bin/bash", "-e"]
+    assert without_login(["/bin/bash", "-leuo pipefail"]) == ["/bin/bash", "-euo pipefail"]
+    assert without_login(["/usr/bin/perl", "-l"]) == ["/usr/bin/perl", "-l"]
 
 
 def test_a_damaged_script_is_told_of() -> None:

@@ -36,8 +36,6 @@ NO_HEAD = "the head of its group run was not submitted"
 GROUP_OVER = "its group run was over before it was submitted"
 INCOMPLETE = "batchml: the group run could not be submitted whole"
 
-Tell = Callable[[str], None]
-
 
 class SubmitIntent(Struct, frozen=True):
     """The requests and the record of a job that will be submitted."""

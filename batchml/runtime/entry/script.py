@@ -20,6 +20,7 @@ from batchml.runtime.protocol.variables import SLURM, number_of
 
 ARRAY = "BATCHML_SLURM_ARRAY"  # the ids of the array's tasks: "1-9:2,20"
 PACKED = "--packed"  # followed by the script's text from `pack`, and the script's name
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 
 
 def pack(text: bytes) -> str:
@@ -50,9 +51,15 @@ def without_login(words: Sequence[str]) -> List[str]:
 
     A login shell reads a profile, which would reset PATH and hide the programs of the image.
     """
-    if words[1:] and words[1].strip() in ("-l", "--login"):
-        return list(words[:1])
-    return list(words)
+    if not words[1:] or os.path.basename(words[0]) not in _SHELLS:
+        return list(words)
+    program, flags = words[0], words[1].strip()
+    if flags.startswith("--"):
+        return [program] if flags == "--login" else [program, flags]
+    first, *others = flags.split(None, 1)  # -euo pipefail
+    first = first.replace("l", "")
+    rest = [*([] if first == "-" else [first]), *others]
+    return [program, " ".join(rest)] if rest else [program]
 
 
 def slurm_variables(
