@@ -71,17 +71,15 @@ def task_request(
     association: DataRepositoryAssociation,
     *,
     token: str,
-    paths: Sequence[str] = (),
-    release_days: int = 0,
 ) -> dict[str, Any]:
-    """The CreateDataRepositoryTask request. Without `paths`, the task is for all files.
+    """The CreateDataRepositoryTask request, for all files.
 
-    A release task frees the space of files that were not opened for `release_days`.
+    A release task frees the space of all exported files.
     """
     request: dict[str, Any] = {
         "Type": kind,
         "FileSystemId": file_system,
-        "Paths": list(paths),
+        "Paths": [],
         "Report": {"Enabled": False},
         "ClientRequestToken": token,
         "Tags": [{"Key": "batchml:carry", "Value": kind.partition("_")[0].lower()}],
@@ -94,7 +92,7 @@ def task_request(
             "Scope": "FAILED_FILES_ONLY",
         }
     if kind == "RELEASE_DATA_FROM_FILESYSTEM":
-        duration = {"Unit": "DAYS", "Value": release_days}
+        duration = {"Unit": "DAYS", "Value": 0}
         request["ReleaseConfiguration"] = {"DurationSinceLastAccess": duration}
     return request
 

@@ -265,7 +265,9 @@ class _Attempt:
             output.listener = trial.read_output
             plugins.add("the trial's watch", lambda: trial)
         data = self._environ.get("BATCHML_DATA_DIR", "")
-        working = watch_working_folder(env, data, self._temporary.existing_path, sends_outputs)
+        # Only in AWS has a run no folder for its outputs, and so sends them.
+        in_aws = sends_outputs
+        working = watch_working_folder(env, data, self._temporary.existing_path, in_aws)
         supervised = self._supervise()
         process = self._start(supervised)
         if supervised is not None:

@@ -1,7 +1,6 @@
 """Open the workspace of an environment: a local folder, an EFS, or an FSx for Lustre."""
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -9,15 +8,13 @@ from msgspec.structs import replace
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.naming import queue_name
 from batchml.config.settings import Setting
-from batchml.context import Context, open_cache
+from batchml.context import Context, Notify, open_cache
 from batchml.errors import NotFound
 from batchml.model.environment import sharers
 
 if TYPE_CHECKING:
     from batchml.workspace.base import WorkspaceBackend
     from batchml.workspace.remote import RemoteStorage
-
-Notify = Callable[[str], None]
 
 
 def open_workspace(context: Context, notify: Notify = lambda words: None) -> "WorkspaceBackend":

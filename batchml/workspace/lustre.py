@@ -137,7 +137,7 @@ class LustreWorkspace(RemoteWorkspace):
         report = replace(report, verb="archive", location=url, missing=failed + report.missing)
         if not delete or not report.is_complete:
             return report
-        self._link.release(_on_task(on_progress, "freeing"), 0)
+        self._link.release(_on_task(on_progress, "freeing"))
         return replace(report, notes=(*report.notes, _FREED))
 
     def _export(self, on_progress: OnProgress) -> tuple[str, ...]:
@@ -223,13 +223,13 @@ class LustreLink:
         with self._paused_export() as link:
             return self._run("EXPORT_TO_REPOSITORY", link, on_task)
 
-    def import_names(self, on_task: OnTask, paths: Sequence[str] = ()) -> DataRepositoryTask:
+    def import_names(self, on_task: OnTask) -> DataRepositoryTask:
         """Make all objects of the bucket visible; contents are loaded when first read."""
-        return self._run("IMPORT_METADATA_FROM_REPOSITORY", self.link(), on_task, paths)
+        return self._run("IMPORT_METADATA_FROM_REPOSITORY", self.link(), on_task)
 
-    def release(self, on_task: OnTask, days: int) -> DataRepositoryTask:
-        """Free the space of exported files that nobody opened for that many days."""
-        return self._run("RELEASE_DATA_FROM_FILESYSTEM", self.link(), on_task, (), days)
+    def release(self, on_task: OnTask) -> DataRepositoryTask:
+        """Free the space of all exported files."""
+        return self._run("RELEASE_DATA_FROM_FILESYSTEM", self.link(), on_task)
 
     @contextmanager
     def _paused_export(self) -> Iterator[DataRepositoryAssociation]:
@@ -263,16 +263,9 @@ class LustreLink:
             link = self.link()
 
     def _run(
-        self,
-        kind: TaskType,
-        link: DataRepositoryAssociation,
-        on_task: OnTask,
-        paths: Sequence[str] = (),
-        days: int = 0,
+        self, kind: TaskType, link: DataRepositoryAssociation, on_task: OnTask
     ) -> DataRepositoryTask:
-        request = task_request(
-            kind, self._id, link, token=self._token(), paths=paths, release_days=days
-        )
+        request = task_request(kind, self._id, link, token=self._token())
         # A task that a killed command began does the same: wait for it.
         task = next((each for each in self._api.running(self._id) if each.type == kind), None)
         task = task or self._api.create_task(request)

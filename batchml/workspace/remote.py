@@ -314,9 +314,9 @@ def listing_command(path: str) -> tuple[str, ...]:
     return (*command, f"--below={path}") if path else command
 
 
-def read_listing(output: bytes | None) -> list[WorkspaceEntry] | None:
+def read_listing(output: bytes) -> list[WorkspaceEntry] | None:
     """Decode the output of `listing_command`; None if it is not a listing. Pure."""
-    lines = (output or b"").decode("utf-8", "replace").splitlines()
+    lines = output.decode("utf-8", "replace").splitlines()
     result = next((each for each in reversed(lines) if each.startswith(RESULT_MARK)), "")
     try:
         entries = json.loads(result.removeprefix(RESULT_MARK))["entries"]

@@ -112,7 +112,7 @@ class TransferRuns:
         self._key = prepared.record.key
         self._job_id = submit_run(context, prepared, self._notify)
         self._notify(
-            f"Run {self._job_id} in {prepared.requests.submit['jobQueue']} transfers the files. "
+            f"Run {self._job_id} in {prepared.requests.submit['jobQueue']} works in the workspace. "
             f"{self._price(prepared.spec)}Starting a host takes some minutes. The run continues "
             f"without this terminal."
         )

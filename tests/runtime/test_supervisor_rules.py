@@ -93,7 +93,7 @@ def test_a_line_names_missing_nodes_and_the_wait_for_them_ends() -> None:
 
 def test_a_failing_rank_ends_all_ranks_and_a_generation_begins_once_no_process_is_left() -> None:
     state, actions = after(running(), RankExited(5, 1, failed(3, -9, 1)))
-    assert actions == [EndRanks(1, TWO.end_grace)]
+    assert actions == [EndRanks(TWO.end_grace)]
     state, actions = after(state, RankExited(5, 1, failed(0, 1)), RanksGone(6, 1, 0))
     assert actions == []
     _, actions = after(state, RanksGone(7, 1, 1))
@@ -151,7 +151,7 @@ def test_three_generations_without_a_new_checkpoint_are_a_crash_loop() -> None:
 def test_the_wait_for_a_lost_node_ends() -> None:
     state, actions = after(running(), NodeLeft(10, 1, silent=True))
     assert actions == [
-        SayLine("node 1 (10.0.0.2) does not answer any more"), EndRanks(1, TWO.end_grace),
+        SayLine("node 1 (10.0.0.2) does not answer any more"), EndRanks(TWO.end_grace),
     ]  # fmt: skip
     state, actions = after(state, RanksGone(12, 1, 0), ClockTick(69))
     assert exit_of(actions) is None
@@ -199,7 +199,7 @@ def test_ranks_without_any_sign_of_life_count_as_hung() -> None:
     state, actions = after(running(), SignOfLife(30), ClockTick(79))
     assert actions == []
     state, actions = after(state, ClockTick(81))
-    assert actions == [EndRanks(1, TWO.end_grace, stacks=True)]
+    assert actions == [EndRanks(TWO.end_grace, stacks=True)]
     _, actions = after(state, *gone(1, 90))
     assert "No rank gave a sign of life for 50 s." in str(actions)
 

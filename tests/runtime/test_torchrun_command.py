@@ -5,6 +5,7 @@ import pytest
 from batchml.runtime.nodes.link.address import interface_of, is_reachable, own_address
 from batchml.runtime.nodes.supervisor.settings import (
     RankLayout,
+    SupervisorTimes,
     count_cores,
     count_processes,
     rank_environment,
@@ -149,3 +150,11 @@ def test_a_node_has_the_cores_that_its_job_asked_for_and_no_more_than_there_are(
     assert (
         count_cores({"BATCHML_VCPUS": "100000"}) == count_cores({"BATCHML_VCPUS": "many"}) == there
     )
+
+
+def test_a_limit_of_another_version_does_not_drop_the_limits_that_are_known() -> None:
+    limits = '{"beat": 0.5, "no_such_limit": "a word", "gone": 3}'
+    found = SupervisorTimes.read({"BATCHML_GANG_LIMITS": limits})
+    assert found == SupervisorTimes()._replace(beat=0.5, gone=3.0)
+    for wrong in ("", "{", "[]", "7", '{"beat": "soon"}'):
+        assert SupervisorTimes.read({"BATCHML_GANG_LIMITS": wrong}) == SupervisorTimes(), wrong

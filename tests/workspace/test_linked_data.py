@@ -310,7 +310,7 @@ def test_requests_are_as_the_service_has_them() -> None:
     for kind in (
         "EXPORT_TO_REPOSITORY", "IMPORT_METADATA_FROM_REPOSITORY", "RELEASE_DATA_FROM_FILESYSTEM",
     ):  # fmt: skip
-        request = task_request(kind, "fs-0123456789abcdef0", link, token="t", paths=["a"])
+        request = task_request(kind, "fs-0123456789abcdef0", link, token="t")
         shape = model.operation_model("CreateDataRepositoryTask").input_shape
         assert not list(problems(shape, request, strict=True))
     shape = model.operation_model("UpdateDataRepositoryAssociation").input_shape

@@ -112,17 +112,6 @@ def read_backward(
     return LogFilePage(kept[::-1], start, end)
 
 
-def iterate(path: Path, offset: int) -> Iterator[LogEvent]:
-    """Events from `offset` on, in constant memory."""
-    file = _open(path)
-    if file is None:
-        return
-    with file:
-        for line in _lines(file, offset, most=2**63):
-            if line.timestamp != NO_TIME:
-                yield as_event(line)
-
-
 def first_and_last(path: Path) -> tuple[int, int] | None:
     """The times of the first and the last event, in ms, or None when there is none."""
     file = _open(path)
@@ -215,11 +204,9 @@ def _open(path: Path | str) -> BinaryIO | None:
         return None
 
 
-def _lines(
-    file: BinaryIO, offset: int, most: int = MAX_SCAN, block: int = _BLOCK
-) -> Iterator[StreamLine]:
-    """Whole lines from `offset` on, until `most` bytes have been read."""
-    last = offset + most
+def _lines(file: BinaryIO, offset: int, block: int = _BLOCK) -> Iterator[StreamLine]:
+    """Whole lines from `offset` on, until `MAX_SCAN` bytes have been read."""
+    last = offset + MAX_SCAN
     while offset < last:
         data = _read_at(file, offset, block)
         last_newline = data.rfind(b"\n")

@@ -45,18 +45,14 @@ def drain(
     host: str,
     now: float,
     fetch: FetchUrl = fetch_url,
-    store: Optional[Store] = None,
 ) -> str:
-    """Take this host out of service. Return the result in one line. Never raises.
-
-    `store` counts the hosts that were taken out of service; by default the environment's store.
-    """
+    """Take this host out of service. Return the result in one line. Never raises."""
     if not environ.get(ECS_TASK):
         return f"{host} is not taken out of service: it is not a host of ECS"
     try:
         ecs = _Ecs(environ, fetch, now)
         target = ecs.find_target()
-        counts = store or _environment_store(env, environ)
+        counts = _environment_store(env, environ)
         hosts = ecs.count_hosts(target)
         most = max_drains(hosts)
         if not _reserve_drain(counts, target, host, most, now):

@@ -224,7 +224,7 @@ def describe_tries(tried: Sequence[UnfitHost], tries: int) -> str:
     for unfit in tried:
         hosts.setdefault(unfit.host, unfit.why)
     reasons = "; ".join(f"{host}: {why}" for host, why in hosts.items())
-    many = f"{len(hosts)} hosts were unfit" if len(hosts) > 1 else "the only host was unfit"
+    many = f"{len(hosts)} hosts were unfit" if len(hosts) > 1 else "one host was unfit"
     return (
         f"{many} in {len(tried)} tries, more than `tries = {tries}` in [health]: {reasons}. "
         "A bad image or driver looks like bad hardware: see whether these have one cause. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.entry.fetch import NotStarted, claim, describe_duplicate
 from batchml.runtime.protocol import sweep as protocol
@@ -118,35 +118,30 @@ class TrialAssignment(NamedTuple):
         return {**self.contract.params, **self.entry.params}
 
 
-def claim_trial(
-    store: Store,
-    env: RuntimeEnv,
-    environ: Mapping[str, str],
-    clock: Callable[[], float] = time.time,
-) -> TrialAssignment:
+def claim_trial(store: Store, env: RuntimeEnv, environ: Mapping[str, str]) -> TrialAssignment:
     """Find out which trial this container runs, and claim it.
 
     Raises NotStarted, and StoreError if the sweep store cannot be read or written.
     """
     index, is_main = env.array_index or 0, is_main_node(environ)
     sender = MessageSender(
-        env.wave, protocol.unknown_trial(index), env.attempt, index, env.run, clock()
+        env.wave, protocol.unknown_trial(index), env.attempt, index, env.run, time.time()
     )
     try:
         contract, entry = _read(store, env, index)
     except (BadTrialContract, protocol.BadManifest) as error:
-        _send_end(store, sender, clock(), FAILED, CONFIGURATION_ERROR, str(error))
+        _send_end(store, sender, time.time(), FAILED, CONFIGURATION_ERROR, str(error))
         raise NotStarted(CONFIGURATION_ERROR, f"{error} The sweep store is {env.sweep}.") from error
     sender = sender._replace(trial=entry.trial)
     holder = claim(store, env, claim_key(env.wave, entry.trial))
     if holder is not None:
         raise NotStarted(DUPLICATE, describe_duplicate(holder))
     stop = read_stop_request(store, entry.trial)
-    why = stop.reason_at(clock())
+    why = stop.reason_at(time.time())
     if why:
         code = exit_code_when_stopped(contract)
         if is_main:
-            _send_end(store, sender, clock(), KILLED, code, why)
+            _send_end(store, sender, time.time(), KILLED, code, why)
         raise NotStarted(code, f"trial {entry.trial} does not start: {why}")
     earlier = [step for step in contract.rungs if step < (entry.target or contract.max)]
     after = max(earlier, default=0) if entry.resumes else 0

@@ -10,11 +10,11 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Protocol, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Protocol, Tuple
 
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.s3 import MOST_PARTS, S3Client, S3Store
-from batchml.runtime.storage.store import Store, StoreError, no_check
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.transfer.files import (
     CHANGED_WHILE_READ,
     ContentDamaged,
@@ -34,7 +34,6 @@ from batchml.runtime.transfer.tree import (
     LeftOut,
     OpenedFile,
     TransferError,
-    Tree,
     TreeEntry,
     join_path,
 )
@@ -70,12 +69,10 @@ class ArchiveStore(Store, Protocol):
         """Remove leftovers of interrupted attempts."""
 
 
-def open_archive(
-    url: str, environ: Mapping[str, str], check: Callable[[], None] = no_check
-) -> ArchiveStore:
+def open_archive(url: str, environ: Mapping[str, str]) -> ArchiveStore:
     """Open the archive at `s3://BUCKET/PREFIX` or in a folder. Raises StoreError."""
     if url.startswith("s3://"):
-        return S3Archive.open(url, environ, check)
+        return S3Archive.open(url, environ)
     if not url or "://" in url:
         raise StoreError(f"{url!r} cannot be an archive: give a folder, or s3://BUCKET/PREFIX")
     return FolderArchive(url)
@@ -85,10 +82,6 @@ class FolderArchive(FolderStore):
     """An archive in a folder. It implements `ArchiveStore`."""
 
     verifies = True
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self._tree = Tree(folder)
 
     def sizes(self) -> Dict[str, int]:
         sizes: Dict[str, int] = {}
@@ -366,10 +359,8 @@ class PosixArchive(S3Archive):
         self._client.send("PUT", key, headers=posix_headers(entry), body=body)
 
 
-def open_posix_archive(
-    url: str, environ: Mapping[str, str], check: Callable[[], None] = no_check
-) -> ArchiveStore:
+def open_posix_archive(url: str, environ: Mapping[str, str]) -> ArchiveStore:
     """Like `open_archive`; in S3 objects have POSIX metadata. Raises StoreError."""
     if url.startswith("s3://"):
-        return PosixArchive.open(url, environ, check)
-    return open_archive(url, environ, check)
+        return PosixArchive.open(url, environ)
+    return open_archive(url, environ)

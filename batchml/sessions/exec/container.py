@@ -23,6 +23,7 @@ from batchml.local.exec import ContainerExec, ExecRefused, LocalAttempt, RelayFr
 from batchml.local.executors.runner.link import EngineFrames
 from batchml.runtime.exec.command import RUN_ENDED
 from batchml.runtime.exec.relay import Frame, frame
+from batchml.runtime.package import package_root
 from batchml.sessions.exec.target import ExecResult
 from batchml.sessions.terminal import (
     attach,
@@ -198,7 +199,6 @@ def _capture_plain(
 _START = (
     "import sys; sys.path[0] = sys.argv.pop(1); from batchml.sessions.exec.container import main; "
 )
-_ROOT = str(Path(__file__).parents[3])
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def guard_command(container: str, started: ContainerExec) -> Iterator[Callable[[
 
     The yielded function cancels that: call it when the command has ended by itself.
     """
-    words = [sys.executable, "-c", f"{_START}main()", _ROOT, container, started.exec_id]
+    words = [sys.executable, "-c", f"{_START}main()", package_root(), container, started.exec_id]
     null = subprocess.DEVNULL
     guard = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True

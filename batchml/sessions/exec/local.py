@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchml.errors import ExecUnavailable, NotRunning, ServiceUnreachable
@@ -13,6 +12,7 @@ from batchml.local.exec import LocalAttempt, find_attempt
 from batchml.local.store import identity
 from batchml.model.run import JobStatus
 from batchml.runtime.exec.command import NO_PROGRAM, RUN_ENDED
+from batchml.runtime.package import package_root
 from batchml.sessions.exec.container import capture_in_container, run_in_container
 from batchml.sessions.exec.target import ExecResult, ExecTarget, describe_attempt_end, find_task
 from batchml.sessions.forward.listener import Connect, PortForward, PortRelay, open_listener
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _START = (
     "import sys; sys.path[0] = sys.argv.pop(1); from batchml.runtime.exec.main import main; main()"
 )
-_ROOT = str(Path(__file__).parents[3])
 _END_LIMIT = 5.0  # seconds for the state of a run to show that its program has ended
 _PAUSE = 0.05  # seconds between two looks at the state
 
@@ -183,7 +182,7 @@ def _arguments(
     attempt: LocalAttempt, command: tuple[str, ...], lifeline: int, term: str
 ) -> list[str]:
     request = attempt.request(command, lifeline=lifeline, term=term)
-    return [sys.executable, "-c", _START, _ROOT, request.encode()]
+    return [sys.executable, "-c", _START, package_root(), request.encode()]
 
 
 _PROCESS = AttemptAccess(_run_in_process, _capture_in_process, connect_to_process)

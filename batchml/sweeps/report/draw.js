@@ -101,8 +101,7 @@ function choice(parent, entries, first, tell) {
 function nothing(where, words) { el("p", "nothing", where.plot, words); }
 
 function canvas(parent, width, height, label) {
-  const node = shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label}, parent);
-  return node;
+  return shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label}, parent);
 }
 
 const ids = {next: 0};

@@ -54,6 +54,8 @@ def _fixed_suggestion(spec: SweepSpec, index: int) -> Suggestion | None:
     """Point number `index` of a method that needs no results. The file's own points come first."""
     if index < len(spec.points):
         return Suggestion(spec.points[index], "list")
-    kind = spec.method if spec.method in ("list", "grid", "sobol") else "random"
-    params = find_sequence(spec, kind).at(index - (0 if kind == "list" else len(spec.points)))
+    if spec.method == "list":
+        return None
+    kind = spec.method if spec.method in ("grid", "sobol") else "random"
+    params = find_sequence(spec, kind).at(index - len(spec.points))
     return None if params is None else Suggestion(params, kind)

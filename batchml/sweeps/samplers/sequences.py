@@ -275,8 +275,6 @@ _kept_sequences: dict[bytes, PointSequence] = {}
 
 
 def _make_sequence(spec: SweepSpec, kind: str) -> PointSequence:
-    if kind == "list":
-        return ListedPoints(list(spec.points))
     if kind == "sobol":
         return FilteredPoints(spec, draw_sobol)
     if not is_discrete(spec.space):

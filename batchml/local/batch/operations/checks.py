@@ -36,10 +36,16 @@ def check_served(params: Mapping[str, Any], request: CallReceived) -> None:
 
 def find_record(tx: Transaction, kind: type[R], name_or_arn: str, request: CallReceived) -> R:
     """The resource with a name or an ARN. Raises ApiError."""
-    record: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
+    record = look_up(tx, kind, name_or_arn)
     if record is None:
         raise request_error(f"{kind.__name__} {name_or_arn} not found", request)
     return record
+
+
+def look_up(tx: Transaction, kind: type[R], name_or_arn: str) -> R | None:
+    """The resource, or None. To delete a missing resource is no error in AWS."""
+    found: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
+    return found
 
 
 def check_name(name: str, what: str, request: CallReceived) -> None:

@@ -19,6 +19,7 @@ from batchml.local.batch.operations.checks import (
     check_tag_count,
     check_tags,
     find_record,
+    look_up,
     request_error,
 )
 from batchml.local.batch.state import (
@@ -35,7 +36,7 @@ from batchml.local.batch.state import (
     arn,
 )
 from batchml.local.batch.transaction import Transaction
-from batchml.model.names import Arn, bare_name, parse_arn
+from batchml.model.names import Arn, parse_arn
 
 MAX_ENVIRONMENTS = 3  # of one queue
 MAX_PRIORITY = 1000  # of a queue; AWS::Batch::JobQueue
@@ -89,12 +90,6 @@ def _put(tx: Transaction, record: ResourceRecord) -> dict[str, Any]:
 def _merge_members(record: R, request: CallReceived, *keys: str) -> dict[str, Any]:
     """The detail of a resource with those members that the request has."""
     return record.detail | {key: request.params[key] for key in keys if key in request.params}
-
-
-def _get(tx: Transaction, kind: type[R], name_or_arn: str) -> R | None:
-    """The resource to delete, or None: in AWS it is no error to delete a missing resource."""
-    found: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
-    return found
 
 
 def _check_disabled(record: ComputeEnvironment | JobQueue, request: CallReceived) -> None:
@@ -154,7 +149,7 @@ def update_compute_environment(tx: Transaction, request: CallReceived) -> dict[s
 
 
 def delete_compute_environment(tx: Transaction, request: CallReceived) -> dict[str, Any]:
-    record = _get(tx, ComputeEnvironment, request.params["computeEnvironment"])
+    record = look_up(tx, ComputeEnvironment, request.params["computeEnvironment"])
     if record is not None:
         _check_disabled(record, request)
         if any(record.name in queue.environments for queue in tx.state.queues.values()):
@@ -225,7 +220,7 @@ def update_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
 
 
 def delete_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
-    record = _get(tx, JobQueue, request.params["jobQueue"])
+    record = look_up(tx, JobQueue, request.params["jobQueue"])
     if record is None:
         return {}
     _check_disabled(record, request)
@@ -328,7 +323,7 @@ def update_consumable_resource(tx: Transaction, request: CallReceived) -> dict[s
 
 
 def delete_consumable_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
-    record = _get(tx, ConsumableResource, request.params["consumableResource"])
+    record = look_up(tx, ConsumableResource, request.params["consumableResource"])
     if record is not None:
         name = record.name
         users = [job for job in tx.state.jobs.values() if name in dict(job.spec.consumables)]
@@ -358,7 +353,7 @@ def update_scheduling_policy(tx: Transaction, request: CallReceived) -> dict[str
 
 
 def delete_scheduling_policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
-    record = _get(tx, SchedulingPolicy, request.params["arn"])
+    record = look_up(tx, SchedulingPolicy, request.params["arn"])
     if record is not None:
         if any(queue.policy == record.name for queue in tx.state.queues.values()):
             raise request_error(_HAS_QUEUES, request)

@@ -317,7 +317,7 @@ def _read_line(connection: socket.socket, until: float) -> Message:
     return message
 
 
-def candidate_ports(key: str, count: int = 6) -> List[int]:
+def candidate_ports(key: str) -> List[int]:
     """The ports of a run's main node: it listens on the first of these that is free there.
 
     They are derived from the run's key, so two runs on one host rarely use the same ports. They are
@@ -325,7 +325,7 @@ def candidate_ports(key: str, count: int = 6) -> List[int]:
     net.ipv4.ip_local_port_range).
     """
     digest = hashlib.sha256(key.encode()).digest()
-    return [15_000 + int.from_bytes(digest[2 * i : 2 * i + 2], "big") % 5_000 for i in range(count)]
+    return [15_000 + int.from_bytes(digest[2 * i : 2 * i + 2], "big") % 5_000 for i in range(6)]
 
 
 # --- Heartbeats -----------------------------------------------------------------------------------

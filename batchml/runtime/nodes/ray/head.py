@@ -26,7 +26,7 @@ from batchml.runtime.nodes.ray.worker import (
     find_ray,
     ray_variables,
 )
-from batchml.runtime.processes import descendants, send
+from batchml.runtime.processes import descendants, send, shell_code
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD, LaunchPlan, WorkerGroup
 from batchml.runtime.storage.store import StoreError
@@ -221,7 +221,7 @@ class RayProgram:
     def code(self) -> Optional[int]:
         """Its exit code, as a shell reports it; None while it runs."""
         found = None if self._process is None else self._process.poll()
-        return found if found is None or found >= 0 else 128 - found
+        return None if found is None else shell_code(found)
 
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -175,7 +175,6 @@ class EndRanks(NamedTuple):
     `stacks`: the ranks first write their stacks.
     """
 
-    generation: int
     grace: float
     stacks: bool = False
 
@@ -370,7 +369,7 @@ def _end(state: NodesState, at: float, gone: int = -1) -> StepResult:
     grace = state.limits.end_grace
     waiting = frozenset(node.number for node in state.nodes) - {gone}
     state = state._replace(phase=ENDING, waiting=waiting, began=at)
-    actions: List[Action] = [EndRanks(state.generation, grace, stacks=state.is_hung)]
+    actions: List[Action] = [EndRanks(grace, stacks=state.is_hung)]
     if waiting:
         return state, actions
     state, more = _decide(state, at)

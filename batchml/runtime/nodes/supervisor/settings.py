@@ -36,7 +36,7 @@ class SupervisorTimes(NamedTuple):
     def read(cls, environ: Mapping[str, str]) -> SupervisorTimes:
         try:
             found = json.loads(environ.get(_LIMITS) or "{}")
-            return cls(**{name: float(value) for name, value in found.items()})
+            return cls(**{name: float(found[name]) for name in cls._fields if name in found})
         except (ValueError, TypeError, AttributeError):
             return cls()
 
@@ -214,19 +214,20 @@ def count_processes(requested: int, environ: Mapping[str, str], devices: Sequenc
     return count if visible == "all" else max(1, sum(bool(x.strip()) for x in visible.split(",")))
 
 
-def count_cores(environ: Mapping[str, str], root: str = "/sys/fs/cgroup") -> int:
+def count_cores(environ: Mapping[str, str]) -> int:
     """The cores of this node, at least 1: the job's vCPUs, but no more than the machine has.
 
     AWS Batch lets a container use idle cores of its host beyond its vCPUs, until another container
     takes them. Threads that count on those cores would then wait for each other.
     """
     vcpus = environ.get(VCPUS, "")
-    available = _available_cores(root)
+    available = _available_cores()
     return max(1, min(int(vcpus), available)) if vcpus.isdigit() else available
 
 
-def _available_cores(root: str) -> int:
+def _available_cores() -> int:
     """The cores that this process may use, by its affinity and its control group."""
+    root = "/sys/fs/cgroup"
     count = float(len(os.sched_getaffinity(0)))
     quota = _numbers(f"{root}/cpu.max") or (
         _numbers(f"{root}/cpu/cpu.cfs_quota_us") + _numbers(f"{root}/cpu/cpu.cfs_period_us")
