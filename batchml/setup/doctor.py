@@ -24,8 +24,13 @@ from batchml.aws.capacity import (
     needed_quotas,
     read_quotas,
 )
-from batchml.aws.credentials_help import allow_statements, clock_skew, explain_clock_skew
-from batchml.aws.errors import translate_errors
+from batchml.aws.credentials_help import (
+    MAX_SKEW,
+    allow_statements,
+    clock_skew,
+    explain_clock_skew,
+)
+from batchml.aws.errors import call
 from batchml.aws.iam import Command, PermissionCheck, needed_permissions
 from batchml.aws.session import CallerIdentity, Session
 from batchml.clock import Clock
@@ -192,8 +197,8 @@ def _ask_region(session: Session, account: AccountCheck) -> AccountCheck:
     nat = network.egress == "nat"
     return replace(
         account,
-        vpcs=_ask(lambda: _count(session, "describe_vpcs", "Vpcs")),
-        addresses=_ask(lambda: _count(session, "describe_addresses", "Addresses")) if nat else None,
+        vpcs=_ask(lambda: _count(session, "DescribeVpcs", "Vpcs")),
+        addresses=_ask(lambda: _count(session, "DescribeAddresses", "Addresses")) if nat else None,
     )
 
 
@@ -214,9 +219,8 @@ def _simulate_permissions(
     return _ask(lambda: iam.simulate(home, principal, wanted, who, environment.region, account.env))
 
 
-def _count(session: Session, method: str, member: str) -> int:
-    with translate_errors("".join(word.capitalize() for word in method.split("_"))):
-        return len(getattr(session.client("ec2"), method)()[member])
+def _count(session: Session, operation: str, member: str) -> int:
+    return len(call(session.client("ec2"), operation)[member])
 
 
 def _ask(question: Callable[[], T]) -> T | FailedQuestion:
@@ -231,7 +235,6 @@ def _ask(question: Callable[[], T]) -> T | FailedQuestion:
 
 SOON = 3 * 86_400  # seconds: warn of a reservation that ends within this time
 SKEW_TO_WARN = 60.0  # seconds by which the clock may be wrong
-MAX_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
 
 # AWS Batch User Guide, "Service quotas"; VPC User Guide and EC2 User Guide, defaults.
 MAX_COMPUTE = MAX_QUEUES = 50
@@ -442,19 +445,19 @@ def check_limits(account: AccountCheck) -> Iterator[Finding]:
     )  # fmt: skip
     if isinstance(account.vpcs, int) and account.vpcs >= MAX_VPCS:
         text = f"the account has {account.vpcs} VPCs; the default quota is {MAX_VPCS}"
-        fix = _vpc_quota_command("L-F678F1CE", "vpc", account)
+        fix = _vpc_quota_command("L-F678F1CE", "vpc", account.vpcs, account)
         yield Finding("limits", "warning", text, (fix, "or name existing subnets in [network]"))
     if isinstance(account.addresses, int) and account.addresses >= MAX_ADDRESSES:
         text = f"the account has {account.addresses} Elastic IPs, and the NAT gateway needs one "
         text += f"more; the default quota is {MAX_ADDRESSES}"
-        fix = _vpc_quota_command("L-0263D0A3", "ec2", account)
+        fix = _vpc_quota_command("L-0263D0A3", "ec2", account.addresses, account)
         yield Finding("limits", "warning", text, (fix, 'or egress = "endpoints" in [network]'))
 
 
-def _vpc_quota_command(code: str, service: str, account: AccountCheck) -> str:
+def _vpc_quota_command(code: str, service: str, count: int, account: AccountCheck) -> str:
     return (
         f"aws service-quotas request-service-quota-increase --service-code {service} "
-        f"--quota-code {code} --desired-value 10{account.flags}"
+        f"--quota-code {code} --desired-value {count + 5}{account.flags}"
     )
 
 

@@ -176,7 +176,7 @@ def test_an_update_says_its_price_and_what_undoes_it(
     late = Compute(instance_types=("g5.xlarge",), max_vcpus=64, scale_down_delay="30m")
     report_cost(context, "gpu", before, late, {"scale_down_delay": "30m"})
     assert "paid for: scale_down_delay, $0.51 each time." in capsys.readouterr().err
-    for hosts, low, words in ((3, 4, "have the same meaning"), (-1, None, "0 or more")):
+    for hosts, low, words in ((3, 4, "set the same value"), (-1, None, "0 or more")):
         with pytest.raises(UsageError, match=words):
             warm_hosts(context, hosts, low, before)
     with pytest.raises(UsageError, match="Give --min-vcpus instead"):

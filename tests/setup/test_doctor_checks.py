@@ -323,6 +323,9 @@ def test_a_network_needs_a_vpc_and_an_address() -> None:
     closed = replace(ENV, network=Network(egress="endpoints"))
     (found,) = bad(examined(script, closed)[0]).values()
     assert found.text.startswith("the account has 5 VPCs;")
+    many = healthy(DescribeVpcs={"Vpcs": vpcs["Vpcs"] * 4})
+    (found,) = bad(examined(many, closed)[0]).values()
+    assert "--desired-value 25 " in found.fix[0], "AWS refuses a quota that is no higher"
     given = replace(ENV, network=Network(subnets=("subnet-1",), security_groups=("sg-1",)))
     findings, wire = examined(script, given)
     assert bad(findings) == {}

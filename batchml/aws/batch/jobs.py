@@ -247,7 +247,7 @@ class LiveApi:
                     for event in page["events"]:
                         yield LogMark(event["logStreamName"], event["timestamp"], event["message"])
                     if not goes_on():
-                        break
+                        return
             except ServiceError as error:
                 if error.code != "ResourceNotFoundException":  # a stream has no lines yet
                     raise

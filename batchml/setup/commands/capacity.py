@@ -206,7 +206,7 @@ def warm_hosts(
 ) -> int:
     """Convert `--warm HOSTS` into vCPUs. Raises UsageError."""
     if min_vcpus is not None:
-        raise UsageError("--warm and --min-vcpus have the same meaning: give one of them.")
+        raise UsageError("--warm and --min-vcpus set the same value: give one of them.")
     if hosts < 0:
         raise UsageError(f"--warm {hosts}: give 0 or more hosts.")
     if context.settings.is_local:
