@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import call, read_entries, read_pages, translate_errors
+from batchml.aws.errors import call, read_entries, read_pages
 from batchml.aws.pricing.prices import ClientFactory, describe_failure
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
@@ -244,14 +244,11 @@ def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
     return (f"All {instance_class} Spot Instance Requests",)
 
 
-def vcpus_of(instance_type: str, known: Mapping[str, int] | None = None) -> int:
+def vcpus_of(instance_type: str) -> int:
     """The vCPUs of a type, or of a family's smallest type.
 
-    If `known` (from DescribeInstanceTypes) does not have the type, the name of the size tells: an
-    xlarge has 4 vCPUs, an Nxlarge 4 N, and smaller sizes 2.
+    The name of the size tells: an xlarge has 4 vCPUs, an Nxlarge 4 N, and smaller sizes 2.
     """
-    if known and instance_type in known:
-        return known[instance_type]
     family, _, size = instance_type.partition(".")
     size = size or _SMALLEST.get(family, "large")
     match = _SIZE.match(size.removeprefix("metal-"))
@@ -260,13 +257,10 @@ def vcpus_of(instance_type: str, known: Mapping[str, int] | None = None) -> int:
     return _METAL if size.startswith("metal") else 2
 
 
-def needed_quotas(
-    environment: Environment, vcpus: Mapping[str, int] | None = None
-) -> tuple[QuotaNeed, ...]:
+def needed_quotas(environment: Environment) -> tuple[QuotaNeed, ...]:
     """The quotas that the compute sections need, by name.
 
-    A section with types of several classes may take all its vCPUs from any one of them. `vcpus` has
-    the vCPUs of instance types, as far as they are known.
+    A section with types of several classes may take all its vCPUs from any one of them.
     """
     found: dict[str, QuotaNeed] = {}
     for name, compute in environment.compute.items():
@@ -278,7 +272,7 @@ def needed_quotas(
                 quota=names[0],
                 names=names,
                 compute=(name,),
-                smallest=min(vcpus_of(each, vcpus) for each in types),
+                smallest=min(map(vcpus_of, types)),
                 # With several quotas, the instances that always run may be of another one.
                 least=compute.min_vcpus if len(by_quota) == 1 else 0,
                 most=compute.max_vcpus,
@@ -309,12 +303,11 @@ def _plain(name: str) -> str:
     return " ".join(name.lower().split())
 
 
-def read_quotas(session: Session, service: str = "ec2") -> dict[str, Quota]:
-    """The account's quotas of a service by name. It raises what `call` does."""
-    request = {"ServiceCode": service, "PaginationConfig": {"PageSize": 100}}
+def read_quotas(session: Session) -> dict[str, Quota]:
+    """The account's quotas of EC2 by name. It raises what `call` does."""
+    request = {"ServiceCode": "ec2", "PaginationConfig": {"PageSize": 100}}
     client = session.client("service-quotas")
-    with translate_errors("ListServiceQuotas"):
-        return {
-            raw["QuotaName"]: Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
-            for raw in read_entries(client, "ListServiceQuotas", "Quotas", **request)
-        }
+    return {
+        raw["QuotaName"]: Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
+        for raw in read_entries(client, "ListServiceQuotas", "Quotas", **request)
+    }

@@ -58,24 +58,23 @@ class Blueprint(Struct, frozen=True):
     is_protected: bool = False
     policy: str = ""  # a stack policy, as JSON
 
-    def token(self, operation: str, since: str = "") -> str:
-        """A hash of the operation, the content and the stack's last change (its time `since`)."""
-        content = [operation, self.name, self.template, self.parameters, self.tags, since]
+    def update_token(self, stack: Stack) -> str:
+        """The token of an update: a hash of the content and the time of the stack's last change."""
+        since = stack.changed_at
+        content = ["update", self.name, self.template, self.parameters, self.tags, since]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return f"batchml-{operation}-{digest[:40]}"
+        return f"batchml-update-{digest[:40]}"
 
 
 class StackEvent(Struct, frozen=True):
     """An event of a stack, or of one of its resources."""
 
     id: str
-    at: str
     resource: str  # the logical id; for events of the stack itself, the stack's name
     type: str
     physical_id: str
     status: str
     reason: str = ""
-    token: str = ""
 
 
 class StackChange(Struct, frozen=True):
@@ -222,7 +221,7 @@ class Stacks:
 
     def create_change_set(self, blueprint: Blueprint, stack: Stack) -> str:
         """Begin to create a change set for an update. Return its id."""
-        token = blueprint.token("update", stack.changed_at)
+        token = blueprint.update_token(stack)
         names = {"ChangeSetName": token, "ChangeSetType": "UPDATE", "ClientToken": token}
         try:
             answer = call(self._client, "CreateChangeSet", **_content(blueprint), **names)
@@ -361,13 +360,11 @@ def _stack(detail: Mapping[str, Any]) -> Stack:
 def _event(detail: Mapping[str, Any]) -> StackEvent:
     return StackEvent(
         id=detail["EventId"],
-        at=str(detail["Timestamp"]),
         resource=detail.get("LogicalResourceId", ""),
         type=detail.get("ResourceType", ""),
         physical_id=detail.get("PhysicalResourceId", ""),
         status=detail.get("ResourceStatus", ""),
         reason=detail.get("ResourceStatusReason", ""),
-        token=detail.get("ClientRequestToken", ""),
     )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from batchml.aws.batch.responses import to_run, to_summary
-from batchml.aws.errors import call, translate_errors
+from batchml.aws.errors import call
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import (
@@ -191,8 +191,7 @@ class Diagnosis:
         service, _, operation = action.partition(":")
         try:
             client = self._session.client(service, attempts=5 if service == "batch" else _TRIES)
-            with translate_errors(operation):
-                return convert(call(client, operation, **request))
+            return convert(call(client, operation, **request))
         except ServiceUnreachable:
             self.failed_calls.append(f"{action} (no answer)")
         except BatchmlError as error:

@@ -179,7 +179,8 @@ def _mount(workspace: WorkspaceMount) -> str:
         return ""
     efs = workspace.kind == "efs"
     # AWS's AMIs and ours have the program that mounts; other AMIs may lack it.
-    program, package = ("mount.efs", "amazon-efs-utils") if efs else ("mount.lustre", LUSTRE)
+    program = "mount.efs" if efs else "mount.lustre"
+    package = "amazon-efs-utils" if efs else "lustre-client"
     command = _mount_efs(workspace) if efs else _mount_lustre(workspace)
     # Any user of a container may write. An access point has its own permissions.
     share = "" if workspace.access_point else f"\n        chmod 1777 {WORKSPACE}"
@@ -209,9 +210,6 @@ END
 systemctl daemon-reload
 /usr/local/sbin/batchml-workspace
 """
-
-
-LUSTRE = "lustre-client"
 
 
 def _mount_efs(workspace: WorkspaceMount) -> str:

@@ -98,13 +98,13 @@ def create_repository(
     }
 
 
-def lifecycle_policy(repository: str, keep: int = KEEP) -> dict[str, Any]:
-    """The PutLifecyclePolicy request: keep the newest `keep` images, and untagged images a day."""
+def lifecycle_policy(repository: str) -> dict[str, Any]:
+    """The PutLifecyclePolicy request: keep the newest images, and untagged images a day."""
     policy = {"rules": [
         _rule(1, "Images without a tag", "untagged",
               countType="sinceImagePushed", countUnit="days", countNumber=1),
-        _rule(2, f"All but the newest {keep}", "any",
-              countType="imageCountMoreThan", countNumber=keep),
+        _rule(2, f"All but the newest {KEEP}", "any",
+              countType="imageCountMoreThan", countNumber=KEEP),
     ]}  # fmt: skip
     return {"repositoryName": repository, "lifecyclePolicyText": json.dumps(policy)}
 

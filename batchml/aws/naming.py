@@ -139,7 +139,7 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
         return Platform()
     has_workspace = _workspace(environment, outputs).kind != "none"
     return Platform(
-        gpu="driver-mount" if environment.gpu_mode == "driver-mount" else "toolkit",
+        gpu=environment.gpu_mode,
         job_role=outputs.get("JobRoleArn", ""),
         execution_role=outputs.get("ExecutionRoleArn", ""),
         log_group=outputs.get("LogGroupName", ""),

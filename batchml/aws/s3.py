@@ -30,7 +30,6 @@ class ObjectHead(Struct, frozen=True):
     """The answer of HeadObject. `metadata` is the user-defined metadata, without `x-amz-meta-`."""
 
     size: int
-    etag: str
     metadata: dict[str, str] = {}
 
 
@@ -131,11 +130,11 @@ class BucketStore(Store):
     # --- Beyond the methods of `Store`: sizes, times and metadata of objects ----------------------
 
     def head(self, key: str) -> ObjectHead | None:
-        """Size, ETag and metadata of an object; None if it does not exist."""
+        """Size and metadata of an object; None if it does not exist."""
         found = self._find("HeadObject", self._prefix + key)
         if found is None:
             return None
-        return ObjectHead(found["ContentLength"], found.get("ETag", ""), found.get("Metadata", {}))
+        return ObjectHead(found["ContentLength"], found.get("Metadata", {}))
 
     def list_objects(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
         """The objects whose keys begin with `prefix`, in the order of their keys."""

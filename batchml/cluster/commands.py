@@ -16,6 +16,7 @@ from batchml.cli.terminal import Rest, Screen, reading_keys, screen
 from batchml.cluster.service import HostPrices, open_poller, poll_pause
 from batchml.cluster.snapshot import ClusterSnapshot, RunRow
 from batchml.cluster.tables import (
+    LONGEST,
     age_text,
     compute_json,
     held_and_asked,
@@ -36,7 +37,6 @@ from batchml.runs.commands.usage import USED, cells_of, memory, number
 from batchml.runs.find import check_queues
 
 FEW = 20  # the most runs or hosts to show without a terminal
-LONGEST = 32  # the most characters of a name
 NODES = 8  # the most lines for the nodes of a run
 SORTS = ("state", "age", "cpu", "gpu")  # orders of runs; the key s takes the next
 

@@ -6,11 +6,10 @@ from decimal import Decimal
 from msgspec.structs import replace
 
 from batchml.aws.batch.cluster import ClusterApi
-from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
+from batchml.aws.batch.jobs import LIVE, MAX_DESCRIBE, JobApi, LiveApi
 from batchml.aws.pricing.prices import describe_failure
 from batchml.cluster.rows import ClusterState, belongs_to, price_item, sum_resources, with_prices
 from batchml.cluster.snapshot import (
-    NO_CLUSTER,
     ClusterSnapshot,
     QueueRow,
     count_placed,
@@ -28,7 +27,6 @@ from batchml.runtime.protocol.log_marks import parse_mark
 # --- pollers --------------------------------------------------------------------------------------
 USAGE_EVERY = 15.0  # seconds between two polls; our runtime reports usage twice a minute
 PACE = 0.5  # seconds of pause for each call, so that a poll makes at most two calls a second
-MAX_DESCRIBED = 100  # runs of one DescribeJobs
 MAX_NODES = 16  # nodes of one run that are polled; the others are not shown
 COMPUTE_EVERY = 15.0  # seconds between two polls; hosts take minutes to come and go
 
@@ -124,17 +122,10 @@ def poll_pause(calls: int, wanted: float) -> float:
 
 
 class ClusterPoller:
-    """Polls everything. AWS is asked only once for values of a run that do not change.
-
-    Without a `cluster` poller, snapshots have runs and queues only.
-    """
+    """Polls everything. AWS is asked only once for values of a run that do not change."""
 
     def __init__(
-        self,
-        batch: JobApi,
-        live: LiveApi,
-        now: Callable[[], float],
-        cluster: ComputePoller | None = None,
+        self, batch: JobApi, live: LiveApi, now: Callable[[], float], cluster: ComputePoller
     ) -> None:
         self._batch = batch
         self._live = live
@@ -145,19 +136,14 @@ class ClusterPoller:
         self._usage: dict[str, dict[str, float]] = {}
         self._nodes: dict[str, dict[str, Run]] = {}  # run -> node -> its last description
         self._usage_polled_at = 0.0
-        self._queues: list[str] = []
 
     def poll(
         self, queues: Sequence[str] = (), *, with_hosts: bool = True, with_usage: bool = True
     ) -> ClusterSnapshot:
         """Take a snapshot of these queues, or of all. Raises ServiceError, AccessError."""
         before = self._count_calls()
-        calls = 0
-        if self._cluster is not None:
-            self._queues = self._cluster.queues()
-        elif not queues and not self._queues:
-            self._queues, calls = self._batch.queues(), 1
-        names = list(queues) or self._queues
+        every = self._cluster.queues()
+        names = list(queues) or every
         # In the order of statuses: a run that moves on meanwhile is listed twice, never missed.
         runs = {
             run.job_id: run
@@ -166,21 +152,19 @@ class ClusterPoller:
             for run in self._live.runs(queue, status)
         }
         self._forget(runs)
-        calls += self._describe(list(runs.values()))
+        calls = self._describe(list(runs.values()))
         detailed = [self._with_details(run) for run in runs.values()]
         running = [run for run in detailed if run.status is JobStatus.RUNNING]
         calls += self._poll_usage(running) if with_usage else 0
         nodes = {job_id: list(each.values()) for job_id, each in self._nodes.items()}
-        cluster = NO_CLUSTER
-        if self._cluster is not None:
-            waiting = dict.fromkeys(run.queue for run in detailed if count_runnable(run))
-            cluster = self._cluster.poll(queues, waiting, with_hosts=with_hosts)
+        waiting = dict.fromkeys(run.queue for run in detailed if count_runnable(run))
+        cluster = self._cluster.poll(queues, waiting, with_hosts=with_hosts)
         at = int(self._now() * 1000)
         found = make_snapshot(names, detailed, self._usage, at, nodes, cluster, queues)
         return replace(found, calls=calls + self._count_calls() - before)
 
     def _count_calls(self) -> int:
-        return self._live.calls + (self._cluster.calls if self._cluster is not None else 0)
+        return self._live.calls + self._cluster.calls
 
     def _describe(self, runs: Sequence[Run]) -> int:
         """Describe runs that hold a host and are new or have a new attempt.
@@ -189,7 +173,7 @@ class ClusterPoller:
         Returns the number of calls.
         """
         unknown = [run for run in runs if not self._is_known(run)]
-        placed = [run.job_id for run in unknown if count_placed(run)][:MAX_DESCRIBED]
+        placed = [run.job_id for run in unknown if count_placed(run)][:MAX_DESCRIBE]
         self._begun.update(placed)
         firsts = [
             first_child_id(run.job_id) for run in runs if run.children and run.job_id in placed
@@ -197,7 +181,7 @@ class ClusterPoller:
         oldest = sorted(unknown, key=lambda run: run.created_at or 0)
         waiting = [run.job_id for run in oldest if not count_placed(run)]
         ids = [*placed, *firsts]
-        ids += waiting[: -len(ids) % MAX_DESCRIBED if ids else MAX_DESCRIBED]
+        ids += waiting[: -len(ids) % MAX_DESCRIBE if ids else MAX_DESCRIBE]
         if not ids:
             return 0
         described = self._batch.describe(ids)
@@ -205,7 +189,7 @@ class ClusterPoller:
         for job_id, run in described.items():
             start = run.started_at or starts.get(first_child_id(job_id))
             self._details[job_id] = replace(run, started_at=start)
-        return -(-len(ids) // MAX_DESCRIBED)
+        return -(-len(ids) // MAX_DESCRIBE)
 
     def _is_known(self, run: Run) -> bool:
         """Whether the details of a run are up to date.
@@ -262,7 +246,7 @@ class ClusterPoller:
             known = self._nodes.get(run.job_id, {})
             ids = [f"{run.job_id}#{index}" for index in range(min(run.nodes, MAX_NODES))]
             asked |= {each: run.job_id for each in ids if not _has_begun(known.get(each))}
-        ids = list(asked)[:MAX_DESCRIBED]
+        ids = list(asked)[:MAX_DESCRIBE]
         for job_id, node in (self._batch.describe(ids) if ids else {}).items():
             self._nodes.setdefault(asked[job_id], {})[job_id] = node
         return int(bool(ids))

@@ -134,15 +134,15 @@ def compute_table(rows: Sequence[ComputeRow], *, is_local: bool = False) -> list
     return cells
 
 
-def names_text(names: Sequence[str], most: int = LONGEST) -> str:
+def names_text(names: Sequence[str]) -> str:
     """`one, two and 3 more`: as many names as fit; a single name that is too long is cut."""
     names = [printable(name) for name in names]
     for count in range(len(names), 0, -1):
         more = f" and {len(names) - count} more" if count < len(names) else ""
         text = ", ".join(names[:count]) + more
-        if len(text) <= most:
+        if len(text) <= LONGEST:
             return text
-    return names[0][: most - len(more)] + more if names else ""
+    return names[0][: LONGEST - len(more)] + more if names else ""
 
 
 def _kind(state: ComputeState) -> str:

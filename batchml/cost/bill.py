@@ -303,10 +303,10 @@ def _has_failed(run: Run, number: int) -> bool:
     )
 
 
-def _describe_hosts(candidates: Sequence[str], host: RunHost, most: int = 3) -> str:
+def _describe_hosts(candidates: Sequence[str], host: RunHost) -> str:
     names = list(dict.fromkeys(candidates)) or [host.type or "an unknown host"]
-    more = f" or {len(names) - most} more" if len(names) > most else ""
-    return " or ".join(names[:most]) + more + (f" in {host.zone}" if host.zone else "")
+    more = f" or {len(names) - 3} more" if len(names) > 3 else ""
+    return " or ".join(names[:3]) + more + (f" in {host.zone}" if host.zone else "")
 
 
 def sum_usd(amounts: Iterable[Usd | None]) -> Usd:

@@ -14,6 +14,7 @@ from batchml.aws.batch.hosts import HostPool
 from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
 from batchml.cost.estimate import DISK, MONTH, host_item, reason_unknown
 from batchml.errors import UsageError
+from batchml.model.group import resources_of
 from batchml.model.job import JobSpec
 
 HOUR = 3600  # seconds
@@ -284,7 +285,7 @@ def needs_of_group_run(spec: JobSpec) -> list[tuple[str, str, ContainerNeed]]:
     """
     found = []
     for group in spec.groups:
-        job = replace(spec, resources=group.resources or spec.resources, nodes=1, groups=())
+        job = replace(spec, resources=resources_of(spec, group), nodes=1, groups=())
         need = need_of_job(job, group.count if group.count > 1 else 0)
         found.append((group.name, group.queue or spec.queue, need))
     return found

@@ -25,8 +25,7 @@ from batchml.cost.estimate import (
     format_cents,
 )
 from batchml.cost.quote import HOUR, LOCAL_PRICE, NOT_COUNTED, Offer, Quote, Usd
-from batchml.model.names import dollar_range, duration
-from batchml.model.names import dollars as dollars
+from batchml.model.names import dollar_range, dollars, duration
 from batchml.model.run import Run, max_seconds
 
 ATTEMPTS_SHOWN = 20  # attempts of a run; for more, only their number and total are shown

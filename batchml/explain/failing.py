@@ -463,8 +463,7 @@ def _command(ended: EndedRun, found: clues.ClueMatch) -> str:
 def _with_source_line(ended: EndedRun, found: Explanation) -> Explanation:
     """Add the program's line that raised the exception, from the traceback in the log."""
     where = clues.find_raising_frame(ended.lines or ())
-    first, *more = found.evidence or ("",)
-    return replace(found, evidence=tuple(filter(None, (where, first, *more))))
+    return replace(found, evidence=tuple(filter(None, (where, *found.evidence))))
 
 
 def _last_lines(ended: EndedRun) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.model.environment import LOCAL
 from batchml.model.run import JobStatus, Run
 from batchml.runs.rerun.rules import plain_command
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
-_ORDER = "batchml-order"  # the command of a run whose own command was too long for AWS Batch
+_MOST = 10  # numbers in a sentence
 
 
 class CommandWriter(Struct, frozen=True):
@@ -56,7 +57,7 @@ class CommandWriter(Struct, frozen=True):
         image = image or own_image(run.image) or run.image
         is_part = run.array_index is not None and not array
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
-        if not image or not run.command or run.command[0] == _ORDER or is_part:
+        if not image or not run.command or run.command[0] == BY_DOCUMENT or is_part:
             return self.batchml("show", run.job_id)
         again = self.batchml("submit", "--name", run.name, "--image", image, *flags)
         return f"{again} -- {argv}"
@@ -110,10 +111,10 @@ def describe_memory(mib: int) -> str:
     return f"{mib // 1024} GiB" if mib >= 1024 and mib % 1024 == 0 else f"{mib} MiB"
 
 
-def join_numbers(numbers: Sequence[int], most: int = 10) -> str:
+def join_numbers(numbers: Sequence[int]) -> str:
     """`2`, `2 and 4`, `2, 4 and 5`, `0, 1, 2 and 997 more`"""
-    if len(numbers) > most:
-        return f"{', '.join(map(str, numbers[:most]))} and {len(numbers) - most} more"
+    if len(numbers) > _MOST:
+        return f"{', '.join(map(str, numbers[:_MOST]))} and {len(numbers) - _MOST} more"
     first = ", ".join(map(str, numbers[:-1]))
     return f"{first} and {numbers[-1]}" if first else "".join(map(str, numbers))
 

@@ -429,7 +429,6 @@ _LIKELY: tuple[Cause, ...] = (
     compute.host_starting,
     compute.no_hosts,
     queue_disabled,
-    compute.undetermined,
 )
 
 

@@ -187,7 +187,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     queues: dict[str, Queue] = {}
 
     @property
-    def gpu_mode(self) -> str:
+    def gpu_mode(self) -> Literal["driver-mount", "toolkit"]:
         """How containers reach GPUs. Only the AMI that batchml builds has the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.runtime.protocol.exit_codes import CRASH_LOOP, TRY_ELSEWHERE
+from batchml.runtime.protocol.exit_codes import CRASH_LOOP, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
 
 # --- Status ---------------------------------------------------------------------------------------
@@ -45,10 +45,6 @@ class JobStatus(StrEnum):
 
 
 # --- Budgets (--max-cost) -------------------------------------------------------------------------
-
-
-# The runtime's exit code after the run has spent its budget: batchml/runtime/telemetry/budget.py
-STOPPED = 143
 
 
 class TimedAttempt(Protocol):
@@ -299,7 +295,7 @@ _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 def effective_state(run: Run) -> str:
     """The state of a run, or of the children of an array, which AWS Batch reports as PENDING."""
     if run.status is JobStatus.PENDING and run.children:
-        if any(run.children.get(status) for status in _BEGUN):
+        if has_begun(run):
             return JobStatus.RUNNING.value
         if run.children.get("RUNNABLE"):
             return JobStatus.RUNNABLE.value

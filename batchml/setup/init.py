@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchml.config.environments import read_environments
+from batchml.config.settings import CONFIG_NAME
 from batchml.errors import ConfigError, UsageError
 from batchml.model.environment import LOCAL
 
-CONFIG_NAME = "batchml.toml"
 FIRST_JOB = "hello"
 
 _SUFFIX = ".batchml-init"
@@ -129,7 +129,7 @@ region = "@REGION@"
 #jobs = []                             # jobs whose definitions setup registers: ["hello"]
 #secrets = []                          # ARNs of SSM parameters and secrets that jobs may use
 #tags = {}                             # on all resources, such as { team = "research" }
-#controller_queue = ""                 # for controllers of detached sweeps; empty: the sweep's own
+#controller_queue = ""                 # for detached sweeps, transfers, fallbacks (which need it)
 #quarantine = false                    # true: runs that ask for it may drain unfit hosts
 
 #[env.@ENV@.network]

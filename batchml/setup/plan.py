@@ -241,8 +241,8 @@ def plan_requests(
         elif there.get("status") in _SETTLING:
             yield _wait_for_resource(kind, name, there)
         else:
-            action, reasons, loses = decide(request, there)
-            yield PlanStep(action, kind, name, tuple(reasons), loses)
+            action, reasons = decide(request, there)
+            yield PlanStep(action, kind, name, tuple(reasons))
 
 
 # AWS Batch refuses changes of resources in these states, and queues that use them.
@@ -255,16 +255,16 @@ def _wait_for_resource(kind: ResourceKind, name: str, there: Mapping[str, Any]) 
     )
 
 
-Decision = tuple[Action, list[str], str]
+Decision = tuple[Action, list[str]]
 
 
 def decide_group(request: dict[str, Any], found: dict[str, Any]) -> Decision:
     """The action for a placement group, which cannot be changed."""
-    return Action.KEEP, [], ""
+    return Action.KEEP, []
 
 
 def decide_policy(request: dict[str, Any], found: dict[str, Any]) -> Decision:
-    asked = {key: request[key] for key in ("fairsharePolicy",) if key in request}
+    asked = {"fairsharePolicy": request["fairsharePolicy"]}
     return _update_if_changed([*differences(asked, found), *_tags(request, found)])
 
 
@@ -272,30 +272,26 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decisi
     """The action for a compute environment. AWS Batch updates most properties in place."""
     status = found.get("status", "VALID")
     if status == "DELETING":
-        return Action.REPLACE, ["it is being deleted"], ""
-    asked: dict[str, Any] = {
-        "state": "ENABLED",
-        **{key: request[key] for key in ("state", "serviceRole") if key in request},
-        "computeResources": request.get("computeResources", {}),
-    }
+        return Action.REPLACE, ["it is being deleted"]
+    asked: dict[str, Any] = {"state": "ENABLED", "computeResources": request["computeResources"]}
     changed = list(differences(asked, found))
     group = found.get("computeResources", {}).get("placementGroup")
     if group and not asked["computeResources"].get("placementGroup"):
         # AWS documents no way to remove a placement group.
-        return Action.REPLACE, [*map(str, changed), f"placementGroup: {group} -> none"], ""
+        return Action.REPLACE, [*map(str, changed), f"placementGroup: {group} -> none"]
     cannot = _cannot_be_updated(changed, found)
     if cannot:
-        return Action.REPLACE, [*map(str, changed), cannot], ""
-    action, reasons, loses = _update_if_changed([*changed, *_tags(request, found)])
+        return Action.REPLACE, [*map(str, changed), cannot]
+    action, reasons = _update_if_changed([*changed, *_tags(request, found)])
     if status == "INVALID":
         why = f"it is INVALID: {found.get('statusReason', '')}"
-        return Action.UPDATE, [why, *reasons], loses
+        return Action.UPDATE, [why, *reasons]
     on_instances = "instanceRole" in found.get("computeResources", {})  # none on `local`
     if on_instances and any(
         each.key.rpartition(".")[2] not in _SCALING | {"tags"} for each in changed
     ):
         reasons.append("its instances are replaced; their jobs get 30 minutes to end")
-    return action, reasons, loses
+    return action, reasons
 
 
 def current_name(wanted: WantedState, current: CurrentState, name: str) -> str:
@@ -308,7 +304,7 @@ def current_name(wanted: WantedState, current: CurrentState, name: str) -> str:
     request = wanted.environments.get(name)
     if not newest or request is None:
         return newest or name
-    action, _, _ = decide_environment(request, current.environments[newest])
+    action, _ = decide_environment(request, current.environments[newest])
     return _next_name(current.environments, name) if action is Action.REPLACE else newest
 
 
@@ -381,10 +377,10 @@ def plan_environments(wanted: WantedState, current: CurrentState) -> Iterator[Pl
         if current.environments[there].get("status") in _SETTLING:
             yield _wait_for_resource(ResourceKind.ENVIRONMENT, there, current.environments[there])
             continue
-        action, reasons, loses = decide_environment(request, current.environments[there])
+        action, reasons = decide_environment(request, current.environments[there])
         if action is Action.REPLACE:
             reasons.append(f"it becomes {_next_name(current.environments, name)}")
-        yield PlanStep(action, ResourceKind.ENVIRONMENT, there, tuple(reasons), loses)
+        yield PlanStep(action, ResourceKind.ENVIRONMENT, there, tuple(reasons))
 
 
 def unwanted_environments(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
@@ -431,19 +427,19 @@ def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
         "time limits": _limits(found),
     }
     if found.get("status") == "DELETING":
-        return Action.REPLACE, ["it is being deleted"], ""
+        return Action.REPLACE, ["it is being deleted"]
     changed = list(differences(asked, there))
     before, after = found.get("schedulingPolicyArn"), request.get("schedulingPolicyArn")
     if bool(before) != bool(after):
         # Source: AWS Batch API reference, UpdateJobQueue, `schedulingPolicyArn`.
         why = "fair share cannot be given to a queue that exists, nor taken from it"
-        return Action.REPLACE, [*map(str, changed), why], ""
+        return Action.REPLACE, [*map(str, changed), why]
     if after and before != after:
         changed.append(RequestDifference(("schedulingPolicyArn", before, after)))
-    action, reasons, loses = _update_if_changed([*changed, *_tags(request, found)])
+    action, reasons = _update_if_changed([*changed, *_tags(request, found)])
     if found.get("status") == "INVALID":
-        return Action.UPDATE, [f"it is INVALID: {found.get('statusReason', '')}", *reasons], loses
-    return action, reasons, loses
+        return Action.UPDATE, [f"it is INVALID: {found.get('statusReason', '')}", *reasons]
+    return action, reasons
 
 
 def _ordered(order: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -470,7 +466,7 @@ def _tags(request: Mapping[str, Any], found: Mapping[str, Any]) -> list[RequestD
 
 
 def _update_if_changed(changed: list[RequestDifference]) -> Decision:
-    return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed], ""
+    return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed]
 
 
 def plan_templates(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:

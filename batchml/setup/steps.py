@@ -29,7 +29,6 @@ from batchml.setup.tools import (
     first_failure,
     invalid_fix,
     refuse_unknown,
-    update_token,
 )
 
 _UPDATE_LIMIT = 3 * 3600.0  # seconds: the replacement of instances waits for the jobs on them
@@ -137,8 +136,6 @@ def change_environment(
     return replace(current, environments=environments)
 
 
-# Members of CreateComputeEnvironment that UpdateComputeEnvironment does not accept.
-_CREATE_ONLY = {"spotIamFleetRole"}
 _SCALING = {"minvCpus", "maxvCpus", "scalingPolicy"}  # no instance is replaced for these
 
 
@@ -152,7 +149,7 @@ def _environment_update(
 
     asked, found = request["computeResources"], there.get("computeResources", {})
     changed = {each.key.partition(".")[0] for each in differences(asked, found)}
-    resources = {key: asked[key] for key in asked if key in changed - _CREATE_ONLY}
+    resources = {key: asked[key] for key in asked if key in changed}
     update: dict[str, Any] = {"computeEnvironment": name, "state": "ENABLED"}
     if resources:
         update["computeResources"] = resources
@@ -426,7 +423,7 @@ def _update_stack(
 ) -> Generator[str, None, Stack | None]:
     refuse_unknown(ResourceKind.STACK, blueprint.name, blueprint.parameters)
     change_set = current.change_sets.get(stack.name)
-    if change_set is None or change_set.token != update_token(blueprint, stack):
+    if change_set is None or change_set.token != blueprint.update_token(stack):
         change_set = tools.create_change_set(blueprint, stack)
     if change_set.is_empty:
         tools.stacks.guard(blueprint)

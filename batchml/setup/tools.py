@@ -77,7 +77,7 @@ _FIXES: tuple[tuple[str, str], ...] = (
         "console's page of the resource names it.",
     ),
     (
-        r"(?i)stack policy|Action denied by stack policy",
+        r"(?i)stack policy",
         "The update would replace data, which the stack's policy forbids. To allow it: batchml "
         "setup --allow-loss STACK",
     ),
@@ -208,7 +208,7 @@ class SetupTools(Struct, frozen=True):
             raise SetupFailed(ResourceKind.STACK, stack.name, f"AWS refuses: {found.reason}", fix)
         if found.is_empty:
             self.stacks.discard(change_set)
-        return replace(found, token=update_token(blueprint, stack))
+        return replace(found, token=blueprint.update_token(stack))
 
     def drifts(self, name: str) -> tuple[Drift, ...]:
         """Manual changes to the resources of a stack; empty if AWS does not answer in time."""
@@ -241,8 +241,3 @@ def refuse_unknown(kind: ResourceKind, name: str, request: Any) -> None:
     """Raise AssertionError for a request with a placeholder: the plan's order would be wrong."""
     if not is_known(request):
         raise AssertionError(f"{kind} {name} needs a resource that does not exist yet: {request}")
-
-
-def update_token(blueprint: Blueprint, stack: Stack) -> str:
-    """The token of a change set, which tells for which update it was created."""
-    return blueprint.token("update", stack.changed_at)

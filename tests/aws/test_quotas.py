@@ -70,10 +70,6 @@ def test_vcpus_follow_from_names(instance_type: str, expected: int) -> None:
     assert vcpus_of(instance_type) == expected
 
 
-def test_what_is_known_of_a_type_goes_before_its_name() -> None:
-    assert vcpus_of("hpc7a.12xlarge", {"hpc7a.12xlarge": 24}) == 24
-
-
 def test_needs_are_summed_by_quota_and_spot_is_apart() -> None:
     environment = env(
         one=gpu("g5.xlarge", "g6.2xlarge", max_vcpus=16),

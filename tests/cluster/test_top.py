@@ -4,11 +4,18 @@ from typing import Any
 
 import pytest
 
+from batchml.aws.batch.cluster import ClusterApi
 from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
 from batchml.cli.render import narrow_columns
 from batchml.cli.terminal import Screen
 from batchml.cluster.commands import _json, _view
-from batchml.cluster.service import MAX_NODES, USAGE_EVERY, ClusterPoller, poll_pause
+from batchml.cluster.service import (
+    MAX_NODES,
+    USAGE_EVERY,
+    ClusterPoller,
+    ComputePoller,
+    poll_pause,
+)
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, make_snapshot
 from batchml.model.run import JobStatus, Run
 from batchml.runtime.protocol.launch import RAY, LaunchPlan, WorkerGroup
@@ -53,6 +60,10 @@ class Account:
     def __call__(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
         if operation == "DescribeJobQueues":
             return {"jobQueues": [{"jobQueueName": "gpu", "priority": 1}]}
+        if operation == "DescribeComputeEnvironments":
+            return {"computeEnvironments": []}
+        if operation == "GetJobQueueSnapshot":
+            return {"frontOfQueue": {"jobs": [], "lastUpdatedAt": 1}}
         if operation == "ListJobs":
             return {
                 "jobSummaryList": [
@@ -84,6 +95,11 @@ class Account:
         }  # fmt: skip
 
 
+def poller_of(session: ScriptedSession, clock: FakeClock) -> ClusterPoller:
+    computes = ComputePoller(ClusterApi(session, "dev"), clock.now)
+    return ClusterPoller(JobApi(session), LiveApi(session), clock.now, computes)
+
+
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
@@ -93,15 +109,15 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 
 def test_a_round_is_one_call_a_state_and_what_is_known_is_not_asked_again(account: Account) -> None:
     session, clock = ScriptedSession(account), FakeClock()
-    poller = ClusterPoller(JobApi(session), LiveApi(session), clock.now)
+    poller = poller_of(session, clock)
     first = poller.poll()
-    assert first.calls == len(session.calls) == 1 + 5 + 1 + 1
+    assert first.calls == len(session.calls) == 2 + 5 + 1 + 1 + 1  # the last two: order, usage
     assert first.runs[0].usage == {"cpu": 1.5, "memory": 64.0}
     assert first.queues[0].vcpus == 2
     clock.time += 1
     assert poller.poll().calls == 5
     clock.time += USAGE_EVERY
-    assert poller.poll().calls == 6  # usage again
+    assert poller.poll().calls == 2 + 5 + 1 + 1  # queues, order and usage again
     account.status = {"1": "RUNNING", "2": "RUNNING"}
     clock.time += 1
     again = poller.poll()
@@ -111,17 +127,23 @@ def test_a_round_is_one_call_a_state_and_what_is_known_is_not_asked_again(accoun
     assert poller.poll().runs == ()
 
 
+def test_who_has_no_more_time_reads_no_further_streams(account: Account) -> None:
+    live, streams = LiveApi(ScriptedSession(account)), [f"s{number}" for number in range(250)]
+    assert len(list(live.filter_lines("group", streams, 0, "x", lambda: False))) == 100
+    assert live.calls == 1
+
+
 def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account: Account) -> None:
     account.status, account.nodes = {"1": "RUNNING", "7": "RUNNING"}, {"7": 20}
     session, clock = ScriptedSession(account), FakeClock()
-    poller = ClusterPoller(JobApi(session), LiveApi(session), clock.now)
+    poller = poller_of(session, clock)
     first = poller.poll()
-    assert first.calls == len(session.calls) == 1 + 5 + 1 + 1 + 1  # the last two: nodes, usage
+    assert first.calls == len(session.calls) == 2 + 5 + 1 + 1 + 1  # the last two: nodes, usage
     (row,) = (row for row in first.runs if row.run.nodes)
     assert len(row.nodes) == MAX_NODES
     assert {node.usage["cpu"] for node in row.nodes} == {1.5}
     clock.time += USAGE_EVERY
-    assert poller.poll().calls == 5 + 1
+    assert poller.poll().calls == 2 + 5 + 1
 
     shown = _view(first, "dev", Screen(), 20)
     assert shown.count("  node ") == 8

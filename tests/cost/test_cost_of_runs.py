@@ -26,9 +26,10 @@ from batchml.cost.quote import (
     price_items,
     share_of,
 )
-from batchml.cost.render import FREE, dollars, money, quote_json, quote_lines
+from batchml.cost.render import FREE, money, quote_json, quote_lines
 from batchml.errors import UsageError
 from batchml.model.job import Group, JobSpec, Launch, Resources, Retry
+from batchml.model.names import dollars
 
 DAY = 1_795_276_800  # 2026-11-21
 G5 = InstanceType("g5.xlarge", 4, 16_384, 1, "x86_64")

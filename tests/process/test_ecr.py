@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from batchml.aws.ecr import (
+    KEEP,
     Ecr,
     PushedImage,
     RegistryLogin,
@@ -37,7 +38,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 def test_requests_are_what_the_service_model_asks_for(key: str) -> None:
     made = {
         "CreateRepository": create_repository("pytorch", "dev", {"team": "vision"}, key),
-        "PutLifecyclePolicy": lifecycle_policy("batchml/pytorch", 5),
+        "PutLifecyclePolicy": lifecycle_policy("batchml/pytorch"),
     }
     for operation, request in made.items():
         shape = service_model("ecr").operation_model(operation).input_shape
@@ -46,8 +47,8 @@ def test_requests_are_what_the_service_model_asks_for(key: str) -> None:
 
 
 def test_the_lifecycle_keeps_the_newest() -> None:
-    untagged, rest = json.loads(lifecycle_policy("x", 7)["lifecyclePolicyText"])["rules"]
-    assert (rest["selection"]["countNumber"], rest["selection"]["tagStatus"]) == (7, "any")
+    untagged, rest = json.loads(lifecycle_policy("x")["lifecyclePolicyText"])["rules"]
+    assert (rest["selection"]["countNumber"], rest["selection"]["tagStatus"]) == (KEEP, "any")
     assert rest["rulePriority"] > untagged["rulePriority"], "ECR wants `any` to come last"
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.run import STOPPED, Attempt, is_spent, max_seconds
+from batchml.model.run import Attempt, is_spent, max_seconds
 from batchml.runtime.processes import process_age
+from batchml.runtime.protocol.exit_codes import STOPPED
 from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store, StoreError

@@ -11,7 +11,7 @@ STACK = "AWS::CloudFormation::Stack"
 
 def event(resource: str, status: str, reason: str = "", type_: str = "AWS::EC2::VPC") -> StackEvent:
     physical = STACK_ID if type_ == STACK else f"{resource}-1"
-    return StackEvent(f"{resource}-{status}", "", resource, type_, physical, status, reason)
+    return StackEvent(f"{resource}-{status}", resource, type_, physical, status, reason)
 
 
 def test_the_first_failure_by_itself_is_the_cause_not_what_was_given_up() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from batchml.config.environments import read_environments
+from batchml.config.settings import CONFIG_NAME
 from batchml.errors import UsageError
 from batchml.model.environment import (
     Budget,
@@ -21,7 +22,7 @@ from batchml.model.environment import (
     Storage,
 )
 from batchml.model.job import read_job
-from batchml.setup.init import CONFIG_NAME, first_files, write_files
+from batchml.setup.init import first_files, write_files
 
 FILES = {"a.toml": "a", "jobs/x/b.toml": "b", "jobs/x/c.py": "c"}
 
