@@ -125,12 +125,14 @@ def _start(
     command += ["--port", str(port), "--ready-fd", str(write_end)]
     command += [] if idle is None else ["--idle", str(idle)]
     command += options
+    _reap_ended()
     with log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
             pass_fds=[write_end], start_new_session=True,
         )  # fmt: skip
-    process.returncode = 0  # it outlives this process, and nothing here waits for it
+    process.returncode = 0  # the server may outlive this process: Popen does not wait for it
+    _started.append(process.pid)
     os.close(write_end)
     message = _read_message(read_end, process.pid, home, notify)
     if "port" in message:
@@ -142,6 +144,21 @@ def _start(
     failure: LocalServerError = kind.__new__(kind)  # the parameters of its __init__ are unknown
     Exception.__init__(failure, text)
     raise failure
+
+
+_started: list[int] = []  # process ids of servers that this process started
+
+
+def _reap_ended() -> None:
+    """Collect servers that have ended: the kernel keeps a dead child until its parent asks."""
+    _started[:] = [pid for pid in _started if _is_running(pid)]
+
+
+def _is_running(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] == 0
+    except ChildProcessError:  # it was collected before
+        return False
 
 
 def _read_message(pipe: int, pid: int, home: Home, notify: Callable[[str], None]) -> dict[str, Any]:

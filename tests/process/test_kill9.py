@@ -118,6 +118,14 @@ def test_a_running_job_does_not_notice_the_end_of_its_server(
     assert len(lines) == int(_text(started / "lines"))
 
 
+def test_a_program_keeps_no_dead_servers_that_it_started(home: Home) -> None:
+    first = control.ensure_server(home, SystemClock()).pid
+    kill_server(home)
+    second = control.ensure_server(home, SystemClock()).pid
+    assert first != second
+    assert not Path(f"/proc/{first}").exists()
+
+
 @pytest.mark.journey
 def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
     home: Home, started: Path
