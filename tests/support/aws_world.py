@@ -815,7 +815,7 @@ class Account:
     _KEPT = (
         "stacks", "change_sets", "tokens", "templates", "template_tags", "groups", "troubles",
         "drifted", "replacements", "refused_changes", "objects", "retained", "invalid",
-        "settling", "refusals", "stuck", "stay_invalid", "outputs", "_changes",
+        "settling", "refusals", "stuck", "stay_invalid", "outputs", "images", "_changes",
     )  # fmt: skip
 
     def save(self) -> dict[str, Any]:
