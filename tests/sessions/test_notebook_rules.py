@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -138,7 +139,7 @@ class Running:
         ("dies", {}, 3, "JupyterLab ended with code 3; its last output is above."),
         ("shut", {}, 0, "JupyterLab was shut down from its own menu."),
         ("idle", {"BATCHML_IDLE": "0.1", "BATCHML_RATE": "1.006"}, 0,
-         "this notebook was idle for 0 s and is ended. It ran 0 s, about 0.0"),
+         "this notebook was idle for 0 s and is ended. It ran "),
     ],
 )  # fmt: skip
 def test_what_ends_a_notebook_is_its_exit_code_and_its_last_words(
@@ -148,6 +149,10 @@ def test_what_ends_a_notebook_is_its_exit_code_and_its_last_words(
     assert (ended, words in said.splitlines()[-1]) == (code, True), said
     if mode == "dies":
         assert "ImportError: no such thing" in said
+    if mode == "idle":
+        cost = re.search(r"It ran (\d+) s, about ([0-9.]+) USD at 1\.006 USD an hour\.", said)
+        assert cost, said
+        assert float(cost[2]) == pytest.approx(int(cost[1]) * 1.006 / 3600, abs=0.0006)
     if mode != "missing":
         assert "my token is [token]" in said
 
