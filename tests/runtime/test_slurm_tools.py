@@ -72,6 +72,8 @@ def test_first_lines() -> None:
     assert without_login(["/bin/bash", "-el"]) == ["/bin/bash", "-e"]
     assert without_login(["/bin/bash", "-leuo pipefail"]) == ["/bin/bash", "-euo pipefail"]
     assert without_login(["/usr/bin/perl", "-l"]) == ["/usr/bin/perl", "-l"]
+    for words in (["/bin/sh", "/all/profile"], ["/bin/sh", "-"], ["/bin/bash", "--posix"]):
+        assert without_login(words) == words
 
 
 def test_a_damaged_script_is_told_of() -> None:

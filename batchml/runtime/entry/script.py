@@ -20,7 +20,7 @@ from batchml.runtime.protocol.variables import SLURM, number_of
 
 ARRAY = "BATCHML_SLURM_ARRAY"  # the ids of the array's tasks: "1-9:2,20"
 PACKED = "--packed"  # followed by the script's text from `pack`, and the script's name
-_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+_SHELLS = ("sh", "ash", "bash", "dash", "ksh", "zsh")
 
 
 def pack(text: bytes) -> str:
@@ -53,13 +53,13 @@ def without_login(words: Sequence[str]) -> List[str]:
     """
     if not words[1:] or os.path.basename(words[0]) not in _SHELLS:
         return list(words)
-    program, flags = words[0], words[1].strip()
-    if flags.startswith("--"):
-        return [program] if flags == "--login" else [program, flags]
-    first, *others = flags.split(None, 1)  # -euo pipefail
-    first = first.replace("l", "")
-    rest = [*([] if first == "-" else [first]), *others]
-    return [program, " ".join(rest)] if rest else [program]
+    first, *others = words[1].split(None, 1)  # -euo pipefail
+    if first in ("-l", "--login"):
+        first = ""
+    elif first.startswith("-") and not first.startswith("--"):
+        first = first.replace("l", "")
+    flags = " ".join(filter(None, [first, *others]))
+    return [words[0], flags] if flags else [words[0]]
 
 
 def slurm_variables(
