@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,13 @@ from batchml.model.fallback import Fallback, fallback_mistakes
 from batchml.model.names import is_valid_name
 from batchml.model.tables import parse_duration, parse_size, read_struct
 from batchml.runtime.protocol.launch import KINDS
-from batchml.runtime.protocol.variables import fill_command, fill_words, placeholders
+from batchml.runtime.protocol.variables import (
+    FOLDERS,
+    fill_command,
+    fill_words,
+    folder_placeholders,
+    placeholders,
+)
 
 # --- Rules for `nodes`, `[launch]`, `[health]` and `[[groups]]` -----------------------------------
 
@@ -492,9 +499,11 @@ def _mistakes(
         if not part:
             yield f"command[{index}]: is an empty text, which AWS Batch refuses."
     known = {**dict.fromkeys(provided_params, ""), **spec.params}
+    folders = folder_placeholders(spec.command)
     for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
-        if name not in known:
+        if name not in known and name not in folders:
             yield f"command: {{{name}}} has no default under [params]."
+    yield from command_mistakes(spec.command)
     if spec.name and not is_valid_name(spec.name):
         yield (
             f"name: found {spec.name!r}. Allowed: 1-128 letters, digits, - and _, "
@@ -514,6 +523,23 @@ def _mistakes(
     yield from secret_mistakes(spec.secrets, list(spec.env))
     for name, pattern in spec.metrics.items():
         yield from _pattern_mistakes(name, pattern)
+
+
+_SHELL = re.compile(r"(?:.*/)?(?:(?:ba|da|z|k|a)?sh|fish)")
+_VARIABLE = re.compile(r"\$\{?((?:BATCHML|AWS_BATCH)_[A-Z0-9_]+)\}?")
+
+
+def command_mistakes(command: Sequence[str]) -> Iterator[str]:
+    """The mistakes of a command without a shell that is written as if a shell read it."""
+    if len(command) == 1 and " " in command[0].strip() and command[0][0] not in "./":
+        yield f"command: is one word. Did you mean: sh -c {shlex.quote(command[0])}"
+        return
+    if any(_SHELL.fullmatch(word) for word in command):
+        return
+    names = {placeholder: name for name, placeholder in FOLDERS.items()}
+    for found in dict.fromkeys(name for word in command for name in _VARIABLE.findall(word)):
+        instead = f"Write {{{names[found]}}}." if found in names else "Write: sh -c '...'"
+        yield f"command: no shell expands ${found}. {instead}"
 
 
 def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterator[str]:

@@ -18,7 +18,14 @@ from batchml.context import Context
 from batchml.errors import ConfigError, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.fallback import parse_fallback_flag
-from batchml.model.job import JobSpec, Scalar, change_job, read_job, with_params
+from batchml.model.job import (
+    JobSpec,
+    Scalar,
+    change_job,
+    command_mistakes,
+    read_job,
+    with_params,
+)
 from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
@@ -260,15 +267,17 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     spec, folder, job = _load_job(context, request)
     if job and not is_text(str(folder)):  # the history keeps it as text
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
+    env = spec.env
+    spec = with_params(change_job(spec, request.changes, COMMAND_LINE), request.params, spec.name)
+    mistakes: list[str] = []
     if request.command:
-        # After the check of the file: braces of a command line may belong to the shell or to awk,
-        # so only the names of the job's parameters are replaced.
+        # After the checks of a file: braces of a command line may belong to the shell or to awk, so
+        # only the names of the job's parameters, and of folders, are replaced.
         if "" in request.command:
             raise UsageError("The command has an empty word, which AWS Batch refuses.")
         spec = msgspec.structs.replace(spec, command=request.command)
-    env = spec.env
-    spec = with_params(change_job(spec, request.changes, COMMAND_LINE), request.params, spec.name)
-    mistakes = [*_empty_word_mistakes(spec, request.params), *_array_mistakes(spec, request)]
+        mistakes += command_mistakes(spec.command)
+    mistakes += [*_empty_word_mistakes(spec, request.params), *_array_mistakes(spec, request)]
     if mistakes:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from batchml.errors import ConfigError
 from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
+from batchml.runtime.protocol.variables import FOLDERS, folder_placeholders
 
 if TYPE_CHECKING:
     import subprocess
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from batchml.aws.batch.requests import CommandDocument
     from batchml.context import Context, EnvironmentCache
     from batchml.jobs.find import ImageSource
+    from batchml.model.job import JobSpec
     from batchml.runs.options import ResolvedJob, RunRequest
     from batchml.runtime.storage.store import Store
 
@@ -105,6 +107,19 @@ def pack_code(
         names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
         notices.append(f"Not sent, because they are not files of this folder: {names}.")
     return archive
+
+
+def check_placeholders(spec: "JobSpec", store: PackageStore) -> None:
+    """Raise ConfigError for a command with folders that nothing in its image would fill in."""
+    names = folder_placeholders(spec.argv())
+    if names and not store.is_read:
+        raise ConfigError(
+            spec.name,
+            [
+                f"command: {spec.image} is not an image that batchml built, so nothing in it would "
+                f"replace {{{names[0]}}}. Run a shell, which reads {FOLDERS[names[0]]}: sh -c '...'"
+            ],
+        )
 
 
 def _open_store(context: "Context", packages: PackageStore) -> "Store":

@@ -39,6 +39,7 @@ from batchml.runs.package import (
     CommitQuery,
     GitCommit,
     PackageStore,
+    check_placeholders,
     code_folder,
     find_package_store,
     pack_code,
@@ -99,6 +100,7 @@ def prepare(
     store = find_package_store(context, cache, spec.image, source)
     _check_nodes(context, spec, store, dry_run=dry_run)
     archive = pack_code(context, request, job, store, notices)
+    check_placeholders(spec, store)
     notices += _attempts_notice(spec)
     commit = query.read()
     submission = _submission_context(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,14 @@ from batchml.runtime.protocol.exit_codes import (
 )
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
 from batchml.runtime.protocol.log_marks import LineSplitter, end_mark
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import (
+    FILL,
+    FOLDERS,
+    RuntimeEnv,
+    fill_folders,
+    folder_placeholders,
+    folder_values,
+)
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF, StoreError
 
@@ -61,7 +69,11 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY = 10.0  # seconds after which a progress bar is printed as a line
 _READ = 65_536
-_TOO_LONG = "Linux takes 128 KiB of one argument or variable, and about 2 MiB of all"
+_HINTS = {  # after the error of a program that cannot be started
+    errno.E2BIG: ": Linux takes 128 KiB of one argument or variable, and about 2 MiB of all",
+    errno.ENOEXEC: ": a script needs a first line with its interpreter, such as #!/bin/sh",
+    errno.EACCES: ": chmod +x makes a file executable",
+}
 _NAMED_OUTPUTS = 5  # the most outputs that are named after they could not be sent
 
 
@@ -122,6 +134,7 @@ class _Attempt:
             self._claim()
             sends_outputs = bool(self._env.is_run and not self._env.output_dir and self._env.store)
             self._make_folders()
+            self._fill_folders()
             self._fetch_code()
             self._read_plan()
             self._check_host()
@@ -141,8 +154,7 @@ class _Attempt:
         except FileNotFoundError:
             return self._cannot_run(127, self._describe_missing())
         except OSError as error:
-            why = _TOO_LONG if error.errno == errno.E2BIG else error.strerror
-            return self._cannot_run(126, str(why))
+            return self._cannot_run(126, f"{error.strerror}{_HINTS.get(error.errno or 0, '')}")
         except ValueError as error:  # a NUL in an argument, or `=` in the name of a variable
             return self._cannot_run(126, str(error))
 
@@ -161,8 +173,10 @@ class _Attempt:
 
     def _describe_missing(self) -> str:
         """Linux's FileNotFoundError may mean the program, or the interpreter that it names."""
-        if shutil.which(self._command[0], path=self._environ.get("PATH")) is None:
-            return "no such command in this image."
+        name = self._command[0]
+        if shutil.which(name, path=self._environ.get("PATH")) is None:
+            line = f" Did you mean: sh -c {shlex.quote(name)}" if " " in name.strip() else ""
+            return f"no such command in this image.{line}"
         return "the program of its first line (#!), or its loader, is not in this image."
 
     # --- Before the command -----------------------------------------------------------------------
@@ -204,6 +218,17 @@ class _Attempt:
         if self._trial is not None:
             self._trial.fetch_checkpoints(self._env.checkpoint_dir)
             self._environ.update(self._trial.variables())
+
+    def _fill_folders(self) -> None:
+        """Fill the paths of the run's folders into the command."""
+        if FILL not in self._environ:
+            return
+        values = folder_values(self._environ)
+        for name in folder_placeholders(self._command):
+            if not values[name]:
+                why = f"the command has {{{name}}}, but {FOLDERS[name]} is not set here."
+                raise NotStarted(CONFIGURATION_ERROR, why)
+        self._command = fill_folders(self._command, values)
 
     def _fetch_code(self) -> None:
         if self._env.code:

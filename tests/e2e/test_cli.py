@@ -159,9 +159,9 @@ def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
 
 @pytest.mark.journey
 def test_dry_run_prints_the_requests_and_starts_nothing(cli: Cli) -> None:
-    shown = cli("submit", "--dry-run", "--name", "x", "--", "echo", "hi")
+    shown = cli("submit", "--dry-run", "--name", "x", "--", "awk", "{print}")
     assert shown.code == 0
-    assert shown.json["SubmitJob"]["containerOverrides"]["command"] == ["echo", "hi"]
+    assert shown.json["SubmitJob"]["containerOverrides"]["command"] == ["awk", "{print}"]
     assert shown.json["RegisterJobDefinition"]["type"] == "container"
     assert not cli.home.is_held()
     assert not cli.home.code.exists()

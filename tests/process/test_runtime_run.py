@@ -18,6 +18,9 @@ from tests.process.test_processes import is_alive
 from tests.support.local_server import wait_for
 
 
+JOB = "6b0e0000-0000-4000-8000-000000000001"
+
+
 def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "batchml.runtime.run", *command],
@@ -62,7 +65,24 @@ def test_a_command_that_is_not_there_is_127_and_one_that_may_not_run_126(tmp_pat
     assert (code, lines) == (127, [b"batchml: cannot run 'no-such-command': no such command in "
                                    b"this image."])  # fmt: skip
     code, lines = run(tmp_path, "./data")
-    assert (code, lines) == (126, [b"batchml: cannot run './data': Permission denied"])
+    assert (code, lines) == (126, [b"batchml: cannot run './data': Permission denied: chmod +x makes "
+                                   b"a file executable"])  # fmt: skip
+    (tmp_path / "data").chmod(0o755)
+    (line,) = run(tmp_path, "./data")[1]
+    assert b"Exec format error: a script needs a first line with its interpreter" in line
+    (line,) = run(tmp_path, "echo a; ls")[1]
+    assert line.endswith(b"no such command in this image. Did you mean: sh -c 'echo a; ls'")
+
+
+def test_a_command_names_the_folders_of_its_run(tmp_path: Path) -> None:
+    folders = {"BATCHML_OUTPUT_DIR": str(tmp_path), "AWS_BATCH_JOB_ID": JOB, "BATCHML_FILL": "1"}
+    assert run(tmp_path, "echo", "{outputs}/m", "{run}", **folders)[1][0] == (
+        f"{tmp_path}/m {JOB}".encode()
+    )
+    code, (line, _) = run(tmp_path, "echo", "{workspace}", **folders)
+    assert code == 78 and b"has {workspace}, but BATCHML_WORKSPACE is not set here" in line
+    del folders["BATCHML_FILL"]  # the command of another client
+    assert run(tmp_path, "echo", "{outputs}", **folders)[1][0] == b"{outputs}"
 
 
 def test_no_command_and_code_that_cannot_be_unpacked_are_configuration_errors(

@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime.protocol.variables import (
+    FOLDERS,
     fill_command,
+    fill_folders,
+    folder_placeholders,
+    folder_values,
     format_value,
     parameter_variable,
     parameter_variables,
@@ -124,3 +128,27 @@ def test_variables_carry_the_same() -> None:
 )  # fmt: skip
 def test_whether_a_command_has_a_place_for_a_parameter(word: str, is_taken: bool) -> None:
     assert takes(["run", word], "lr", ("lr", "width")) is is_taken
+
+
+FOLDER_VALUES = {name: f"/its {name}" for name in FOLDERS}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["train", "--out={outputs}/m.pt"], ["train", "--out=/its outputs/m.pt"]),
+        (["{run}", "{data}{workspace}"], ["/its run", "/its data/its workspace"]),
+        (["sh", "-c", "cat {data}/x"], ["sh", "-c", "cat '/its data'/x"]),
+        (["sh", "-c", "echo ${data} $run"], ["sh", "-c", "echo ${data} $run"]),
+        (["python3", "-c", "print(f'{data}')"], ["python3", "-c", "print(f'{data}')"]),
+        (["awk", "{print}", "{checkpoint}"], ["awk", "{print}", "{checkpoint}"]),
+    ],
+)
+def test_the_folders_of_a_run_have_placeholders(command: list[str], words: list[str]) -> None:
+    assert fill_folders(command, FOLDER_VALUES) == words
+    assert bool(folder_placeholders(command)) == (command != words)
+
+
+def test_data_sets_are_in_the_workspace_unless_a_folder_is_set() -> None:
+    assert folder_values({"BATCHML_WORKSPACE": "/w"})["data"] == "/w"
+    assert folder_values({"BATCHML_WORKSPACE": "/w", "BATCHML_DATA_DIR": "/d"})["data"] == "/d"

@@ -36,6 +36,7 @@ from batchml.runtime.protocol.exit_codes import (
     TRY_ELSEWHERE,
 )
 from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.variables import FILL, folder_placeholders
 
 # --- Retry rules ----------------------------------------------------------------------------------
 
@@ -475,6 +476,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),
         ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
+        (FILL, "1" if folder_placeholders(spec.argv()) else ""),
     ):
         if value:
             found[name] = value

@@ -27,7 +27,7 @@ from batchml.local.server import auth
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.log_marks import MARK
-from batchml.runtime.protocol.variables import DEFAULT_GRACE, RuntimeEnv
+from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, RuntimeEnv
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ _PASSED_ON = (
 
 
 # Variables of steps that only batchml's runtime performs: fetch code, start ranks, check the host,
-# resume.
+# resume, fill in the paths of folders.
 _NEEDING_RUNTIME = (
-    "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
+    "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME", FILL,
 )  # fmt: skip
 
 _SWEEP = "BATCHML_SWEEP"  # the folder of messages between a sweep's trials and its controller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -153,6 +154,64 @@ def takes(command: Sequence[str], name: str, params: Container[str]) -> bool:
         or any(name in placeholders(word, params) for word in command)
         or parameter_variable(name) in _VARIABLE.findall(" ".join(command))
     )
+
+
+# --- Folders in a command -------------------------------------------------------------------------
+# No shell expands `$BATCHML_OUTPUT_DIR` in a command, and a client cannot know the paths in a
+# container. So the runtime fills in these placeholders, if FILL says that a client has seen them.
+
+
+FILL = "BATCHML_FILL"  # "1": the command has placeholders of folders
+FOLDERS = {  # placeholder -> the variable with the same value
+    "checkpoints": "BATCHML_CHECKPOINT_DIR",
+    "outputs": "BATCHML_OUTPUT_DIR",
+    "data": "BATCHML_DATA_DIR",
+    "workspace": "BATCHML_WORKSPACE",
+    "run": "BATCHML_RUN",
+}
+
+_FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)})\}}")  # not `${data}` of a shell
+
+
+def folder_placeholders(command: Sequence[str]) -> List[str]:
+    """The names in FOLDERS that a command uses; its parameters are filled in already.
+
+    The code in `python -c CODE` is left alone: `{data}` may be part of an f-string.
+    """
+    return [match[1] for word in _without_code(command) for match in _FOLDER.finditer(word)]
+
+
+def folder_values(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The value of each name in FOLDERS; data sets are in the workspace if no folder is set."""
+    values = {name: environ.get(variable, "") for name, variable in FOLDERS.items()}
+    return {**values, "data": values["data"] or values["workspace"]}
+
+
+def fill_folders(command: Sequence[str], values: Mapping[str, str]) -> List[str]:
+    """Replace `{checkpoints}`, `{outputs}`, `{data}`, `{workspace}` and `{run}` in a command.
+
+    `values` has the value of each name. In a word with spaces, which is a line for a shell, values
+    are quoted for the shell.
+    """
+    filled = [_fill_folder(word, values) for word in _without_code(command)]
+    return [new or word for word, new in zip(command, filled)]  # noqa: B905 (Python 3.8)
+
+
+def _without_code(command: Sequence[str]) -> List[str]:
+    """The words of a command, with empty texts in place of code for Python."""
+    words = list(command)
+    if words and os.path.basename(words[0]).startswith("python") and "-c" in words:
+        words[words.index("-c") + 1 : words.index("-c") + 2] = [""]
+    return words
+
+
+def _fill_folder(word: str, values: Mapping[str, str]) -> str:
+    is_line = any(character.isspace() for character in word)
+
+    def value(found: re.Match[str]) -> str:
+        return shlex.quote(values[found[1]]) if is_line else values[found[1]]
+
+    return _FOLDER.sub(value, word)
 
 
 def format_value(value: Scalar) -> str:
