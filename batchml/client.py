@@ -214,18 +214,21 @@ class RunHandle:
         *,
         failed: bool = False,
         resume: bool = False,
+        code: bool = False,
         params: Mapping[str, Scalar] | None = None,
     ) -> "RunHandle | None":
         """Submit the run again: the same code, image and command, with other `params` if given.
 
         With `failed`, submit only the children of an array that failed; return None if none failed.
-        With `resume`, the new run continues from the checkpoint of this run, which has ended.
-        Raises NotFound if the code of the run is gone, or if the run has no checkpoint.
+        With `resume`, the new run continues from the checkpoint of this run, which has ended. With
+        `code`, it gets the files that the folder of its code has now.
+        Raises NotFound if the code of the run is gone, or if the run has no checkpoint; UsageError
+        if `code` is true and the folder of the code is not known or gone.
         """
         (found,) = load_runs(self._context, [self._current()])
         request = to_request(options=SubmitOptions(params=params))
         prepared = prepare_again(
-            self._context, found, failed=failed, resume=resume, request=request
+            self._context, found, failed=failed, resume=resume, code=code, request=request
         )
         if prepared is None:
             return None

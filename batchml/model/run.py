@@ -392,6 +392,7 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     patterns: dict[str, str] = {}  # `[metrics]` of the job
     max_cost: float | None = None  # USD
     code: str = ""  # the address of the code package: a path or an s3:// URL
+    files: int | None = None  # the number of its files; None: not known
     spec: dict[str, Any] = {}  # the submitted JobSpec as a table, for `rerun`
     other: bool = False  # whether the command line replaced the job's command
 

@@ -2,14 +2,20 @@
 
 import os
 import re
-from collections.abc import Callable
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.errors import ConfigError
+from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
+from batchml.runtime.entry.fetch import BadArchive, unpack
 from batchml.runtime.protocol.variables import FOLDERS, folder_placeholders
 
 if TYPE_CHECKING:
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
 
     from batchml.aws.batch.requests import CommandDocument
     from batchml.context import Context, EnvironmentCache
+    from batchml.jobs.code_diff import CodeFile
     from batchml.jobs.find import ImageSource
     from batchml.model.job import JobSpec
     from batchml.runs.options import ResolvedJob, RunRequest
@@ -148,6 +155,90 @@ def store_package(
         sent = put_once(store, archive.name, lambda: archive.data)
         if archive.files and (sent or packages.bucket):
             tell(describe_sent(archive, sent))
+
+
+# --- Packages that were sent ----------------------------------------------------------------------
+
+
+_S3_URL = re.compile(r"s3://([^/]+)/(.+)")
+
+
+@contextmanager
+def fetch_package(context: "Context", address: str) -> Iterator[Path]:
+    """A context with the file of the code package at an address, fetched if it is in a bucket.
+
+    Raises NotFound for a package that was deleted.
+    """
+    stored = _S3_URL.fullmatch(address)
+    with tempfile.TemporaryDirectory(prefix="batchml-again-") as folder:
+        path = context.home.code / Path(address).name  # the state folder may have been moved
+        if stored is not None:
+            from batchml.aws.s3 import BucketStore
+
+            path = Path(folder) / "archive"
+            BucketStore(context.connect(), stored[1]).get_file(stored[2], str(path))
+        if not path.is_file():
+            raise _package_gone(address, "it was deleted")
+        yield path
+
+
+@contextmanager
+def unpack_code(context: "Context", address: str) -> Iterator[str]:
+    """A context with a temporary folder of the code at an address; "" without an address.
+
+    Raises NotFound for code that was deleted.
+    """
+    if not address:
+        yield ""
+        return
+    with (
+        fetch_package(context, address) as archive,
+        tempfile.TemporaryDirectory(prefix="batchml-again-") as folder,
+    ):
+        try:
+            unpack(str(archive), folder)
+        except BadArchive as error:
+            raise _package_gone(address, str(error)) from error
+        yield folder
+
+
+def read_files(context: "Context", address: str) -> "dict[str, CodeFile]":
+    """The files of the code at an address; {} without an address.
+
+    Raises NotFound for code that was deleted or damaged.
+    """
+    from batchml.jobs.code_diff import read_package
+
+    if not address:
+        return {}
+    with fetch_package(context, address) as archive:
+        try:
+            return read_package(archive)
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            raise _package_gone(address, str(error)) from error
+
+
+def _package_gone(address: str, why: str) -> NotFound:
+    hint = f"Submit its job again: batchml submit JOB. ({why})"
+    return NotFound("Code of the run", address, [], hint)
+
+
+def describe_changed_code(context: "Context", folder: str, name: str, sent_at: float) -> str:
+    """`the code of 12:01; FOLDER has changed since: --code sends it.`, for a run of older code.
+
+    `name` is that of the archive that was sent at `sent_at` (seconds since the epoch). "" if the
+    folder has the same files still, or if the two cannot be compared.
+    """
+    if not (folder and name and Path(folder).is_dir()):
+        return ""
+    try:
+        if pack(Path(folder), context.home.root, include_secrets=True).name == name:
+            return ""
+    except BatchmlError:
+        return ""
+    sent = datetime.fromtimestamp(sent_at).astimezone()
+    day = "" if context.clock.now() - sent_at < 12 * 3600 else f"{sent:%Y-%m-%d} "
+    return f"the code of {day}{sent:%H:%M}; {folder} has changed since: --code sends it."
 
 
 # --- git commit -----------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ def prepare(
         variables = {name: str(each) for name, each in spec.env.items()}
         check_command_size(spec.name, spec.argv(), {**params_variable(spec), **variables})
     record = _record(context, request, job, run, requests, submission, image, commit)
+    record = replace(record, files=archive.files if archive else None)
     intents: list[SubmitIntent] = []
     if workers:
         from batchml.runs.groups.submit import with_workers

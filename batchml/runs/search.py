@@ -94,6 +94,11 @@ class RunFilter(Struct, frozen=True):
         )
 
 
+def code_digest(address: str) -> str:
+    """The SHA-256 in the name of a code package; "" without an address."""
+    return address.rpartition("/")[2].partition(".")[0]
+
+
 class FoundRun(Struct, frozen=True):
     """A run as AWS Batch describes it, its record in the history, or both.
 
@@ -147,6 +152,12 @@ class FoundRun(Struct, frozen=True):
     @property
     def commit(self) -> str:
         return self._known.commit or self.tags.get(COMMIT_TAG, "")
+
+    @property
+    def code(self) -> str:
+        """The address of the code package; its name begins with the SHA-256. "" without code."""
+        sent = self.run.environment.get("BATCHML_CODE", "") if self.run else ""
+        return self._known.code or sent
 
     @property
     def sweep(self) -> str:

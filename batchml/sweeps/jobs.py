@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from batchml.aws.batch.resources import ConsumableApi
 from batchml.aws.s3 import BucketStore
 from batchml.context import Context, Notify
 from batchml.errors import BatchmlError, NotFound, ServiceError, UsageError
-from batchml.jobs.code import CodeArchive, pack
+from batchml.jobs.code import pack
 from batchml.model.names import to_name
 from batchml.model.run import Record, Run
-from batchml.runs.package import PackageStore, store_package
+from batchml.runs.package import PackageStore, describe_changed_code, store_package
 from batchml.runs.rate_limit import RateBucket
 from batchml.runs.send import keep_one_job, listing_delay, look_up, make_submitter
 from batchml.runs.submit import submit
@@ -98,7 +97,7 @@ def send_code(
         raise UsageError("--code: its job has `code = false`, so the code is in the image.")
     if not Path(sweep.folder).is_dir():
         raise UsageError(f"--code: {sweep.folder}, the folder of the code, does not exist.")
-    archive = _archive(context, sweep, include_secrets)
+    archive = pack(Path(sweep.folder), context.home.root, include_secrets)
     if not context.settings.is_local:
         context.home.prepare()
     store_package(
@@ -116,22 +115,11 @@ def describe_old_code(context: Context, sweep: StartedSweep, store: Store) -> st
 
     Also "" if the two cannot be compared. Raises StoreError.
     """
-    if not sweep.code or not Path(sweep.folder).is_dir():
+    if not sweep.code:
         return ""
     code = current_code(sweep, store)
-    try:
-        if _archive(context, sweep, include_secrets=True).name == code.name:
-            return ""
-    except BatchmlError:
-        return ""
-    sent = datetime.fromtimestamp(code.at).astimezone()
-    day = "" if context.clock.now() - code.at < 12 * 3600 else f"{sent:%Y-%m-%d} "
-    ran = f"Trials run the code of {day}{sent:%H:%M}"
-    return f"{ran}; {sweep.folder} has changed since: --code sends it."
-
-
-def _archive(context: Context, sweep: StartedSweep, include_secrets: bool) -> CodeArchive:
-    return pack(Path(sweep.folder), context.home.root, include_secrets)
+    changed = describe_changed_code(context, sweep.folder, code.name, code.at)
+    return f"Trials run {changed}" if changed else ""
 
 
 # --- From a batch of trials to the requests of its job. Pure --------------------------------------

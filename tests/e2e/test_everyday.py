@@ -135,7 +135,8 @@ def test_a_run_again_has_the_code_and_the_variables_it_had(cli: Cli) -> None:
     (job / "train.sh").write_text("echo changed")
     again = cli("rerun", "@last", "-p", "lr=0.4", "--wait", "--json")
     assert again.code == 0
-    assert "] X=hush" in again.err and "changed" not in again.err
+    assert f"; {job} has changed since: --code sends it." in again.err
+    assert "] X=hush" in again.err and "] changed" not in again.err
     shown = cli("show", "@last", "--json").json
     assert (shown["params"], shown["metrics"]) == ({"lr": 0.4}, {"loss": 0.1})
     assert shown["tags"]["team"] == "vision"
@@ -156,6 +157,24 @@ def test_a_run_again_has_the_code_and_the_variables_it_had(cli: Cli) -> None:
     assert request["jobName"].startswith("more-")
     assert request["retryStrategy"]["attempts"] == 2
     assert cli("rerun", "@last", "--memory", "some", "--dry-run").code == 78
+    corrected = cli("rerun", "@last", "--code", "--wait", "--json")
+    assert (corrected.code, "] changed" in corrected.err) == (0, True)
+    code = cli("show", "@last", "--json").json["code"]
+    assert (code["files"], code["folder"], code["uncommitted"]) == (2, str(job), None)
+    assert f"code       {code['sha256'][:8]}, 2 files\n" in cli("show", "@last").out
+    assert "-for i in 1 2 4;" in (text := cli("diff", "@last~1", "@last").out)
+    assert "+echo changed" in text
+    files = cli("diff", "@last~1", "@last", "--json").json["files"]
+    assert [(each["name"], each["change"]) for each in files] == [("train.sh", "changed")]
+    assert "The code is the same" in cli("rerun", "@last", "--code", "--dry-run").err
+    assert cli("rerun", "@last", "--include-secrets").code == 2
+    job.rename(cli.folder / "moved")
+    gone = cli("rerun", "@last", "--code")
+    assert (gone.code, f"--code: {job}, the folder of the run's code, does not" in gone.err) == (
+        2, True,
+    )  # fmt: skip
+    (cli.home.code / f"{code['sha256']}.tar.gz").unlink()
+    assert "cannot be compared" in cli("diff", "@last~1", "@last").err
 
 
 @pytest.mark.journey
@@ -250,7 +269,7 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     sent = cli("submit", "--wait", "--", "sh", "-c", "ls -A; echo x > model.bin")
     assert f"made-{job_id[:8]}" not in sent.out  # what was got is no code of the next run
     assert "model.bin (2 B) was written to the working folder, which is not kept" in sent.out
-    assert "outputs" not in cli("show", "@last").out
+    assert "\noutputs " not in cli("show", "@last").out
     nothing = cli("get", "@last")
     assert (nothing.code, "The run has no files in BATCHML_OUTPUT_DIR" in nothing.err) == (0, True)
     assert [path.name for path in cli.folder.iterdir()] == [folder.name]

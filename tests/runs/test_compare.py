@@ -34,7 +34,7 @@ def test_causes_come_before_effects() -> None:
         ("params.new", (None, True)),
         ("commit", ("aaaa", "bbbb")),
         ("uncommitted", (False, True)),
-        ("code", ("1.tar", "2.tar")),
+        ("code", ("1", "2")),
         ("command", ("train 0.1", "train 0.2")),
         ("seconds", (7.0, 2.0)),
         ("cost", (1.0, None)),

@@ -9,33 +9,41 @@ from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cells as cells_of
 from batchml.cli.render import cut, printable, table
-from batchml.cli.terminal import screen
+from batchml.cli.terminal import paint, screen
+from batchml.errors import NotFound
 from batchml.model.names import short_id
 from batchml.model.run import Record
 from batchml.runs.find import load_runs, read_metrics, select, with_first_start
 from batchml.runs.metrics.compare import RunDifference, Value, compare, summarize
+from batchml.runs.package import read_files
+from batchml.runs.search import code_digest
 
 if TYPE_CHECKING:
     from batchml.context import Context
+    from batchml.jobs.code_diff import FileDifference
     from batchml.runs.search import FoundRun
 
 Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
 LONGEST = 48  # characters of a value in the table
 LEAST = 12
+MAX_LINES = 200  # of the code's diff, without --all
+_COLOURS = {"+": "good", "-": "bad", "@": "dim"}  # of lines of a diff, by their first character
 
 
 @app.command(epilog="Example: batchml diff @last~1 @last")
 def diff(
     left: Word,
     right: Word,
-    all_: Annotated[bool, typer.Option("--all", help="Also show equal values.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also show equal values, and the whole code diff.")
+    ] = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Compare two runs.
 
     Compares parameters, code, image, resources, outcome, times, cost and metrics, and shows what
-    differs.
+    differs. Then it shows the files of the code that differ, as a unified diff.
     """
     context = open_context(env)
     one, other = (
@@ -43,6 +51,7 @@ def diff(
     )
     found = compare(one, other, int(context.clock.now() * 1000))
     shown = [each for each in found if all_ or not each.same]
+    files = _file_differences(context, one, other)
     if json_:
         print_json(
             {
@@ -50,6 +59,7 @@ def diff(
                 "differences": [
                     {"what": each.what, "left": each.left, "right": each.right} for each in shown
                 ],
+                "files": files if files is None else list(map(_file_json, files)),
             }
         )
         return
@@ -58,8 +68,42 @@ def diff(
         print_line(_table(one, other, shown))
     if not any(not each.same for each in found):
         say("The two runs do not differ, as far as AWS Batch and the history describe them.")
-    elif one.commit and other.commit and one.commit != other.commit:
+    if files:
+        _print_files(files, None if all_ else MAX_LINES)
+    elif files is None and one.commit and other.commit and one.commit != other.commit:
         say(f"The code: git diff {one.commit[:12]} {other.commit[:12]}")
+
+
+def _file_differences(
+    context: "Context", one: "FoundRun", other: "FoundRun"
+) -> "list[FileDifference] | None":
+    """The files of the code that differ; None, and a message, if one code was deleted."""
+    from batchml.jobs.code_diff import compare_packages
+
+    if code_digest(one.code) == code_digest(other.code):
+        return []
+    try:
+        return compare_packages(read_files(context, one.code), read_files(context, other.code))
+    except NotFound as error:
+        say(f"The files of the code cannot be compared. {error}")
+        return None
+
+
+def _file_json(each: "FileDifference") -> dict[str, Any]:
+    diff = "\n".join(each.lines) + "\n" if each.lines else None
+    return {"name": each.name, "change": each.change, "diff": diff}
+
+
+def _print_files(files: "list[FileDifference]", most: int | None) -> None:
+    from batchml.jobs.code_diff import diff_text
+
+    lines = diff_text(files, most)
+    is_cut = most is not None and len(lines) > most
+    for line in lines:
+        text = printable(line)
+        print_line(paint(text, _COLOURS.get(line[:1], "")) if screen().colour else text)
+    if is_cut:
+        say("--all shows the whole diff.")
 
 
 def _measured(context: "Context", found: "FoundRun") -> "FoundRun":

@@ -15,12 +15,14 @@ from batchml.runs.rerun.resubmit import prepare_again
 
 _CHANGED = (
     "params", "name", "queue", "vcpus", "memory", "gpus", "attempts", "retry_on", "timeout",
-    "max_cost", "tags",
+    "max_cost", "tags", "include_secrets",
 )  # fmt: skip
 
 
 @app.command(epilog="Example: batchml rerun @last -p lr=0.01 --wait")
-@takes_options(_CHANGED)
+@takes_options(
+    _CHANGED, texts={"include_secrets": "With --code: also send files that look like secrets."}
+)
 def rerun(
     *,
     run: OneRun,
@@ -31,6 +33,9 @@ def rerun(
         bool,
         typer.Option("--resume", help="Continue from the checkpoint of the run, or of each child."),
     ] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Send the code as it is in its folder now.")
+    ] = False,
     options: SubmitOptions,
     wait: Wait = False,
     dry_run: DryRun = False,
@@ -39,7 +44,7 @@ def rerun(
 ) -> None:
     """Submit a run again: the same code, image and command.
 
-    The code is the code that was sent then, whatever the job's folder holds now. Options replace
+    The code is the code that was sent then; with --code it is the code of now. Options replace
     values of the run; the rest stays. RUN:3 is one child of an array.
 
     With --resume the run must have ended. The new run gets a copy of its checkpoint folder before
@@ -48,8 +53,8 @@ def rerun(
     context = open_context(env)
     (found,) = load_runs(context, select(context, [run]))
     prepared = prepare_again(
-        context, found, failed=failed, resume=resume, request=to_request(options=options),
-        dry_run=dry_run,
+        context, found, failed=failed, resume=resume, code=code,
+        request=to_request(options=options), dry_run=dry_run,
     )  # fmt: skip
     if prepared is None:
         say(f"Nothing of {found.name} {found.job_id} has failed: nothing was submitted.")

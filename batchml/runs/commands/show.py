@@ -55,6 +55,7 @@ from batchml.runs.metrics.usage import (
     usage_charts,
 )
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
+from batchml.runs.search import code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
 
 if TYPE_CHECKING:
@@ -259,6 +260,7 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
         "metrics": measured.last or found.metrics,
         "outputs": describe_outputs(context, run, found.job_id) or None,
         "job": (record.job or None) if record else None,
+        "code": _code_json(found),
     }
     if run is not None:
         more |= {
@@ -282,6 +284,30 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
             more["children"] = run.children
             more["failedChildren"] = failed_children(context, found, run)
     return more
+
+
+def _code_json(found: "FoundRun") -> dict[str, Any] | None:
+    """The code of a run: `files` and `folder` are null if the history does not have them."""
+    record = found.record or Record()
+    if not found.code:
+        return None
+    return {
+        "sha256": code_digest(found.code),
+        "files": record.files,
+        "folder": record.folder or None,
+        "uncommitted": record.dirty if found.commit else None,
+    }
+
+
+def _describe_code(found: "FoundRun") -> str:
+    """`6b0e3f2c, 14 files`; "" without code."""
+    record = found.record or Record()
+    if not found.code:
+        return ""
+    parts = [code_digest(found.code)[:8]]
+    if record.files is not None:
+        parts.append("1 file" if record.files == 1 else f"{record.files:,} files")
+    return ", ".join(parts)
 
 
 def _fact_lines(
@@ -365,7 +391,8 @@ def _asked_for(found: "FoundRun") -> dict[str, str]:
     return {
         "image": asked.image,
         "command": " ".join(plain_command(found.command)),
-        "folder": record.job if record else "",
+        "folder": (record.job or record.folder) if record else "",
+        "code": _describe_code(found),
         "params": _pairs(found.params),
         "tags": _pairs(tags),
         "commit": found.commit + dirty if found.commit else "",

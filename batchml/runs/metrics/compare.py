@@ -7,7 +7,7 @@ from msgspec import Struct
 from batchml.model.run import classify
 from batchml.runs.metrics.series import FEW, child_of, spread
 from batchml.runs.rerun.rules import plain_command
-from batchml.runs.search import FoundRun
+from batchml.runs.search import FoundRun, code_digest
 
 Value = str | int | float | bool | None
 
@@ -84,7 +84,7 @@ def list_facts(found: FoundRun, now_ms: int) -> Iterator[tuple[str, Value]]:
     yield "commit", found.commit or None
     if record is not None:
         yield "uncommitted", record.dirty if found.commit else None
-        yield "code", _archive(record.code)
+    yield "code", code_digest(found.code)[:12] or None
     asked = run or record
     if asked is not None:
         yield "image", asked.image or None
@@ -130,11 +130,6 @@ def _position(name: str, one: Mapping[str, Value], other: Mapping[str, Value]) -
 def _flatten(what: str, table: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
     for name, value in table.items():
         yield f"{what}.{name}", value if isinstance(value, str | int | float) else str(value)
-
-
-def _archive(code: str) -> str | None:
-    """The start of the archive's name, which is a hash of its content."""
-    return code.rpartition("/")[2][:12] or None
 
 
 def _number(value: Value) -> float | None:

@@ -1,9 +1,8 @@
-"""Prepare a rerun: the same code, image and command, on request from the last checkpoint."""
+"""Prepare a rerun: the same image and command, with the code of then or of today."""
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
+from batchml.runs.package import CommitQuery, GitCommit, describe_changed_code, unpack_code
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.rules import (
     RerunSpec,
@@ -36,7 +36,6 @@ from batchml.runtime.checkpoint.layout import list_checkpoints, looks_whole
 from batchml.runtime.checkpoint.remote import CheckpointFiles as Saved
 from batchml.runtime.checkpoint.remote import child_prefix
 from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder
-from batchml.runtime.entry.fetch import BadArchive, unpack
 
 if TYPE_CHECKING:
     from batchml.aws.batch.requests import SubmissionRequests
@@ -266,14 +265,16 @@ def prepare_again(
     *,
     failed: bool = False,
     resume: bool = False,
+    code: bool = False,
     request: RunRequest = _UNCHANGED,
     dry_run: bool = False,
 ) -> PreparedRun | None:
     """Make the requests of the same run; nothing is sent.
 
     With `failed`, only the children of an array that failed run again; None if nothing failed. With
-    `resume` the new run, or each child, goes on from its checkpoint. The parameters, changes, tags
-    and cost limit of `request` replace those of the run.
+    `resume` the new run, or each child, goes on from its checkpoint. With `code` it gets the files
+    that the folder of its code has now. The parameters, changes, tags and cost limit of `request`
+    replace those of the run.
 
     Raises UsageError, ConfigError, and NotFound for code or checkpoints that do not exist.
     """
@@ -300,8 +301,65 @@ def prepare_again(
         wanted = limit_to_children(wanted, children)
     if resume:
         wanted = with_checkpoints(context, requested, found, wanted, children)
-    with unpack_code(context, wanted.code) as code:
-        return _prepare(context, found, wanted, code, request, dry_run, images)
+    if code:
+        folder = _present_folder(found, wanted)
+        query = CommitQuery(Path(folder))
+    elif request.include_secrets:
+        raise UsageError("--include-secrets: only with --code, which sends files anew.")
+    with nullcontext(folder) if code else unpack_code(context, wanted.code) as source:
+        made = _prepare(context, found, wanted, source, request, dry_run, images, code)
+    if not code:
+        return _with_notice(made, _changed_code_notice(context, found, wanted))
+    commit = query.read()
+    workers = tuple(
+        replace(each, record=_at_commit(each.requests, each.record, commit))
+        for each in made.workers
+    )
+    made = replace(made, record=_at_commit(made.requests, made.record, commit), workers=workers)
+    is_same = made.archive is not None and made.archive.name == wanted.code.rpartition("/")[2]
+    return _with_notice(made, _SAME_CODE if is_same else "")
+
+
+_SAME_CODE = "The code is the same as before."
+
+
+def _present_folder(found: "FoundRun", wanted: RerunSpec) -> str:
+    """The folder of the run's code, for `--code`. Raises UsageError if there is none."""
+    if not wanted.code:
+        raise UsageError("--code: the run had no code of its own; its code is in its image.")
+    folder = found.record.folder if found.record else ""
+    if not folder:
+        raise UsageError(
+            "--code: the history of this machine does not have the folder of the run's code. "
+            "Submit its job: batchml submit JOB."
+        )
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f"--code: {folder}, the folder of the run's code, does not exist. Without --code it "
+            "runs the code of then."
+        )
+    return folder
+
+
+def _changed_code_notice(context: Context, found: "FoundRun", wanted: RerunSpec) -> str:
+    """A notice that the run gets older files than the folder of its code has now, else ""."""
+    folder = found.record.folder if found.record else ""
+    name = wanted.code.rpartition("/")[2]
+    changed = describe_changed_code(context, folder, name, found.created_at / 1000)
+    return f"It runs {changed}" if changed else ""
+
+
+def _with_notice(made: PreparedRun, notice: str) -> PreparedRun:
+    return replace(made, notices=(*made.notices, notice)) if notice else made
+
+
+def _at_commit(requests: "SubmissionRequests", record: Record, commit: GitCommit) -> Record:
+    """The record with the commit of the present code; the tags of its request likewise."""
+    tags = {**record.tags, "batchml:commit": commit.id}
+    if not commit.id:
+        del tags["batchml:commit"]
+    requests.submit["tags"] = tags
+    return replace(record, commit=commit.id, dirty=commit.is_dirty, tags=tags)
 
 
 def _groups_and_images(
@@ -331,7 +389,9 @@ def _prepare(
     changes: RunRequest,
     dry_run: bool,
     images: Mapping[str, str],
+    is_new: bool,
 ) -> PreparedRun:
+    """The requests with the code in the folder `code`; `is_new`: it was not sent before."""
     spec = wanted.spec
     request = RunRequest(
         # As a command of the command line, since its braces may belong to the shell.
@@ -344,7 +404,8 @@ def _prepare(
         share=wanted.share,
         array=wanted.array,
         max_cost=wanted.max_cost if changes.max_cost is None else changes.max_cost,
-        include_secrets=True,  # the user has agreed when the code was sent first
+        # For code that was sent before, the user has agreed.
+        include_secrets=changes.include_secrets or not is_new,
     )
     made = prepare(context, request, dry_run=dry_run, images=images)
     if wanted.own_tags and not made.store.is_read:
@@ -402,39 +463,6 @@ def _failed_children(context: Context, found: "FoundRun") -> list[int]:
             "AWS Batch has forgotten which children failed. To run all again: leave out --failed.",
         )  # fmt: skip
     return known
-
-
-@contextmanager
-def unpack_code(context: Context, address: str) -> Iterator[str]:
-    """A context with a temporary folder of the code at an address; "" without an address.
-
-    Raises NotFound for code that was deleted.
-    """
-    if not address:
-        yield ""
-        return
-
-    with tempfile.TemporaryDirectory(prefix="batchml-again-") as folder:
-        code = Path(folder) / "code"
-        code.mkdir()
-        try:
-            unpack(str(_archive(context, address, Path(folder))), str(code))
-        except (BadArchive, FileNotFoundError) as error:
-            hint = f"Submit its job again: batchml submit JOB. ({error})"
-            raise NotFound("Code of the run", address, [], hint) from error
-        yield str(code)
-
-
-def _archive(context: Context, where: str, folder: Path) -> Path:
-    stored = _S3_URL.fullmatch(where)
-    if stored is None:
-        return context.home.code / Path(where).name  # the state folder may have been moved
-    from batchml.aws.s3 import BucketStore
-
-    path = folder / "archive"
-    # A missing object leaves no file, and `unpack` raises FileNotFoundError.
-    BucketStore(context.connect(), stored[1]).get_file(stored[2], str(path))
-    return path
 
 
 # --- Explanations of partial reruns ---------------------------------------------------------------

@@ -22,7 +22,7 @@ from batchml.model.names import join_shell
 from batchml.model.sweep import Params, Trial
 from batchml.runs.find import load_runs
 from batchml.runs.outputs import CopiedOutputs, copy_outputs
-from batchml.runs.rerun.resubmit import unpack_code
+from batchml.runs.package import unpack_code
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
 from batchml.runtime.protocol.variables import format_value
