@@ -19,7 +19,8 @@ from batchml.local.secrets import (
     resolve,
 )
 from batchml.local.server.protocol import problems, service_model
-from batchml.model.job import JobSpec, SecretSource, find_secret_arn, parse_secret, read_job
+from batchml.model.job import JobSpec, read_job
+from batchml.model.secrets import SecretSource, find_secret_arn, parse_secret
 
 HERE = "us-east-1:123456789012"
 SSM = f"arn:aws:ssm:{HERE}:parameter"

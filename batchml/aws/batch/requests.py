@@ -21,12 +21,9 @@ from batchml.model.job import (
     DEFAULT_GRACE,
     MAX_OVERRIDES,
     JobSpec,
-    SecretSource,
-    arn_to_list,
-    find_secret_arn,
-    parse_secret,
 )
 from batchml.model.names import keyed_name, to_name
+from batchml.model.secrets import SecretSource, arn_to_list, find_secret_arn, parse_secret
 from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
