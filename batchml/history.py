@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.errors import StateDamaged
-from batchml.model.run import Record, Run, RunName, classify
+from batchml.model.run import MetricRange, Record, Run, RunName, classify
 from batchml.runtime.storage.files import sync_path
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
@@ -49,13 +49,18 @@ class History:
         self._add(key=key, refused=why or "refused")
 
     def add_end(
-        self, run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
+        self,
+        run: Run,
+        metrics: Mapping[str, float] | None = None,
+        cost: float | None = None,
+        ranges: Mapping[str, MetricRange] | None = None,
     ) -> None:
         """Write the end of a run. A run that has not ended, a child and a node are ignored.
 
-        `metrics` has the last value of each metric in the whole log; None if it was not read.
+        `metrics` has the last value of each metric in the whole log, `ranges` the first, least and
+        greatest; None if the log was not read.
         """
-        self._append_observed([end_record(run, metrics, cost)] if _has_end(run) else [])
+        self._append_observed([end_record(run, metrics, cost, ranges)] if _has_end(run) else [])
 
     def add_ends(self, runs: Iterable[Run]) -> None:
         """Call `add_end` for runs whose logs were not read."""
@@ -273,7 +278,10 @@ def _has_end(run: Run) -> bool:
 
 
 def end_record(
-    run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
+    run: Run,
+    metrics: Mapping[str, float] | None = None,
+    cost: float | None = None,
+    ranges: Mapping[str, MetricRange] | None = None,
 ) -> Record:
     """Make a record with the end of a run."""
     return Record(
@@ -294,6 +302,7 @@ def end_record(
         log_group=run.log_group,
         # JSON has neither NaN nor infinity, and a line that holds them cannot be read.
         metrics={name: value for name, value in (metrics or {}).items() if isfinite(value)},
+        ranges=dict(ranges or {}),
         measured=metrics is not None,
         cost=cost,
     )

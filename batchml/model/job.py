@@ -215,6 +215,13 @@ class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.grace) or 0
 
 
+class MetricSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A metric under `[metrics]` as a table: how it is read, and which value is the best."""
+
+    pattern: str = ""  # "" for a metric that the program reports
+    best: Literal["max", "min"] | None = None
+
+
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[groups]]`: jobs of the same shape in a group run. The first group is the head."""
 
@@ -243,13 +250,25 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     launch: Launch = Launch()
     checkpoint: CheckpointSettings = CheckpointSettings()
     health: Health = Health()
-    metrics: dict[str, str] = {}
+    metrics: dict[str, str | MetricSettings] = {}
     groups: tuple[Group, ...] = ()
     fallback: Fallback = Fallback()
 
     @property
     def timeout_seconds(self) -> int | None:
         return None if self.timeout is None else parse_duration(self.timeout)
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """The patterns under `[metrics]`: name -> regular expression."""
+        found = {name: _pattern(each) for name, each in self.metrics.items()}
+        return {name: pattern for name, pattern in found.items() if pattern}
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """The metrics whose best value is known to be the greatest ("max") or least ("min")."""
+        tables = {n: e for n, e in self.metrics.items() if isinstance(e, MetricSettings)}
+        return {name: each.best for name, each in tables.items() if each.best}
 
     def argv(self) -> list[str]:
         """The command with the values of its `{placeholders}`; `{params}` becomes several words."""
@@ -389,8 +408,8 @@ def _mistakes(
         elif name in _LAUNCH_VARIABLES:
             yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
     yield from secret_mistakes(spec.secrets, list(spec.env))
-    for name, pattern in spec.metrics.items():
-        yield from _pattern_mistakes(name, pattern)
+    for name, metric in spec.metrics.items():
+        yield from _metric_mistakes(name, metric)
 
 
 _SHELL = re.compile(r"(?:.*/)?(?:(?:ba|da|z|k|a)?sh|fish)")
@@ -448,7 +467,18 @@ def _with_example(mistake: str) -> str:
     return f"{mistake} {PATTERN_EXAMPLE}" if re.match(r"metrics\b", mistake) else mistake
 
 
-def _pattern_mistakes(name: str, pattern: str) -> Iterator[str]:
+def _pattern(metric: str | MetricSettings) -> str:
+    return metric if isinstance(metric, str) else metric.pattern
+
+
+def _metric_mistakes(name: str, metric: str | MetricSettings) -> Iterator[str]:
+    pattern = _pattern(metric)
+    if not pattern and isinstance(metric, MetricSettings):
+        if metric.best is None:
+            yield f'metrics.{name}: is empty. Give a pattern, best = "max" or "min", or both.'
+        elif name == "step":
+            yield "metrics.step: is no metric and has no best value. Give its pattern."
+        return
     try:
         groups = re.compile(pattern).groups
     except re.error as error:

@@ -352,6 +352,14 @@ NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machin
 RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: the earlier job's id
 
 
+class MetricRange(Struct, frozen=True, array_like=True):
+    """The first, least and greatest value of a metric in a run, without NaN and infinity."""
+
+    first: float
+    least: float
+    greatest: float
+
+
 class RunName(Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of a record by which commands find a run."""
 
@@ -390,6 +398,7 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     array_size: int = 0
     groups: dict[str, str] = {}  # for the head of a group run: the key of each group's job
     patterns: dict[str, str] = {}  # `[metrics]` of the job
+    directions: dict[str, str] = {}  # metric -> "max" or "min": which of its values is the best
     max_cost: float | None = None  # USD
     code: str = ""  # the address of the code package: a path or an s3:// URL
     files: int | None = None  # the number of its files; None: not known
@@ -410,7 +419,8 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     children: dict[str, int] = {}  # of an array: the number of children by status
     failures: dict[str, int] = {}  # of an array: the number of failed children by class
     log_group: str = ""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = {}  # the last values
+    ranges: dict[str, MetricRange] = {}  # empty in records of versions before 0.2
     measured: bool = False  # whether the metrics were read from the whole log
     cost: float | None = None  # USD
     lost: bool = False  # whether AWS Batch has forgotten the run before its end was read

@@ -15,6 +15,7 @@ from batchml.model.fallback import MOVED_MARK
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
+    MetricRange,
     Record,
     Run,
     RunName,
@@ -22,10 +23,17 @@ from batchml.model.run import (
     first_start,
     has_begun,
 )
-from batchml.runs.metrics.series import Series, last_values, read_series
+from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
 from batchml.runs.names import bare_id, select_run
 from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
-from batchml.runs.search import FoundRun, RunFilter, keep_ends, run_from_history, search
+from batchml.runs.search import (
+    FoundRun,
+    RunFilter,
+    keep_ends,
+    lacks_ranges,
+    run_from_history,
+    search,
+)
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
@@ -50,6 +58,18 @@ class RunMetrics(NamedTuple):
         """The last value of each metric; without NaN and infinity, which JSON cannot hold."""
         return last_values(self.series)
 
+    @property
+    def ranges(self) -> dict[str, MetricRange]:
+        """The first, least and greatest value of each metric."""
+        return ranges_of(self.series)
+
+    def added_to(self, record: Record | None) -> Record:
+        """The record with these metrics, or with its own if there are none here."""
+        record = record or Record()
+        if not self.series:
+            return record
+        return msgspec.structs.replace(record, metrics=self.last, ranges=self.ranges)
+
 
 class NewestRuns(NamedTuple):
     """The result of a search. `sweeps` are the keys of sweeps whose runs were left out."""
@@ -64,12 +84,12 @@ def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
 
-    def metrics(run: Run, record: Record) -> dict[str, float]:
-        return read_metrics(context, run, record).last
+    def measure(run: Run, record: Record) -> Record:
+        return read_metrics(context, run, record).added_to(record)
 
     now = int(context.clock.now() * 1000)
     sweeps: set[str] = set()
-    found = search(api, context.history, context.env, queues, wanted, metrics, now, sweeps)
+    found = search(api, context.history, context.env, queues, wanted, measure, now, sweeps)
     try:
         newest = list(islice(found, limit + 1))
     except ServiceError as error:
@@ -165,7 +185,14 @@ def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     if whole is None:
         return None
     return msgspec.structs.replace(
-        whole, job_id=job_id, status="", outcome="", metrics={}, measured=False, cost=None
+        whole,
+        job_id=job_id,
+        status="",
+        outcome="",
+        metrics={},
+        ranges={},
+        measured=False,
+        cost=None,
     )
 
 
@@ -196,9 +223,10 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
     except (AccessError, ServiceError):
         return RunMetrics({}, False)
     found = RunMetrics(series, not (late or damaged), bool(damaged))
-    if record is not None and not record.measured and run.status.is_terminal and found.is_whole:
+    is_new = record is not None and (not record.measured or lacks_ranges(record))
+    if is_new and run.status.is_terminal and found.is_whole:
         with suppress(OSError):  # a full disk must not hide the metrics
-            context.history.add_end(run, found.last)
+            context.history.add_end(run, found.last, ranges=found.ranges)
     return found
 
 

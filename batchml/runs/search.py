@@ -31,6 +31,7 @@ from batchml.model.run import (
     has_begun,
     run_from_record,
 )
+from batchml.runs.metrics.series import best_values, first_values
 
 COMMIT_TAG = "batchml:commit"
 SWEEP_TAG = "batchml:sweep"  # on the runs of a sweep: its key
@@ -41,21 +42,49 @@ LISTED_WITHIN = 60_000  # ms after its submission: until then AWS Batch may not 
 MIN_COMMIT = 4  # characters, as in git
 
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
+_FUNCTION = re.compile(r"([a-z]\w*)\((.+)\)")
+FUNCTIONS = ("first", "last", "best", "min", "max")  # of the values of a metric
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
     "=": operator.eq, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 
 
+class MetricValue(Struct, frozen=True):
+    """One value of a metric in a run: the last, or `function`, one of FUNCTIONS."""
+
+    name: str
+    function: str = "last"
+
+    def read(self, found: "FoundRun") -> float | None:
+        """The value in a run; None if it is not known."""
+        record = found.record or Record()
+        if self.function == "last":
+            return record.metrics.get(self.name)
+        if self.function == "best":
+            return found.best_metrics.get(self.name)
+        known = record.ranges.get(self.name)
+        if known is None:
+            return None
+        values = {"first": known.first, "min": known.least, "max": known.greatest}
+        return values[self.function]
+
+
 class MetricCondition(Struct, frozen=True):
-    """A condition for the last value of a metric: `val_accuracy > 0.98`."""
+    """A condition for a value of a metric: `max(val_accuracy) > 0.98`."""
 
     name: str
     sign: str
     bound: float
+    function: str = "last"
 
-    def holds(self, metrics: Mapping[str, float]) -> bool:
-        return self.name in metrics and _OPERATORS[self.sign](metrics[self.name], self.bound)
+    @property
+    def value(self) -> MetricValue:
+        return MetricValue(self.name, self.function)
+
+    def holds(self, found: "FoundRun") -> bool:
+        value = self.value.read(found)
+        return value is not None and _OPERATORS[self.sign](value, self.bound)
 
 
 class RunFilter(Struct, frozen=True):
@@ -80,6 +109,11 @@ class RunFilter(Struct, frozen=True):
         return bool(self.tags or self.params or self.metrics or self.commit) or any(
             state not in JobStatus.__members__ for state in self.states
         )
+
+    @property
+    def values(self) -> list[MetricValue]:
+        """The values of metrics that the filter compares."""
+        return [condition.value for condition in self.metrics]
 
     @property
     def leaves_out_sweeps(self) -> bool:
@@ -141,6 +175,16 @@ class FoundRun(Struct, frozen=True):
         return self._known.metrics
 
     @property
+    def first_metrics(self) -> dict[str, float]:
+        """The first value of each metric, as far as the history has it."""
+        return first_values(self._known.ranges)
+
+    @property
+    def best_metrics(self) -> dict[str, float]:
+        """The best value of each metric whose direction is known."""
+        return best_values(self._known.ranges, self._known.directions)
+
+    @property
     def cost(self) -> float | None:
         return self._known.cost
 
@@ -192,14 +236,29 @@ class FoundRun(Struct, frozen=True):
 
 
 def read_condition(text: str, flag: str) -> MetricCondition:
-    """Parse `val_accuracy>0.98`. Raises UsageError."""
+    """Parse `val_accuracy>0.98` or `max(val_accuracy)>0.98`. Raises UsageError."""
     found = _CONDITION.fullmatch(text)
     if found:
-        try:
-            return MetricCondition(found[1], found[2], float(found[3]))
-        except ValueError:
-            pass
-    raise UsageError(f"{flag} {text}: write a condition such as 'val_accuracy>0.98', in quotes.")
+        value = read_metric_value(found[1], flag)
+        with suppress(ValueError):
+            return MetricCondition(value.name, found[2], float(found[3]), value.function)
+    raise UsageError(
+        f"{flag} {text}: write a condition such as 'val_accuracy>0.98' or "
+        "'max(val_accuracy)>0.98', in quotes."
+    )
+
+
+def read_metric_value(text: str, flag: str) -> MetricValue:
+    """Parse `loss` or `min(loss)`. Raises UsageError for a function that does not exist."""
+    found = _FUNCTION.fullmatch(text)
+    if found is None:
+        return MetricValue(text)
+    if found[1] not in FUNCTIONS:
+        raise UsageError(
+            f"{flag} {text}: no such function.{did_you_mean(found[1], FUNCTIONS)} "
+            f"Functions: {', '.join(FUNCTIONS)}."
+        )
+    return MetricValue(found[2], found[1])
 
 
 def read_states(texts: Iterable[str], flag: str) -> frozenset[str]:
@@ -234,7 +293,7 @@ def matches(found: FoundRun, filters: RunFilter) -> bool:
             name in found.params and is_param_value(found.params[name], text)
             for name, text in filters.params.items()
         )
-        and all(condition.holds(found.metrics) for condition in filters.metrics)
+        and all(condition.holds(found) for condition in filters.metrics)
         and found.commit.startswith(filters.commit)
     )
 
@@ -271,16 +330,17 @@ def search(
     env: str,
     queues: Iterable[str],
     filters: RunFilter,
-    measure: Callable[[Run, Record], Mapping[str, float]] | None = None,
+    measure: Callable[[Run, Record], Record] | None = None,
     now: int = 0,
     left_out: set[str] | None = None,
 ) -> Iterator[FoundRun]:
     """The runs that match the filter, newest first; calls are made as the caller iterates.
 
     A round is one page of ListJobs for each queue, and one DescribeJobs for up to a hundred runs
-    whose end is not in the history. The history keeps their ends. `measure` reads the metrics in a
-    run's log; it is called if the filter has metrics that are not in the history. `now` is in
-    milliseconds since the epoch. `left_out` gets the keys of the sweeps whose runs were left out.
+    whose end is not in the history. The history keeps their ends. `measure` adds the metrics in a
+    run's log to its record; it is called if the filter has metrics that are not in the history.
+    `now` is in milliseconds since the epoch. `left_out` gets the keys of the sweeps whose runs were
+    left out.
     """
     records = history.records(env)
     newest: dict[str, str] = {}  # key -> the newest job of the run: a run that moves has several
@@ -307,18 +367,28 @@ def search(
                     continue
                 if filters.leaves_out_workers and found.is_worker:
                     continue
-                measured = _with_metrics(found, measure) if filters.metrics else found
+                measured = with_metrics(found, filters.values, measure)
                 if matches(measured, filters):
                     yield measured
 
 
-def _with_metrics(
-    found: FoundRun, measure: Callable[[Run, Record], Mapping[str, float]] | None
+def with_metrics(
+    found: FoundRun,
+    values: Iterable[MetricValue],
+    measure: Callable[[Run, Record], Record] | None,
 ) -> FoundRun:
+    """The run with the metrics in its log, if one of these values needs them."""
     record = found.record or Record()
-    if measure is None or found.run is None or record.measured:
+    needs_range = [value.function != "last" for value in values]
+    is_known = record.measured and not (any(needs_range) and lacks_ranges(record))
+    if measure is None or found.run is None or is_known or not needs_range:
         return found
-    return FoundRun(found.run, replace(record, metrics=dict(measure(found.run, record))))
+    return FoundRun(found.run, measure(found.run, record))
+
+
+def lacks_ranges(record: Record) -> bool:
+    """True for a record of an earlier version, which has only the last value of each metric."""
+    return bool(record.metrics) and not record.ranges
 
 
 def _may_have_state(found: FoundRun, filters: RunFilter) -> bool:

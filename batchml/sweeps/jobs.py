@@ -202,7 +202,8 @@ def batch_record(
         memory_mib=job.resources.memory_mib,
         gpus=job.resources.gpus,
         array_size=size if size > 1 else 0,
-        patterns=job.metrics,
+        patterns=job.patterns,
+        directions=job.directions | {goal.metric: goal.direction for goal in sweep.spec.goals},
         code=sweep.code,
     )
 

@@ -417,7 +417,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
         goals=tuple((goal.metric, goal.direction) for goal in spec.goals),
         command=job.command,
         params=dict(job.params),
-        patterns=dict(job.metrics),
+        patterns=job.patterns,
         step=stop.step,
         method=stop.method,
         rungs=stop.rungs,

@@ -20,19 +20,24 @@ def test_what_a_program_reports_is_seen_and_drawn(cli: Cli) -> None:
         cli.folder,
         "measured",
         'image = "python"\ncommand = ["python", "train.py"]\n'
-        "[metrics]\naccuracy = 'accuracy=([0-9.]+)'\n",
+        "[metrics]\naccuracy = 'accuracy=([0-9.]+)'\nloss.best = \"max\"\n",
         train__py=PROGRAM,
     )
     shown = cli("submit", "--wait", "--json", "measured")
     assert shown.code == 0, shown.err
     assert shown.json["metrics"]["loss"] == 0.25  # not what the program forged
     assert shown.json["metrics"]["accuracy"] == 1.0
+    assert shown.json["metricsFirst"] == {"accuracy": 0.25, "loss": 1.0}
+    assert shown.json["metricsBest"] == {"loss": 1.0}
     assert '::batchml metrics [{"step": 1' not in shown.err
     assert "Log complete: 5 lines." in shown.err
+    listed = [cli("ls", "--json", "--metric", f"best(loss){sign}1").json for sign in "=<"]
+    assert [len(runs) for runs in listed] == [1, 0]
     page, folder = cli.folder / "curves.html", cli.folder / "events"
     drawn = cli("show", "@last", "--plot", str(page), "--tensorboard", str(folder))
     assert drawn.code == 0, drawn.err
     assert "█▃▁▁" in drawn.out
+    assert "best 1, " in drawn.out
     assert page.read_text("utf-8").count("<figure>") == 3
     (events,) = folder.rglob("events.out.tfevents.*")
     assert b"loss" in events.read_bytes()

@@ -328,6 +328,13 @@ def test_a_word_that_is_none_of_a_few_is_answered_with_them() -> None:
     )
 
 
+def test_a_metric_may_have_a_pattern_a_direction_or_both() -> None:
+    table = {"loss": "loss=(.)", "acc": {"pattern": "a=(.)", "best": "max"}, "f1": {"best": "max"}}
+    spec = read_job({**SMALLEST, "metrics": table}, "job.toml")
+    assert spec.patterns == {"loss": "loss=(.)", "acc": "a=(.)"}
+    assert spec.directions == {"acc": "max", "f1": "max"}
+
+
 @pytest.mark.parametrize("text", ["9" * 400 + "g", "²", "1e9", "-1", "", "٣"])
 def test_what_is_no_size_or_duration_is_none_not_a_crash(text: str) -> None:
     assert parse_size(text) is None
@@ -345,6 +352,10 @@ def test_what_is_no_size_or_duration_is_none_not_a_crash(text: str) -> None:
         ({"metrics": [{"name": "a", "pattern": "b"}]}, "loss = 'loss=([0-9.]+)'"),
         ({"metrics": {"name": "a", "pattern": "a=(b)"}}, "loss = 'loss=([0-9.]+)'"),
         ({"metrics": {"a": "("}}, "loss = 'loss=([0-9.]+)'"),
+        ({"metrics": {"a": {"pattern": "("}}}, "metrics.a: not a regular expression"),
+        ({"metrics": {"a": {"pattern": "a=(.)", "best": "most"}}}, "metrics.a.best: found 'most'."),
+        ({"metrics": {"a": {}}}, 'metrics.a: is empty. Give a pattern, best = "max" or "min"'),
+        ({"metrics": {"step": {"best": "max"}}}, "metrics.step: is no metric"),
     ],
 )
 def test_a_mistake_says_how_it_is_written(table: dict[str, Any], mistake: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
 from batchml.history import TAIL, History
-from batchml.model.run import Attempt, JobStatus, Record, Run, run_from_record
+from batchml.model.run import Attempt, JobStatus, MetricRange, Record, Run, run_from_record
 
 ID = "6b0e0000-0000-4000-8000-{:012d}"
 
@@ -56,6 +56,16 @@ def test_an_end_seen_again_without_its_metrics_does_not_take_them_away(history: 
     (found,) = history.newest_first()
     assert found.metrics == {"loss": 0.5}
     assert found.measured
+
+
+def test_the_first_least_and_greatest_values_are_kept_with_the_last(history: History) -> None:
+    history.intend(record(1, directions={"acc": "max"}))
+    history.add_job_id(record(1).key, ID.format(1))
+    history.add_end(ended(1), {"acc": 0.5}, ranges={"acc": MetricRange(0.1, 0.1, 0.7)})
+    history.add_ends([ended(1)])
+    (found,) = history.newest_first()
+    assert found.ranges == {"acc": MetricRange(0.1, 0.1, 0.7)}
+    assert found.directions == {"acc": "max"}
 
 
 def test_ends_of_children_and_of_runs_that_go_on_are_not_kept(

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from batchml.errors import UsageError
 from batchml.history import History
-from batchml.model.run import JobStatus, Record, Run
+from batchml.model.run import JobStatus, MetricRange, Record, Run
 from batchml.runs.find import RunMetrics
 from batchml.runs.metrics.event_files import crc32c, write_events
 from batchml.runs.metrics.plot import html, make_axis, thin_points, ticks, write_plot
@@ -22,6 +23,7 @@ from batchml.runs.metrics.series import (
     Metrics,
     Sample,
     Series,
+    best_values,
     describe_unmatched,
     last_values,
     read_series,
@@ -133,11 +135,44 @@ def test_a_run_of_weeks_is_thinned_and_ends_with_its_last_value() -> None:
     metrics = Metrics()
     metrics.take(({"step": step, "loss": float(step)} for step in range(100_001)), 0.0)
     found = metrics.series["loss"]
-    assert len(found.samples) <= MAX_SAMPLES
+    assert len(found.samples) <= MAX_SAMPLES + 2
     assert found.last == 100_000.0
     assert found.steps == sorted(found.steps)
-    gaps = {b - a for a, b in zip(found.steps[:-2], found.steps[1:-1], strict=True)}
+    inner = found.steps[1:-1]  # the first and the last are always kept
+    gaps = {b - a for a, b in pairwise(inner)}
     assert len(gaps) == 1
+
+
+@pytest.mark.parametrize("count", [10, 3 * MAX_SAMPLES + 5])
+def test_the_first_the_best_and_the_last_value_are_kept_however_many_come(count: int) -> None:
+    """A thinned curve of a long run must not lose its best value."""
+    values = [0.5 + 0.1 * math.sin(place) for place in range(count)]
+    values[count // 2], values[count // 3] = 0.97, 0.01
+    metrics = Metrics()
+    metrics.take(({"step": place, "acc": value} for place, value in enumerate(values)), 0.0)
+    assert metrics.ranges == {"acc": MetricRange(values[0], 0.01, 0.97)}
+    assert best_values(metrics.ranges, {"acc": "max"}) == {"acc": 0.97}
+    assert best_values(metrics.ranges, {"acc": "min"}) == {"acc": 0.01}
+    assert best_values(metrics.ranges, {}) == {}
+    assert metrics.series["acc"].steps == sorted(metrics.series["acc"].steps)
+
+
+def test_values_that_a_later_attempt_replaced_are_not_the_best() -> None:
+    metrics = Metrics()
+    metrics.take([{"step": 1, "acc": 0.5}, {"step": 2, "acc": 0.9}], 0.0)
+    metrics.new_attempt()
+    metrics.take([{"step": 2, "acc": 0.6}], 0.0)
+    assert metrics.ranges["acc"].greatest == 0.6
+
+
+def test_the_best_value_of_a_child_has_the_direction_of_its_metric() -> None:
+    ranges = {"acc:3": MetricRange(0.1, 0.1, 0.7)}
+    assert best_values(ranges, {"acc": "max"}) == {"acc:3": 0.7}
+
+
+def test_values_that_are_no_numbers_are_in_no_range() -> None:
+    assert series_of(math.nan, 2.0, math.inf).range == MetricRange(2.0, 2.0, 2.0)
+    assert series_of(math.nan).range is None
 
 
 # --- plots ---

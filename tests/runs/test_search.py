@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from batchml.aws.batch.jobs import JobApi
 from batchml.errors import UsageError
 from batchml.history import History, end_record
-from batchml.model.run import Attempt, JobStatus, Record, Run
+from batchml.model.run import Attempt, JobStatus, MetricRange, Record, Run
 from batchml.runs.search import (
     COMMIT_TAG,
     LISTED_WITHIN,
@@ -94,6 +94,8 @@ def numbers(found: Sequence[FoundRun]) -> list[int]:
         ("loss <= 1e-3", MetricCondition("loss", "<=", 0.001)),
         ("f1==1", MetricCondition("f1", "==", 1.0)),
         ("a=-2", MetricCondition("a", "=", -2.0)),
+        ("max(val_accuracy)>0.98", MetricCondition("val_accuracy", ">", 0.98, "max")),
+        ("last(loss(train)) < 1", MetricCondition("loss(train)", "<", 1.0, "last")),
     ],
 )
 def test_conditions_are_read(text: str, condition: MetricCondition) -> None:
@@ -106,10 +108,36 @@ def test_other_texts_are_no_conditions(text: str) -> None:
         read_condition(text, "--metric")
 
 
+def test_an_unknown_function_of_a_metric_is_named() -> None:
+    with pytest.raises(UsageError, match=r"no such function\. Did you mean 'max'"):
+        read_condition("maxx(loss)>1", "--metric")
+
+
+def with_loss(last: float, *range_: float, **directions: str) -> FoundRun:
+    ranges = {"loss": MetricRange(*range_)} if range_ else {}
+    record = Record(metrics={"loss": last}, ranges=ranges, directions=directions)
+    return FoundRun(run(1), record)
+
+
 def test_a_metric_that_a_run_does_not_have_fulfils_nothing() -> None:
-    assert MetricCondition("loss", "<", 1.0).holds({"loss": 0.5})
-    assert not MetricCondition("loss", "<", 1.0).holds({"loss": float("nan")})
-    assert not MetricCondition("loss", "!=", 1.0).holds({})
+    assert MetricCondition("loss", "<", 1.0).holds(with_loss(0.5))
+    assert not MetricCondition("loss", "<", 1.0).holds(with_loss(float("nan")))
+    assert not MetricCondition("loss", "!=", 1.0).holds(FoundRun(run(1), Record()))
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [("first", 2.0), ("last", 0.5), ("min", 0.25), ("max", 3.0), ("best", 0.25)],
+)
+def test_each_function_has_its_value(function: str, value: float) -> None:
+    known = with_loss(0.5, 2.0, 0.25, 3.0, loss="min")
+    assert MetricCondition("loss", "==", value, function).holds(known)
+
+
+def test_the_best_value_is_unknown_without_a_direction_and_in_old_records() -> None:
+    best = MetricCondition("loss", "<", 9.0, "best")
+    assert not best.holds(with_loss(0.5, 2.0, 0.25, 3.0))
+    assert not best.holds(with_loss(0.5, loss="min"))
 
 
 def test_states_and_classes_are_read_in_any_case() -> None:
@@ -265,14 +293,18 @@ def test_metrics_are_measured_only_where_they_decide_and_only_once(history: Hist
     history.add(end_record(run(3), {"loss": 0.5}))
     api, asked = FakeBatch(run(1), run(2), run(3)), list[str]()
 
-    def measure(run: Run, record: Record) -> dict[str, float]:
+    def measure(run: Run, record: Record) -> Record:
         asked.append(run.job_id)
-        return {"loss": 0.1}
+        return replace(record, metrics={"loss": 0.1})
 
     wanted = RunFilter(tags={"a": "b"}, metrics=(MetricCondition("loss", "<", 0.2),))
     some = list(search(api, history, "local", ["default"], wanted, measure))
     assert numbers(some) == [1]
     assert asked == [job_id(1)]  # not 2, which has another tag; not 3, which was read before
+
+    wanted = RunFilter(tags={"a": "b"}, metrics=(MetricCondition("loss", "<", 0.2, "min"),))
+    list(search(api, history, "local", ["default"], wanted, measure))
+    assert asked[1:] == [job_id(3), job_id(1)]  # of 3 only the last value is known
 
 
 def test_a_queue_and_a_time_are_filters_of_the_history_too(history: History) -> None:
@@ -331,7 +363,7 @@ def test_no_log_of_a_trial_is_read_for_a_metric(history: History) -> None:
     remembered(history, 1, tags=TAGS)
     wanted = RunFilter(metrics=(read_condition("loss<1", "--metric"),))
 
-    def measure(run: Run, record: Record) -> dict[str, float]:
+    def measure(run: Run, record: Record) -> Record:
         raise AssertionError("read")
 
     api = FakeBatch(run(1, tags=TAGS))

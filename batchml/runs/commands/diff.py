@@ -12,16 +12,14 @@ from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import paint, screen
 from batchml.errors import NotFound
 from batchml.model.names import short_id
-from batchml.model.run import Record
 from batchml.runs.find import load_runs, read_metrics, select, with_first_start
 from batchml.runs.metrics.compare import RunDifference, Value, compare, summarize
 from batchml.runs.package import read_files
-from batchml.runs.search import code_digest
+from batchml.runs.search import FoundRun, code_digest
 
 if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.jobs.code_diff import FileDifference
-    from batchml.runs.search import FoundRun
 
 Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
 LONGEST = 48  # characters of a value in the table
@@ -75,7 +73,7 @@ def diff(
 
 
 def _file_differences(
-    context: "Context", one: "FoundRun", other: "FoundRun"
+    context: "Context", one: FoundRun, other: FoundRun
 ) -> "list[FileDifference] | None":
     """The files of the code that differ; None, and a message, if one code was deleted."""
     from batchml.jobs.code_diff import compare_packages
@@ -106,19 +104,17 @@ def _print_files(files: "list[FileDifference]", most: int | None) -> None:
         say("--all shows the whole diff.")
 
 
-def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
+def _measured(context: "Context", found: FoundRun) -> FoundRun:
     """The run with its metrics, from its log if the history does not have them."""
-    from msgspec.structs import replace
-
     found = with_first_start(context, found)
-    record = found.record or Record()
-    if found.run is None or record.measured:
+    if found.run is None or (found.record and found.record.measured):
         return found
-    last = read_metrics(context, found.run, found.record).last
-    return replace(found, record=replace(record, metrics=last or record.metrics))
+    return FoundRun(
+        found.run, read_metrics(context, found.run, found.record).added_to(found.record)
+    )
 
 
-def _table(one: "FoundRun", other: "FoundRun", shown: list[RunDifference]) -> str:
+def _table(one: FoundRun, other: FoundRun, shown: list[RunDifference]) -> str:
 
     # Both runs get columns of the same width.
     names = max(cells_of(each.what) for each in shown)
@@ -137,7 +133,7 @@ def _table(one: "FoundRun", other: "FoundRun", shown: list[RunDifference]) -> st
     return table([[printable(cell) for cell in row] for row in rows])
 
 
-def _title(found: "FoundRun", most: int) -> str:
+def _title(found: FoundRun, most: int) -> str:
     """The name, shortened if necessary, and the whole id."""
     word = short_id(found.job_id)
     return f"{cut(found.name, max(1, most - len(word) - 1))} {word}"

@@ -7,10 +7,16 @@ import typer
 
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
-from batchml.model.run import JobStatus, Record, Run, classify
+from batchml.model.run import JobStatus, MetricRange, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
-from batchml.runs.metrics.series import Metrics, describe_unmatched, metric_texts
+from batchml.runs.metrics.series import (
+    Metrics,
+    best_values,
+    describe_unmatched,
+    first_values,
+    metric_texts,
+)
 from batchml.runs.watch import wait
 from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEvent
 
@@ -26,13 +32,14 @@ def follow(
     from_start: bool,
     cancel_on_interrupt: bool = False,
     patterns: Mapping[str, str] | None = None,
+    directions: Mapping[str, str] | None = None,
     ended: Run | None = None,
     pick: Callable[[OutputLine], bool] | None = None,
 ) -> None:
     """Show a run to its end and exit with its code.
 
-    `patterns` are the patterns of metrics; by default those in the history. `ended` is the run if
-    it has ended. `pick` selects the lines to show. The history keeps the end.
+    `patterns` and `directions` are those of metrics; by default as in the history. `ended` is the
+    run if it has ended. `pick` selects the lines to show. The history keeps the end.
     """
     record = _find_record(context, job_id)
     metrics = Metrics(patterns or (record.patterns if record else {}))
@@ -51,8 +58,9 @@ def follow(
         run = show_live(events, view, from_start=from_start)
     values = metrics.values if log.is_read else None
     if record is not None and not (record.has_ended and record.measured):
-        _keep_end(context, run, values)
-    _say_the_end(context, run, metrics.values, json_=json_, is_complete=log.is_complete)
+        _keep_end(context, run, values, metrics.ranges)
+    best = best_values(metrics.ranges, directions or (record.directions if record else {}))
+    _say_the_end(context, run, metrics, best, json_=json_, is_complete=log.is_complete)
     is_other = record is not None and record.other
     if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
         words = describe_unmatched(metrics.patterns, metrics.series)
@@ -94,10 +102,15 @@ def _find_record(context: "Context", job_id: str) -> Record | None:
     return next((record for record in known if record.job_id == job_id), None)
 
 
-def _keep_end(context: "Context", run: Run, metrics: Mapping[str, float] | None) -> None:
+def _keep_end(
+    context: "Context",
+    run: Run,
+    metrics: Mapping[str, float] | None,
+    ranges: Mapping[str, MetricRange],
+) -> None:
     """Keep the end in the history. A full disk must not change the exit code."""
     try:
-        context.history.add_end(run, metrics)
+        context.history.add_end(run, metrics, ranges=ranges if metrics is not None else None)
     except OSError as error:
         say(f"The end of this run could not be written to the history: {error}")
 
@@ -105,7 +118,8 @@ def _keep_end(context: "Context", run: Run, metrics: Mapping[str, float] | None)
 def _say_the_end(
     context: "Context",
     run: Run,
-    metrics: Mapping[str, float],
+    metrics: Metrics,
+    best: Mapping[str, float],
     *,
     json_: bool,
     is_complete: bool | None,
@@ -116,14 +130,17 @@ def _say_the_end(
         found = str(outputs) if outputs else stored or None
         about = {
             "env": context.env,
-            "metrics": metrics,
+            "metrics": metrics.values,
+            "metricsFirst": first_values(metrics.ranges),
+            "metricsBest": best,
             "outputs": found,
             "logComplete": is_complete,
         }
         print_json({**run_json(run), **about})
         return
-    if metrics:
-        said = (f"{printable(name)} {value}" for name, value in metric_texts(metrics))
+    if metrics.values:
+        texts = metric_texts(metrics.values, best)
+        said = (f"{printable(name)} {value}" for name, value in texts)
         say("Metrics: " + ", ".join(said))
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")

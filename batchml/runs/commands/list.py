@@ -53,7 +53,7 @@ def ls(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CONDITION", help="List only runs with this metric: 'val_accuracy>0.98'."
+            metavar="CONDITION", help="List only runs with this metric: 'max(accuracy)>0.98'."
         ),
     ] = None,
     commit: Annotated[
@@ -160,6 +160,8 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         "tags": found.tags,
         "commit": found.commit or None,
         "metrics": found.metrics,
+        "metricsFirst": found.first_metrics,
+        "metricsBest": found.best_metrics,
         "cost": found.cost,
     }
 

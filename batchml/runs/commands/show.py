@@ -55,7 +55,7 @@ from batchml.runs.metrics.usage import (
     usage_charts,
 )
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
-from batchml.runs.search import code_digest
+from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
     from batchml.context import Context
     from batchml.runs.groups.members import GroupWorkers
-    from batchml.runs.search import FoundRun
 
 # --- Facts about other runs: of the group, the array, the dependencies ----------------------------
 
@@ -72,7 +71,7 @@ FAILED_SHOWN = 50  # children
 NAME = 32  # cells of the name of another run
 
 
-def describe_notebook_of(context: "Context", found: "FoundRun") -> str:
+def describe_notebook_of(context: "Context", found: FoundRun) -> str:
     """For a notebook: the command that returns to it, or why it ended."""
     if found.run is None or HELD_TAG not in found.tags:
         return ""
@@ -80,7 +79,7 @@ def describe_notebook_of(context: "Context", found: "FoundRun") -> str:
     return describe_notebook(context, found.run)
 
 
-def describe_moves(found: "FoundRun") -> "Mapping[str, str]":
+def describe_moves(found: FoundRun) -> "Mapping[str, str]":
     """For a run with a fallback: the queue to which it may move, or from which it has moved."""
     from batchml.model.fallback import FALLBACK_TAG, MOVED_TAG, describe_fallback, describe_move
 
@@ -93,7 +92,7 @@ def describe_moves(found: "FoundRun") -> "Mapping[str, str]":
     return {"moves": describe_fallback(may)} if waits else {}
 
 
-def describe_partial_rerun(found: "FoundRun") -> str:
+def describe_partial_rerun(found: FoundRun) -> str:
     """For a partial rerun: the numbers of its children in the first array."""
     first = original_numbers(found.run, found.record)
     if not first or ":" in found.job_id:
@@ -102,7 +101,7 @@ def describe_partial_rerun(found: "FoundRun") -> str:
     return f"{what} {format_numbers(list(first))} of a larger array, with the numbers of that array"
 
 
-def describe_resume(context: "Context", found: "FoundRun") -> str:
+def describe_resume(context: "Context", found: FoundRun) -> str:
     """The run from whose checkpoint this run has gone on."""
     before = found.tags.get(RESUMES_TAG, "")
     if not before:
@@ -167,7 +166,7 @@ def groups_json(parts: "Sequence[GroupWorkers]") -> dict[str, Any]:
     return {"groups": found} if found else {}
 
 
-def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int] | None:
+def failed_children(context: "Context", found: FoundRun, run: Run) -> list[int] | None:
     """The numbers of failed children, in one call; None if AWS Batch does not return them."""
     if not run.children.get("FAILED"):
         return []
@@ -217,6 +216,7 @@ def show(
     measured = (
         read_run_metrics(context, known, nodes, found.record) if known else RunMetrics({}, False)
     )
+    found = FoundRun(known, measured.added_to(found.record)) if measured.series else found
     uses = read_usage(context, nodes, whole=plot is not None)
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
@@ -224,8 +224,7 @@ def show(
     if tensorboard is not None:
         _write_events(tensorboard, found, measured)
     if json_:
-        more = _more_json(context, found, measured)
-
+        more = _more_json(context, found)
         more |= restarts_json(restarts[0])
         print_json(found_json(context, found) | more | groups_json(parts) | nodes_json(uses))
         return
@@ -236,7 +235,7 @@ def show(
 def _draw(
     plot: Path,
     context: "Context",
-    found: "FoundRun",
+    found: FoundRun,
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
 ) -> None:
@@ -247,17 +246,16 @@ def _draw(
     say(f"Drawn: {plot}")
 
 
-def _write_events(folder: Path, found: "FoundRun", measured: RunMetrics) -> None:
+def _write_events(folder: Path, found: FoundRun, measured: RunMetrics) -> None:
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
     written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
 
 
-def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> dict[str, Any]:
+def _more_json(context: "Context", found: FoundRun) -> dict[str, Any]:
     run, record = found.run, found.record
     more: dict[str, Any] = {
-        "metrics": measured.last or found.metrics,
         "outputs": describe_outputs(context, run, found.job_id) or None,
         "job": (record.job or None) if record else None,
         "code": _code_json(found),
@@ -286,7 +284,7 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
     return more
 
 
-def _code_json(found: "FoundRun") -> dict[str, Any] | None:
+def _code_json(found: FoundRun) -> dict[str, Any] | None:
     """The code of a run: `files` and `folder` are null if the history does not have them."""
     record = found.record or Record()
     if not found.code:
@@ -299,7 +297,7 @@ def _code_json(found: "FoundRun") -> dict[str, Any] | None:
     }
 
 
-def _describe_code(found: "FoundRun") -> str:
+def _describe_code(found: FoundRun) -> str:
     """`6b0e3f2c, 14 files`; "" without code."""
     record = found.record or Record()
     if not found.code:
@@ -312,7 +310,7 @@ def _describe_code(found: "FoundRun") -> str:
 
 def _fact_lines(
     context: "Context",
-    found: "FoundRun",
+    found: FoundRun,
     parts: "Sequence[GroupWorkers]",
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
@@ -366,7 +364,7 @@ def _fold(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def _identity(found: "FoundRun") -> "Mapping[str, str]":
+def _identity(found: FoundRun) -> "Mapping[str, str]":
     return {"job": f"{found.name}  {found.job_id}", "key": found.key, "queue": found.queue}
 
 
@@ -379,7 +377,7 @@ def _state(run: Run) -> dict[str, str]:
     }
 
 
-def _asked_for(found: "FoundRun") -> dict[str, str]:
+def _asked_for(found: FoundRun) -> dict[str, str]:
     run, record = found.run, found.record
     asked: Any = run or record
     many = _many(run)
@@ -435,7 +433,7 @@ def _pairs(table: "Mapping[str, object]") -> str:
     return " ".join(f"{name}={value}" for name, value in table.items())
 
 
-def _times(found: "FoundRun", now_ms: int) -> dict[str, str]:
+def _times(found: FoundRun, now_ms: int) -> dict[str, str]:
     run = found.run
     started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
     waited = (started or stopped or now_ms) - found.created_at if run else 0
@@ -473,12 +471,13 @@ def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
             yield f"{'log':<10} {printable(attempt.log_stream)}"
 
 
-def _metric_lines(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
+def _metric_lines(found: FoundRun, measured: RunMetrics) -> "Iterator[str]":
     """A line for each metric: its curve, or its last value if its log was deleted."""
     room = (screen().width or 80) - LABEL
-    lines = metric_lines(measured.series, room)
+    directions = found.record.directions if found.record else {}
+    lines = metric_lines(measured.series, room, directions)
     if not measured.series:
-        texts = metric_texts(dict(_sort_by_child(found.metrics)))
+        texts = metric_texts(dict(_sort_by_child(found.metrics)), found.best_metrics)
         lines = [f"{render.printable(name)}  {value}" for name, value in texts[:METRICS_SHOWN]]
         if len(texts) > len(lines):
             lines.append(f"and {len(texts) - len(lines)} more, with --json")
@@ -494,7 +493,7 @@ def _metric_lines(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
         yield f"{'':<{LABEL}}(the log is long: only its beginning was read)"
 
 
-def _unmatched(found: "FoundRun", measured: RunMetrics) -> str:
+def _unmatched(found: FoundRun, measured: RunMetrics) -> str:
     """The message about patterns that matched nothing, for a run that has succeeded."""
     run, record = found.run, found.record
     if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
@@ -515,7 +514,7 @@ def _sort_by_child(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
     return sorted(metrics.items(), key=place)
 
 
-def _cost(found: "FoundRun") -> str:
+def _cost(found: FoundRun) -> str:
     if found.cost is None:
         return ""
     from decimal import Decimal

@@ -85,7 +85,8 @@ def send(
                 json_=json_,
                 from_start=True,
                 cancel_on_interrupt=cancel_on_interrupt,
-                patterns=prepared.spec.metrics,
+                patterns=prepared.spec.patterns,
+                directions=prepared.spec.directions,
             )
         elif json_:
             print_json(submitted_json(context, prepared, job_id))

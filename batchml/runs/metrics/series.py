@@ -10,6 +10,7 @@ from msgspec import Struct
 from batchml.cli.render import cells, pad, printable
 from batchml.cli.terminal import sparkline
 from batchml.model.outcome import is_supervised
+from batchml.model.run import MetricRange
 from batchml.runs.watch.events import (
     LogOpened,
     MetricsReported,
@@ -51,6 +52,12 @@ class Series(Struct, frozen=True):
         return self.samples[-1].value
 
     @property
+    def range(self) -> MetricRange | None:
+        """The first, least and greatest finite value; None if no value is finite."""
+        known = [value for value in self.values if math.isfinite(value)]
+        return MetricRange(known[0], min(known), max(known)) if known else None
+
+    @property
     def has_steps(self) -> bool:
         return all(sample.step is not None for sample in self.samples)
 
@@ -63,32 +70,62 @@ class Series(Struct, frozen=True):
 
 
 class SampleCollector:
-    """Collects the samples of a metric, at most `MAX_SAMPLES`; the newest is always kept."""
+    """Collects the samples of a metric, about `MAX_SAMPLES` at most.
+
+    The first, the newest, the least and the greatest are always kept.
+    """
 
     def __init__(self) -> None:
-        self._kept: list[Sample] = []
+        self._count = 0
+        self._kept: list[tuple[int, Sample]] = []  # with their numbers
         self._every = 1
         self._since = 0
-        self._newest: Sample | None = None
+        self._first: tuple[int, Sample] | None = None
+        self._least: tuple[int, Sample] | None = None
+        self._greatest: tuple[int, Sample] | None = None
+        self._newest: tuple[int, Sample] | None = None
 
     def add(self, sample: Sample) -> None:
-        self._newest = sample
+        numbered = self._count, sample
+        self._count += 1
+        self._note(numbered)
+        self._newest = numbered
         self._since += 1
         if self._since < self._every:
             return
-        self._since, self._newest = 0, None
-        self._kept.append(sample)
+        self._since = 0
+        self._kept.append(numbered)
         if len(self._kept) >= MAX_SAMPLES:
             self._kept = self._kept[1::2]
             self._every *= 2
 
+    def _note(self, numbered: tuple[int, Sample]) -> None:
+        value = numbered[1].value
+        if not math.isfinite(value):
+            return
+        if self._first is None or self._least is None or self._greatest is None:
+            self._first = self._least = self._greatest = numbered
+        elif value < self._least[1].value:
+            self._least = numbered
+        elif value > self._greatest[1].value:
+            self._greatest = numbered
+
     def go_back_to(self, step: float) -> None:
         """Drop samples from `step` on: a new attempt went on there from a checkpoint."""
-        self._kept = [each for each in self.samples() if each.step is None or each.step < step]
-        self._newest = None
+        numbered = self._numbered()
+        self._kept = [each for each in numbered if each[1].step is None or each[1].step < step]
+        self._first = self._least = self._greatest = self._newest = None
+        for each in self._kept:
+            self._note(each)
 
     def samples(self) -> list[Sample]:
-        return self._kept if self._newest is None else [*self._kept, self._newest]
+        return [sample for _, sample in self._numbered()]
+
+    def _numbered(self) -> list[tuple[int, Sample]]:
+        if self._every == 1:  # nothing was dropped
+            return self._kept
+        extremes = (self._first, self._least, self._greatest, self._newest)
+        return sorted({*self._kept, *filter(None, extremes)}, key=lambda each: each[0])
 
 
 class Metrics:
@@ -117,6 +154,11 @@ class Metrics:
             name: Series(name, tuple(gathered.samples()))
             for name, gathered in self._gathered.items()
         }
+
+    @property
+    def ranges(self) -> dict[str, MetricRange]:
+        """The first, least and greatest value of each metric that has a finite value."""
+        return ranges_of(self.series)
 
     def feed(self, line: str, time: float = 0.0, child: str = "") -> None:
         """Read one line of output; colours are removed. `time` is in seconds since the epoch."""
@@ -215,6 +257,27 @@ def last_values(series: Mapping[str, Series]) -> dict[str, float]:
     return {name: each.last for name, each in series.items() if math.isfinite(each.last)}
 
 
+def ranges_of(series: Mapping[str, Series]) -> dict[str, MetricRange]:
+    """The first, least and greatest value of each metric that has a finite value."""
+    return {name: known for name, each in series.items() if (known := each.range)}
+
+
+def first_values(ranges: Mapping[str, MetricRange]) -> dict[str, float]:
+    """The first value of each metric."""
+    return {name: each.first for name, each in ranges.items()}
+
+
+def best_values(
+    ranges: Mapping[str, MetricRange], directions: Mapping[str, str]
+) -> dict[str, float]:
+    """The best value of each metric whose direction is known, also for children (`loss:3`)."""
+    return {
+        name: each.greatest if direction == "max" else each.least
+        for name, each in ranges.items()
+        if (direction := directions.get(name) or directions.get(child_of(name)[0]))
+    }
+
+
 def describe_unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
     """The message about patterns that matched nothing in a whole log; "" if all have matched.
 
@@ -287,17 +350,26 @@ def spread(values: Mapping[int, float]) -> Spread:
     return Spread(len(known), min(known), median(known), max(known))
 
 
-def metric_texts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Each metric with its value; for many children, the distribution of their values."""
+def metric_texts(
+    metrics: Mapping[str, float], best: Mapping[str, float] = {}
+) -> list[tuple[str, str]]:
+    """Each metric with its last value, and its best value if that is known and another.
+
+    For many children, the distribution of their values.
+    """
     many = {name: each for name, each in by_child(metrics).items() if len(each) > FEW}
     found: dict[str, str] = {}
     for whole, value in metrics.items():
         name, child = child_of(whole)
         if child is None or name not in many:
-            found[whole] = f"{value:g}"
+            found[whole] = f"{value:g}{_describe_best(value, best.get(whole))}"
         else:
             found.setdefault(name, _describe_spread(spread(many[name])))
     return list(found.items())
+
+
+def _describe_best(last: float, best: float | None) -> str:
+    return "" if best is None or best == last else f" (best {best:g})"
 
 
 def _describe_spread(found: Spread) -> str:
@@ -306,20 +378,28 @@ def _describe_spread(found: Spread) -> str:
     return f"{span}, of {found.count} children"
 
 
-def metric_lines(series: Mapping[str, Series], width: int = 0) -> list[str]:
-    """A line for each metric, of `width` or 80 cells: `loss 0.2 (curve) 0.2 to 2.3, 12 values`."""
+def metric_lines(
+    series: Mapping[str, Series], width: int = 0, directions: Mapping[str, str] = {}
+) -> list[str]:
+    """A line for each metric, of `width` or 80 cells: `loss 0.2 (curve) 0.2 to 2.3, 12 values`.
+
+    A metric whose direction is known also shows its best value: `best 0.1, 0.1 to 2.3, 12 values`.
+    """
+    best = best_values(ranges_of(series), directions)
     names = max((cells(name) for name in map(printable, series)), default=0)
     lines = []
     for each in series.values():
         known = [value for value in each.values if math.isfinite(value)]
         span = f"{min(known):.4g} to {max(known):.4g}, " if len(known) > 1 else ""
         count = len(each.samples)
-        words = f"{span}{count} value{'' if count == 1 else 's'}"
+        head = f"best {best[each.name]:.4g}, " if each.name in best and count > 1 else ""
+        count_words = f"{count} value{'' if count == 1 else 's'}"
         start = f"{pad(printable(each.name), names)}  {each.last:<8.4g}"
         room = (width or 80) - cells(start) - 4
         curve = f"{sparkline(each.values, min(24, room)):<24}" if count > 1 else ""
-        line = f"{start}  {curve}"
-        lines.append(f"{line}  {words}".rstrip() if len(words) + 26 <= room else line.rstrip())
+        texts = (f"{head}{span}{count_words}", f"{head}{count_words}")
+        words = next((text for text in texts if len(text) + 26 <= room), "")
+        lines.append(f"{start}  {curve}  {words}".rstrip())
     return lines
 
 
