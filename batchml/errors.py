@@ -6,8 +6,8 @@ BatchmlError                     1
 ├── ConfigError                 78   a file has mistakes
 │   └── SweepDamaged            78   the spec of a started sweep cannot be read
 ├── NotFound                     1   a job, run, queue or image that does not exist
+│   ├── InputNotFound           78   the job, script or image of a submission does not exist
 │   └── NoQueue                 78   the queue of a submission does not exist
-├── ScriptNotFound               1   the script of a submission does not exist
 ├── NotRunning                  75   the run has no running container yet; 1 when it has ended
 ├── HeldRunEnded                 1   a run of `alloc` or `notebook` ended too early; or its own code
 ├── ExecUnavailable              1   a running container cannot be entered
@@ -91,6 +91,12 @@ class NotFound(BatchmlError):
         super().__init__(f"{kind} {quoted} does not exist.{meant}{listed} {hint}".rstrip())
 
 
+class InputNotFound(NotFound):
+    """The job, script or image of a submission does not exist, so nothing was sent."""
+
+    exit_code = 78
+
+
 class NoQueue(NotFound):
     """The job queue of a submission does not exist; `known` are the queues that do."""
 
@@ -99,10 +105,6 @@ class NoQueue(NotFound):
     def __init__(self, name: str, known: Iterable[str], hint: str, *, where: str = "") -> None:
         self.known = tuple(known)
         super().__init__("Job queue", name, self.known, hint, where=where)
-
-
-class ScriptNotFound(BatchmlError):
-    pass
 
 
 # --- Runs -----------------------------------------------------------------------------------------

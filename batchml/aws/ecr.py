@@ -26,7 +26,7 @@ from batchml.errors import (
     AccessError,
     BatchmlError,
     ImageError,
-    NotFound,
+    InputNotFound,
     ServiceError,
     ServiceUnreachable,
     TagTaken,
@@ -247,9 +247,9 @@ class Ecr:
         return call(self._client, operation, **request)
 
 
-def image_not_pushed(reference: str, command: str) -> NotFound:
+def image_not_pushed(reference: str, command: str) -> InputNotFound:
     """The error for an image that `command` must push to ECR first."""
-    return NotFound("Image", reference, (), f"It is not in ECR. Push it: {command}")
+    return InputNotFound("Image", reference, (), f"It is not in ECR. Push it: {command}")
 
 
 def _to_repository(found: Mapping[str, Any]) -> Repository:

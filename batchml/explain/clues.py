@@ -212,6 +212,19 @@ LOG = (
         "Add the package that has {0} to the image's requirements.txt.", "image",
     ),
     _clue(
+        "unknown-flag",
+        r"(?:unrecognized arguments?|[Nn]o such option|unexpected (?:extra )?argument|"
+        r"[Uu]nknown (?:option|flag|argument))\b.*?(--[A-Za-z0-9]+_\w*)",
+        "The program has no flag {0}.",
+        'If it writes flags with hyphens: flags = "kebab" at the top of job.toml.', "job",
+    ),
+    _clue(
+        "unknown-flag",
+        r"(?:the following arguments are required:|Missing option).*?(--[A-Za-z0-9]+-[\w-]+)",
+        "The program did not get its flag {0}.",
+        'If the parameter has that name with _: flags = "kebab" at the top of job.toml.', "job",
+    ),
+    _clue(
         "missing-file", r"can't open file '([^']+)': \[Errno 2\]",
         "The program file {0} is not there.",
         "It must be in the job's folder, and not be ignored.", "dry-run",

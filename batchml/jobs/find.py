@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batchml.errors import ConfigError, NotFound
+from batchml.errors import ConfigError, InputNotFound, NotFound
 from batchml.jobs.own_image import (
     OWN_IMAGE_FILES,
     choice_mistakes,
@@ -55,7 +55,7 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
         command = shlex.join(_command_of(Path(name)))
         hint = f"{name} is a file. As a command: batchml submit -- {command}"
         known = set()
-    raise NotFound("Job", name, known, hint)
+    raise InputNotFound("Job", name, known, hint)
 
 
 def _command_of(program: Path) -> list[str]:
@@ -118,10 +118,10 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
     for folder in folders:
         if (folder / name).is_dir():
             hint = "An image's folder needs this file, which may be empty."
-            raise NotFound("File", f"{folder / name}/requirements.txt", [], hint)
+            raise InputNotFound("File", f"{folder / name}/requirements.txt", [], hint)
     known = {path.parent.name for folder in folders for path in folder.glob("*/requirements.txt")}
     hint = "An image is a folder below images/, or a reference such as docker.io/library/python."
-    raise NotFound("Image", name, known, hint)
+    raise InputNotFound("Image", name, known, hint)
 
 
 # --- Sources of images ----------------------------------------------------------------------------

@@ -16,11 +16,16 @@ from batchml.model.secrets import ENV_NAME, EXAMPLES, secret_mistakes
 from batchml.model.tables import parse_duration, parse_size, read_struct
 from batchml.runtime.protocol.launch import KINDS
 from batchml.runtime.protocol.variables import (
+    ALL,
     FOLDERS,
+    KEBAB,
     fill_command,
     fill_words,
     folder_placeholders,
+    parameter_variable,
     placeholders,
+    takes_all,
+    with_kebab_flags,
 )
 
 # --- Rules for `nodes`, `[launch]`, `[health]` and `[[groups]]` -----------------------------------
@@ -239,6 +244,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
     name: str = ""
     queue: str = ""
+    flags: Literal["as-is", "kebab"] = "as-is"  # the spelling of `{params}`
     code: str | bool = "."
     nodes: Annotated[int, Meta(ge=1, le=1000)] = 1
     params: dict[str, Scalar] = {}
@@ -270,9 +276,15 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         tables = {n: e for n, e in self.metrics.items() if isinstance(e, MetricSettings)}
         return {name: each.best for name, each in tables.items() if each.best}
 
+    @property
+    def template(self) -> tuple[str, ...]:
+        """The command, whose `{params}` says how it spells flags."""
+        is_kebab = self.flags == KEBAB
+        return tuple(with_kebab_flags(self.command, self.params)) if is_kebab else self.command
+
     def argv(self) -> list[str]:
         """The command with the values of its `{placeholders}`; `{params}` becomes several words."""
-        return fill_command(self.command, self.params)
+        return fill_command(self.template, self.params)
 
     def empty_words(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the index of each empty word of the command, with the parameters that cause it."""
@@ -322,21 +334,23 @@ def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec
     return read_job({**table, **changed}, where) if changed else spec
 
 
-def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
+def with_params(
+    spec: JobSpec, given: Mapping[str, str], where: str, command: Sequence[str] = ()
+) -> JobSpec:
     """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
-    Raises ConfigError for an unknown parameter or a wrong type.
+    A command with `{params}` takes parameters of any name. `command` is the one that will run, if
+    it is not the job's. Raises ConfigError for an unknown parameter or a wrong type.
     """
-    known = sorted(spec.params)
-    mistakes = [
-        f"-p {name}=...: the job has no such parameter."
-        f"{did_you_mean(name, known)} Parameters: {', '.join(known) or 'none'}."
-        for name in given
-        if name not in spec.params
-    ]
+    new = [name for name in given if name not in spec.params]
+    takes_any = takes_all(command or spec.command, spec.params)
+    mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any))]
     if mistakes:
         raise ConfigError(where, mistakes)
-    values = {name: _parse_like(spec.params[name], text) for name, text in given.items()}
+    values = {
+        name: _parse_like(spec.params[name], text) if name in spec.params else _parse_value(text)
+        for name, text in given.items()
+    }
     mistakes = [
         f"-p {name}={given[name]}: the default is {spec.params[name]!r}, so give "
         f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
@@ -347,6 +361,37 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
         raise ConfigError(where, mistakes)
     params = {**spec.params, **{name: value for name, value in values.items() if value is not None}}
     return msgspec.structs.replace(spec, params=params)
+
+
+def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
+    """The mistake in a parameter of `-p` that is not under [params]; "" if the job takes it."""
+    known = sorted(spec.params)
+    if not takes_any:
+        return (
+            f"-p {name}=...: the job has no such parameter."
+            f"{did_you_mean(name, known)} Parameters: {', '.join(known) or 'none'}. For parameters "
+            "of any name write {params} into its command."
+        )
+    if not _PARAM_NAME.fullmatch(name) or name == ALL:
+        return f"-p {name}=...: a name has letters, digits, _, - and ., and is not {ALL}."
+    same = parameter_variable(name)
+    other = next((each for each in known if parameter_variable(each) == same), "")
+    return f"-p {name}=...: the job's parameter is {other}." if other else ""
+
+
+_PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")  # as in JSON
+
+
+def _parse_value(text: str) -> Scalar:
+    """The value of a parameter without a default: a number or a boolean as in JSON, else text."""
+    if text in ("true", "false"):
+        return text == "true"
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = float(text) if match[2] or match[3] else int(text)
+    return number if math.isfinite(number) else text
 
 
 def _parse_like(default: Scalar, text: str) -> Scalar | None:

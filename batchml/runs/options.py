@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.context import Context
-from batchml.errors import ConfigError, UsageError
+from batchml.errors import ConfigError, UsageError, did_you_mean
 from batchml.jobs.find import find_job, load_job
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
@@ -63,8 +63,8 @@ class SubmitOptions(TypedDict, total=False):
 
     command: the words of the command, in place of the job's.
     memory: a size such as "8 GiB". timeout: of one attempt, such as "4h", or in seconds.
-    array: the number of children, 2 to 10,000; each finds its own number in
-        AWS_BATCH_JOB_ARRAY_INDEX.
+    array: the number of copies of the command, 2 to 10,000; each finds its own number, from 0, in
+        AWS_BATCH_JOB_ARRAY_INDEX. It is no search: that is `batchml sweep`.
     after: runs that have to succeed before this one starts.
     retry_on: outcomes after which AWS Batch starts another attempt.
     max_cost: in USD; the run gets a signal to save and is stopped before it costs more.
@@ -95,7 +95,7 @@ class SubmitOptions(TypedDict, total=False):
     ]
     nodes: Annotated[int | None, Option("Run on this number of nodes.", metavar="N", key="nodes")]
     array: Annotated[
-        int | None, Option("Submit an array with this number of children.", metavar="N")
+        int | None, Option("Run N copies, numbered in AWS_BATCH_JOB_ARRAY_INDEX.", metavar="N")
     ]
     after: Annotated[
         Sequence[str | HasJobId] | None,
@@ -247,7 +247,7 @@ class ResolvedJob(Struct, frozen=True):
 
     `original` is the job as requested, before it was fitted to this machine, and without
     environment variables of the command line, which may be secrets. `has_other_command`: the
-    request replaces the job's command.
+    request replaces the job's command. `notices` are about parameters that are probably misspelt.
     """
 
     spec: JobSpec
@@ -255,6 +255,7 @@ class ResolvedJob(Struct, frozen=True):
     job: str = ""
     original: JobSpec = JobSpec()
     has_other_command: bool = False
+    notices: tuple[str, ...] = ()
 
 
 def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
@@ -268,7 +269,9 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     if job and not is_text(str(folder)):  # the history keeps it as text
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     env = spec.env
-    spec = with_params(change_job(spec, request.changes, COMMAND_LINE), request.params, spec.name)
+    spec = change_job(spec, request.changes, COMMAND_LINE)
+    notices = tuple(_near_names(spec, request))
+    spec = with_params(spec, request.params, spec.name, request.command or ())
     mistakes: list[str] = []
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so
@@ -282,7 +285,17 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
     original = msgspec.structs.replace(spec, env=env)
-    return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
+    return ResolvedJob(
+        spec, folder, job, original, has_other_command=bool(request.command), notices=notices
+    )
+
+
+def _near_names(spec: JobSpec, request: RunRequest) -> Iterator[str]:
+    """Notices for parameters of `-p` that are not under [params], but spelt nearly like one."""
+    for name in request.params:
+        meant = did_you_mean(name, spec.params) if name not in spec.params else ""
+        if meant:
+            yield f"-p {name}: [params] has no such name, so it is a new parameter.{meant}"
 
 
 def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:

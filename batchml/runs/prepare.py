@@ -83,6 +83,7 @@ def prepare(
     notices: list[str] = []
     request = apply_script(context, request, notices)
     job = resolve_job(context, request)
+    notices += job.notices
     query = CommitQuery(job.folder)
     cache = None
     if context.settings.is_local:

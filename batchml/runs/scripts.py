@@ -4,6 +4,7 @@ Lines `#BATCHML` take precedence over lines `#SBATCH`, and flags of the command 
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from batchml.errors import ConfigError, ScriptNotFound, did_you_mean
+from batchml.errors import ConfigError, InputNotFound, did_you_mean
 from batchml.jobs.script import (
     OURS,
     Script,
@@ -24,13 +25,14 @@ from batchml.jobs.script import (
 )
 from batchml.model.names import to_name
 from batchml.runs.options import OptionRow, RunRequest, SubmitOptions, option_rows, to_request
-from batchml.runtime.protocol.variables import SLURM
+from batchml.runtime.protocol.variables import ALL, SLURM
 
 if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.model.job import JobSpec
 
 STDIN = "-"
+PROGRAM = ".py"  # a file with this suffix and without #! is a program for python
 MAX_SCRIPT = 1024**2  # bytes; a larger file is not a script
 RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 
@@ -40,13 +42,16 @@ _NAMED_STDIN = "stdin"
 _COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cancel-on-interrupt"}
 
 
-def check_script_exists(context: "Context", job: str | None) -> None:
-    """Raise ScriptNotFound for a name such as `train.sh`, if there is no such file or folder."""
+def check_script_exists(context: "Context", job: str) -> None:
+    """Raise InputNotFound for a name such as `train.sh`, if there is no such file or folder."""
     folders = (context.folder, *context.job_folders)
-    if not job or any((folder / job).exists() for folder in folders):
+    if any((folder / job).exists() for folder in folders):
         return
-    if is_script_name(Path(job).name):
-        raise ScriptNotFound(f"There is no file {job} here.")
+    if is_script_name(Path(job).name) or job.endswith(PROGRAM):
+        beside = (context.folder / job).parent
+        suffix, above = Path(job).suffix, Path(job).parent
+        known = (str(above / each.name) for each in beside.glob(f"*{suffix}"))
+        raise InputNotFound("File", job, [], did_you_mean(job, known).strip())
 
 
 def is_script(context: "Context", job: str | None) -> bool:
@@ -75,14 +80,16 @@ def apply_script(
     `notices` gets messages about lines without effect. `read` reads the script from stdin for `-`.
     `environ` has the variables that `#SBATCH --export=NAME` passes on.
 
-    Raises ConfigError with all mistakes of the script's lines, and ScriptNotFound.
+    Raises ConfigError with all mistakes of the script's lines, and InputNotFound.
     """
     from batchml.jobs.slurm import read_slurm
     from batchml.runtime.entry.script import ARRAY, interpreter
 
-    if request.job is None or not is_script(context, request.job):
-        check_script_exists(context, request.job)
+    if request.job is None:
         return request
+    if not is_script(context, request.job):
+        check_script_exists(context, request.job)
+        return _as_command(context, request, request.job, notices)
 
     path = None if request.job == STDIN else context.folder / request.job
     shown = request.job if path else "The script on stdin"
@@ -124,6 +131,27 @@ def _login_notice(program: list[str], script: Script) -> list[str]:
         f"line 1: {' '.join(program)} is run without {program[1]}: a login profile would "
         "replace PATH, and the programs of the image would not be found."
     ]
+
+
+def _as_command(
+    context: "Context", request: RunRequest, job: str, notices: list[str]
+) -> RunRequest:
+    """`python train.py ARGUMENTS {params}` for the job `train.py`; other requests stay as they are.
+
+    Arguments are the words after `--`.
+    """
+    path = context.folder / job
+    if not (job.endswith(PROGRAM) and path.is_file()):
+        return request
+    folder = _code_folder(context, path, "", job)
+    program = path.resolve().relative_to(folder.resolve()).as_posix()
+    words = ("python", program, *(request.command or ()))
+    notices.append(f"{job} runs as the command: {shlex.join(words)}")
+    if (path.parent / "job.toml").is_file():
+        notices.append(f"The job.toml beside {job} is not used: batchml submit {path.parent}")
+    # `{params}` at the end: for argparse the last of two equal flags counts.
+    command = (*words, f"{{{ALL}}}")
+    return replace(request, job=None, command=command, folder=str(folder))
 
 
 def _decode(shown: str, data: bytes) -> str:

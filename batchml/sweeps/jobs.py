@@ -170,7 +170,7 @@ def requests_of_batch(
         depends_on=(after,) if after else (),
         array=size if size > 1 else None,
         consumables={consumable_name(sweep.key): 1} if is_limited else {},
-        command=_command(job.command),
+        command=_command(job.template),
     )
     return make_submission(
         job, image=sweep.image, queue=sweep.queue, submission=submission, platform=sweep.platform
@@ -194,7 +194,7 @@ def batch_record(
         env=sweep.env,
         queue=requests.submit["jobQueue"],
         folder=sweep.folder,
-        command=job.command,
+        command=job.template,
         tags=requests.submit["tags"],
         commit=sweep.commit,
         image=sweep.image,

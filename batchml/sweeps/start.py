@@ -415,7 +415,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
     return TrialContract(
         key=sweep.key,
         goals=tuple((goal.metric, goal.direction) for goal in spec.goals),
-        command=job.command,
+        command=job.template,
         params=dict(job.params),
         patterns=job.patterns,
         step=stop.step,

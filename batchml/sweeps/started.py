@@ -126,7 +126,7 @@ SEED_VARIABLE = "BATCHML_SEED"
 
 def command_words(job: JobSpec, params: Params) -> list[str]:
     """The command of a trial. The trial's parameters replace those of the job."""
-    return fill_command(job.command, {**job.params, **params})
+    return fill_command(job.template, {**job.params, **params})
 
 
 def command_line(job: JobSpec, trial: Trial) -> str:

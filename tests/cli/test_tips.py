@@ -31,7 +31,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("submit python train.py", "batchml submit -- python train.py"),
         ("submit --name x python train.py", "batchml submit -- python train.py"),
         ("submit python train.py --epochs 3", "batchml submit -- python train.py --epochs 3"),
-        ("submit train.py --lr=3", "batchml submit -- python train.py --lr=3"),
+        ("submit train.py --lr=3", "batchml submit train.py -- --lr=3"),
         ("submit train.sh a 3", "batchml submit train.sh -- a 3"),
         ("submit train.sh --lr=3", "batchml submit train.sh -- --lr=3"),
         ("submit --gres=gpu:1 train.sh", "--gres: here --gpus 1"),

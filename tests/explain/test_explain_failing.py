@@ -240,6 +240,27 @@ def test_the_page_about_explain_names_every_cause() -> None:
     assert [cause for cause in sorted(set(named)) if f"`{cause}`" not in page] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("train.py: error: unrecognized arguments: --batch_size 8 --x 1", "no flag --batch_size."),
+        ("Error: No such option: --batch_size", "no flag --batch_size."),
+        ("error: unexpected argument '--batch_size' found", "no flag --batch_size."),
+        (
+            "train.py: error: the following arguments are required: --lr, --batch-size",
+            "did not get its flag --batch-size.",
+        ),
+        ("Error: Missing option '--batch-size'.", "did not get its flag --batch-size."),
+    ],
+)
+def test_flags_that_are_spelt_otherwise_have_a_key_of_the_job(line: str, verdict: str) -> None:
+    found = why_ended(ended(2, "usage: train.py [-h]", line))
+    assert (found.cause, found.verdict.endswith(verdict)) == ("unknown-flag", True)
+    assert 'flags = "kebab"' in found.fix
+    plain = why_ended(ended(2, "train.py: error: unrecognized arguments: --epoch 8"))
+    assert plain.cause != "unknown-flag"
+
+
 def test_what_stands_far_up_is_no_cause_when_an_exception_stands_at_the_end() -> None:
     early = "cp: cannot create '/data/x': Permission denied"
     lines = [early, *["epoch"] * 50, "ValueError: lr"]

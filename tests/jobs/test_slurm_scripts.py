@@ -13,7 +13,7 @@ from batchml.cli.app import full_command
 from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
-from batchml.errors import ConfigError, ScriptNotFound
+from batchml.errors import ConfigError, InputNotFound
 from batchml.jobs import slurm
 from batchml.jobs.script import ScriptLine, read_script
 from batchml.jobs.slurm import (
@@ -360,9 +360,39 @@ def test_the_sizes_are_those_that_it_has() -> None:
 
 
 def test_a_script_that_is_not_there_is_said_to_be_missing(context: Context) -> None:
-    with pytest.raises(ScriptNotFound, match=r"no file missing\.sh here"):
+    (context.folder / "training.py").touch()
+    with pytest.raises(InputNotFound, match=r"File 'missing\.sh' does not exist"):
         apply_script(context, to_request("missing.sh"), [])
+    with pytest.raises(InputNotFound, match=r"Did you mean 'training\.py'\?$") as caught:
+        apply_script(context, to_request("trainig.py"), [])
+    assert caught.value.exit_code == 78
     assert apply_script(context, to_request("lenet"), []).job == "lenet"
+
+
+def test_a_python_program_runs_as_a_command_with_its_arguments(context: Context) -> None:
+    (context.folder / "src").mkdir()
+    (context.folder / "src" / "train.py").write_text("print(1)\n")
+    notices: list[str] = []
+    options: SubmitOptions = {"command": ["--lr", "0.1"], "params": {"epochs": 3}}
+    request = apply_script(context, to_request("src/train.py", options), notices)
+    assert (request.job, request.folder) == (None, str(context.folder))
+    assert request.command == ("python", "src/train.py", "--lr", "0.1", "{params}")
+    assert notices == ["src/train.py runs as the command: python src/train.py --lr 0.1"]
+    job = resolve_job(context, request)
+    assert job.spec.argv() == ["python", "src/train.py", "--lr", "0.1", "--epochs", "3"]
+    assert (job.spec.name, job.spec.image) == ("train", "python")
+
+
+def test_the_job_beside_a_python_program_is_named(
+    context: Context, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "job.toml").touch()
+    (elsewhere / "train.py").write_text("print(1)\n")
+    notices: list[str] = []
+    request = apply_script(context, to_request(str(elsewhere / "train.py")), notices)
+    assert (request.command, request.folder) == (("python", "train.py", "{params}"), str(elsewhere))
+    assert f"batchml submit {elsewhere}" in notices[-1]
 
 
 @pytest.mark.parametrize("line", [" #SBATCH -c 2", "#sbatch -c 2", "#SBATCH--mem=1G", "#batchml -"])

@@ -195,6 +195,38 @@ def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
         with_params(spec, {"rate": "1"}, "-p")
 
 
+def test_a_command_with_params_takes_parameters_of_any_name() -> None:
+    table = {**SMALLEST, "command": ["train", "{params}"], "params": {"batch_size": 8}}
+    spec = read_job(table, "job.toml")
+    texts = {"lr": "0.3", "n": "-2", "on": "true", "id": "007", "word": "1_0", "big": "1e999"}
+    assert with_params(spec, texts, "-p").params == {
+        "batch_size": 8, "lr": 0.3, "n": -2, "on": True, "id": "007", "word": "1_0", "big": "1e999",
+    }  # fmt: skip
+    assert with_params(spec, {"lr": "0.3"}, "-p").argv() == [
+        "train", "--batch_size", "8", "--lr", "0.3",
+    ]  # fmt: skip
+    for name, why in (
+        ("batch-size", "the job's parameter is batch_size"), ("a b", "a name has letters"),
+        ("", "a name has letters"), ("x" * 101, "a name has letters"), ("params", "is not params"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            with_params(spec, {name: "1"}, "-p")
+    assert with_params(read_job(SMALLEST, "x"), {"lr": "1"}, "-p", ["x", "{params}"]).params
+
+
+def test_kebab_flags_are_written_with_hyphens() -> None:
+    table = {**SMALLEST, "command": ["t", "{seed}", "{params}"], "flags": "kebab"}
+    spec = read_job({**table, "params": {"batch_size": 8, "seed": 1}}, "job.toml")
+    assert spec.argv() == ["t", "1", "--batch-size", "8"]
+    assert spec.template == ("t", "{seed}", "{params:kebab}")
+    line = read_job({**table, "command": ["sh", "-c", "t {params}"], "params": {"a_b": 1}}, "x")
+    assert line.argv() == ["sh", "-c", "t --a-b 1"]
+    single = read_job({**table, "params": {"params": "x", "seed": 1}}, "job.toml")
+    assert single.argv() == ["t", "1", "x"]  # a parameter of this name is just one
+    with pytest.raises(ConfigError, match=r"flags: found 'snake'.* one of as-is, kebab"):
+        read_job({**table, "flags": "snake"}, "job.toml")
+
+
 def test_a_changed_job_is_checked_like_a_file() -> None:
     spec = read_job(SMALLEST, "job.toml")
     assert change_job(spec, {"timeout": "2h"}, "--timeout").timeout_seconds == 7200

@@ -92,6 +92,15 @@ def test_notices_that_no_longer_hold_are_gone() -> None:
     assert world.state().notices == {}
 
 
+def test_a_flag_that_the_program_does_not_know_is_named_once() -> None:
+    tail = ("usage: train.py", "train.py: error: unrecognized arguments: --batch_size 8")
+    faults = {number: Fault("fails", 1, tail=tail) for number in (1, 2)}
+    spec = spec_of("random", trials=9, parallel=3, steps=9)
+    notices = [line for line in World(spec, faults=faults).run().notices if "kebab" in line]
+    assert len(notices) == 1
+    assert "The program has no flag --batch_size. If it writes flags with hyphens" in notices[0]
+
+
 def test_that_the_best_were_not_run_again_is_said_while_it_is_so() -> None:
     spec = spec_of("tpe", trials=9, parallel=3, confirm=ConfirmSettings(1, 1), hours=4.2 / 3600)
     world = World(spec)

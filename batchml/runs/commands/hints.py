@@ -145,11 +145,9 @@ def option_hint(given: Sequence[str], option: str) -> str:
 
 
 def _command(words: Sequence[str]) -> str:
-    if words and words[0].endswith(".sh"):
+    if words and words[0].endswith((".sh", ".py")):
         quoted = _quote([words[0], "--", *words[1:]])
         return f"A script's arguments stand after --: batchml submit {quoted}"
-    if words and words[0].endswith(".py"):
-        words = ["python", *words]
     return f"A command stands after --: batchml submit -- {_quote(words)}"
 
 

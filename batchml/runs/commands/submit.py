@@ -25,7 +25,9 @@ def submit(
     ctx: typer.Context,
     job: Annotated[
         str | None,
-        typer.Argument(metavar="[JOB]", help="A folder with a job.toml, its name, or a script."),
+        typer.Argument(
+            metavar="[JOB]", help="A folder with a job.toml, its name, a script, or a .py file."
+        ),
     ] = None,
     wait: Wait = False,
     options: SubmitOptions,
@@ -36,10 +38,10 @@ def submit(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Submit a run: a job, a script, or the command after --.
+    """Submit a run: a job, a script, a Python program, or the command after --.
 
     A script (- reads stdin) sets options in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are
-    read, too. The words after -- are then its arguments.
+    read, too. The words after -- are the arguments of a script or program.
     """
     context = open_context(env)
     prepared = prepare(context, to_request(job, {**options, "command": ctx.obj}), dry_run=dry_run)

@@ -100,9 +100,9 @@ Scalar = Union[str, int, float, bool]
 
 ALL = "params"  # `{params}`: all parameters, unless one has this name
 
-_PLACEHOLDER = re.compile(r"\{(?:params:(key=value|json)|([A-Za-z_][A-Za-z0-9_.]*))\}")
+_PLACEHOLDER = re.compile(r"\{(?:params:(key=value|json|kebab)|([A-Za-z_][A-Za-z0-9_.]*))\}")
 _VARIABLE = re.compile(r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)")
-_FLAGS = "flags"
+_FLAGS, KEBAB = "flags", "kebab"  # `{params:kebab}`: what `flags = "kebab"` makes of `{params}`
 _NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # what argparse reads as a negative number
 
 
@@ -112,7 +112,8 @@ def fill_command(command: Sequence[str], params: Mapping[str, Scalar]) -> List[s
     `{lr}` becomes the parameter's value, also inside a word. The word `{params}` becomes
     `--lr 0.01 --optimizer sgd`, with `--lr=-1e-05` for a value that looks like an option, and
     `{params:key=value}` becomes `lr=0.01 optimizer=sgd`: both for all parameters that the command
-    does not name one by one. `{params:json}` becomes all parameters as JSON.
+    does not name one by one. `{params:kebab}` is `{params}` with `--batch-size` for `batch_size`.
+    `{params:json}` becomes all parameters as JSON.
     In a word with spaces, which is a line for a shell, their values are quoted for the shell.
     Braces around anything else stay.
     """
@@ -242,7 +243,16 @@ def _values(form: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar])
         return [json.dumps(params, sort_keys=True)]
     if form == "key=value":
         return [f"{name}={format_value(value)}" for name, value in rest.items()]
+    if form == KEBAB:
+        rest = {name.replace("_", "-"): value for name, value in rest.items()}
     return [word for name, value in rest.items() for word in _flag(name, format_value(value))]
+
+
+def with_kebab_flags(command: Sequence[str], params: Container[str]) -> List[str]:
+    """The command with `{params:kebab}` in place of `{params}`."""
+    if ALL in params:  # then `{params}` is the value of that parameter
+        return list(command)
+    return [word.replace(f"{{{ALL}}}", f"{{{ALL}:{KEBAB}}}") for word in command]
 
 
 def _flag(name: str, value: str) -> List[str]:

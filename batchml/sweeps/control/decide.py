@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from batchml.explain.clues import match_log
 from batchml.model.sweep import Trial, TrialState
 from batchml.sweeps.control.events import DONE, LIMIT, TARGET, USER, NoticeGiven
 from batchml.sweeps.control.plan import SubmitMode, choose_for_confirmation, find_unfinished_rung
@@ -303,6 +304,10 @@ def due_notices(
 
 def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
     state, failed = totals.state, totals.tally.first_failure
+    clue = match_log(failed.tail) if failed is not None and failed.tail else None
+    if failed is not None and clue is not None and clue.cause == "unknown-flag":
+        words = f"Trial {failed.number}: {clue.verdict} {clue.fix}"
+        yield "flags", words, failed.number
     if failed is not None and NEVER_PRINTED in failed.why:
         yield "metric", f"Trial {failed.number}: {failed.why}", failed.number
     if state.counts[TrialState.LOST] and "lost" not in state.notices:
