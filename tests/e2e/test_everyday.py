@@ -81,6 +81,10 @@ def test_runs_are_found_by_what_was_asked_for_and_what_came_of_it(cli: Cli) -> N
     table = cli("ls", "--metric", "loss<1", "--param", "lr=0.1").out.splitlines()
     assert table[0].split()[-2:] == ["loss", "lr"]
     assert table[1].split()[-2:] == ["0.025", "0.1"]
+    assert ids(cli, "--sort", "loss") == [one, two]
+    assert ids(cli, "--sort=-max(loss)", "--limit", "1") == [two]
+    table = cli("ls", "--columns", "lr,min(loss)", "--sort", "lr").out.split()
+    assert table == ["lr", "min(loss)", "0.1", "0.025", "0.8", "0.2"]
     shown = cli("show", two, "--json").json
     assert (shown["metrics"], shown["params"], shown["class"]) == (
         {"loss": 0.2}, {"lr": 0.8}, "succeeded",
