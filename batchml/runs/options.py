@@ -174,7 +174,8 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     fields of the job, with the keys of job.toml. `array` is a number of children, `max_cost` is in
     USD. `provided_params` are the names of parameters that get their values later, so that they
     need no default. `own_tags` are tags that batchml sets; users cannot. `folder` is the folder
-    whose files are sent with a command; "" is the current folder. `queue_at` names the line of a
+    whose files are sent with a command; "" is the current folder. `files` are sent besides: path
+    in the code -> content. `queue_at` names the line of a
     script that names the queue, for messages.
     """
 
@@ -185,6 +186,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}
     tags: dict[str, str] = {}
     own_tags: dict[str, str] = {}
+    files: dict[str, bytes] = {}
     folder: str = ""
     after: tuple[str, ...] = ()
     share: str = ""

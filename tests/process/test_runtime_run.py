@@ -17,7 +17,6 @@ from batchml.runtime.protocol.log_marks import parse_mark
 from tests.process.test_processes import is_alive
 from tests.support.local_server import wait_for
 
-
 JOB = "6b0e0000-0000-4000-8000-000000000001"
 
 
