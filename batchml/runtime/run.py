@@ -43,6 +43,7 @@ from batchml.runtime.entry.outputs import OutputSender, output_prefix
 from batchml.runtime.entry.stopping import Signals, StopRequested, signals_blocked
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper, kill_descendants, shell_code
+from batchml.runtime.processors import count_processors, with_processors
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     DUPLICATE,
@@ -329,10 +330,15 @@ class _Attempt:
             tell_main_node(self._environ, verdict.news, self._signals.wait_for_stop)
 
     def _start(self, supervised: Optional[SupervisedCommand]) -> subprocess.Popen[bytes]:
+        if supervised is not None:  # it divides the processors among the processes that it starts
+            command, environ = supervised.command, supervised.environ
+        else:
+            command = self._command
+            environ = with_processors(self._environ, count_processors(self._environ))
         with signals_blocked() if supervised else nullcontext():
             return subprocess.Popen(
-                supervised.command if supervised else self._command,
-                env=supervised.environ if supervised else self._environ,
+                command,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

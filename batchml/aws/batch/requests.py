@@ -32,7 +32,7 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
 from batchml.runtime.protocol.variables import FILL, folder_placeholders
 
 # --- Retry rules ----------------------------------------------------------------------------------
@@ -469,6 +469,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
     """The variables that batchml sets. `[env]` of the job may replace them."""
     found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
+        (VCPUS, str(spec.resources.vcpus)),
         ("BATCHML_KEY", submission.key),
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),
