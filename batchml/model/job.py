@@ -108,8 +108,8 @@ def _groups_mistakes(
         yield f'groups: need launch.kind = "ray", found {spec.launch.kind!r}.'
     if is_ray and not given:
         yield (
-            'launch.kind: "ray" needs [[groups]], the head first, for example: [[groups]] '
-            'name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
+            'launch.kind: "ray" needs [[groups]] in a job.toml, the head first, for example: '
+            '[[groups]] name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
         )
     if groups and spec.nodes > 1:
         yield f"nodes: found {spec.nodes} with groups. Set the count of each group instead."

@@ -63,6 +63,8 @@ class SubmitOptions(TypedDict, total=False):
 
     command: the words of the command, in place of the job's.
     memory: a size such as "8 GiB". timeout: of one attempt, such as "4h", or in seconds.
+    launch: "torchrun" or "mpi" starts ranks that find each other; "plain" starts the command once
+        on each node.
     array: the number of copies of the command, 2 to 10,000; each finds its own number, from 0, in
         AWS_BATCH_JOB_ARRAY_INDEX. It is no search: that is `batchml sweep`.
     after: runs that have to succeed before this one starts.
@@ -94,6 +96,14 @@ class SubmitOptions(TypedDict, total=False):
         int | None, Option("Request this number of GPUs.", metavar="N", key="resources.gpus")
     ]
     nodes: Annotated[int | None, Option("Run on this number of nodes.", metavar="N", key="nodes")]
+    launch: Annotated[
+        str | None,
+        Option(
+            "Start the command so on each node: plain, torchrun, mpi or ray.",
+            metavar="KIND",
+            key="launch.kind",
+        ),
+    ]
     array: Annotated[
         int | None, Option("Run N copies, numbered in AWS_BATCH_JOB_ARRAY_INDEX.", metavar="N")
     ]
