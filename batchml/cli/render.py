@@ -19,6 +19,11 @@ def timestamp(ms: int) -> str:
     return f"{_format_second(seconds)}.{rest:03d}Z"
 
 
+def time_json(ms: int | None) -> str | None:
+    """A time in JSON output: ISO 8601, in UTC; None for a time that is not known."""
+    return None if ms is None else timestamp(ms)
+
+
 @lru_cache(maxsize=16)  # cached: thousands of lines may have the same second
 def _format_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -47,9 +52,9 @@ def run_json(run: Run) -> dict[str, Any]:
         "jobQueue": run.queue,
         "status": run.status.value,
         "statusReason": run.status_reason or None,
-        "createdAt": run.created_at,
-        "startedAt": run.started_at,
-        "stoppedAt": run.stopped_at,
+        "createdAt": time_json(run.created_at),
+        "startedAt": time_json(run.started_at),
+        "stoppedAt": time_json(run.stopped_at),
         "exitCode": run.exit_code,
         "attempts": len(run.attempts),
     }
