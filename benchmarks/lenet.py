@@ -85,7 +85,7 @@ def interpreter(image: str) -> Path:
     made = images.find(home.images, images.publish(home.images, folder))
     assert made is not None and made.python() is not None, f"no Python here for {image}"
     target = home.envs / made.label
-    environments.make(str(made.requirements), str(target), str(made.python()))
+    environments.make(str(made.requirements), str(target), str(made.python()), images.uv_program())
     return target / "bin" / "python"
 
 

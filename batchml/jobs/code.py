@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +78,8 @@ def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
     )
 
 
-def pack(
-    folder: Path,
-    without: Path | None = None,
-    include_secrets: bool = False,
-    more: Mapping[str, bytes] = {},
-) -> CodeArchive:
-    """Archive the files of `find_files`, and those of `more`: path -> content.
+def pack(folder: Path, without: Path | None = None, include_secrets: bool = False) -> CodeArchive:
+    """Archive the files of `find_files`.
 
     A link to a file below the folder becomes that file. Raises ConfigError if the files are too
     large, cannot be read, or are named like secrets.
@@ -94,12 +89,10 @@ def pack(
         secrets = [] if include_secrets else _secrets(found)
         if secrets:
             raise ConfigError(str(folder), [_secrets_text(secrets)])
-        files = [name for name in found.files if name not in more]
-        sizes = {name: _size(folder / name) for name in files}
-        sizes |= {name: len(content) for name, content in more.items()}
+        sizes = {name: _size(folder / name) for name in found.files}
         if sum(sizes.values()) > MAX_BYTES:
             raise ConfigError(str(folder), [_too_large(sizes)])
-        plain, packed = _tar(folder, files, more)
+        plain, packed = _tar(folder, found.files)
     except OSError as error:
         raise ConfigError(
             str(folder),
@@ -121,24 +114,21 @@ def _size(path: Path) -> int:
         return 0  # deleted after it was found
 
 
-def _tar(
-    folder: Path, files: Sequence[str], more: Mapping[str, bytes] = {}
-) -> tuple[bytes, list[int]]:
+def _tar(folder: Path, files: tuple[str, ...]) -> tuple[bytes, list[int]]:
     """Return the archive and the sizes of its files. Files that were deleted meanwhile are missing.
 
     The archive depends on names, executable bits and contents, and not on times and owners.
     """
     buffer, sizes = io.BytesIO(), list[int]()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in (*files, *sorted(more)):
+        for name in files:
             try:
-                content = more[name] if name in more else (folder / name).read_bytes()
+                content = (folder / name).read_bytes()
             except FileNotFoundError:
                 continue
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            is_program = name not in more and os.access(folder / name, os.X_OK)
-            member.mode = 0o755 if is_program else 0o644
+            member.mode = 0o755 if os.access(folder / name, os.X_OK) else 0o644
             tar.addfile(member, io.BytesIO(content))
             sizes.append(len(content))
     return buffer.getvalue(), sizes

@@ -1,15 +1,18 @@
 """Make the virtual environments of jobs that are processes: one for each different
 `requirements.txt` or environment.yml.
 
-The first run that needs an environment makes it, under a lock. pip and conda hold the lock, too, so
-nobody builds beside an orphan of theirs; the kernel releases it when the last holder dies. An
-environment whose maker was killed has no `.complete` mark, and is deleted and made again. Scripts
-of an environment contain its path, and so does the mark: a moved or copied environment is made
-again at its new path.
+The first run that needs an environment makes it, under a lock. uv, pip and conda hold the lock,
+too, so nobody builds beside an orphan of theirs; the kernel releases it when the last holder dies.
+An environment whose maker was killed has no `.complete` mark, and is deleted and made again.
+Scripts of an environment contain its path, and so does the mark: a moved or copied environment is
+made again at its new path. The mark's time is that of the last use.
+
+uv installs packages from a cache beside the environments, by hard links, so that two environments
+share what they have in common. pip stands in where uv is missing, or cannot do what pip may do.
 
 Runs as a separate program, which the runner starts and stops, and prints its progress. Standard
-library only, no import of batchml: `python -I environments.py REQUIREMENTS TARGET PYTHON`, or with
-an environment.yml and a conda program instead.
+library only, no import of batchml: `python -I environments.py REQUIREMENTS TARGET PYTHON [UV]`, or
+with an environment.yml and a conda program instead.
 """
 
 import fcntl
@@ -18,18 +21,24 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 
 COMPLETE = ".complete"
+_NEEDS_PIP = 3  # the exit code of uv_install.py if pip has to install the packages
+CACHE = ".cache"  # uv's cache, beside the environments: hard links need one file system
+MADE = "made in "  # begins the last line of progress
 # bytes; with fewer free, a failed build is reported as a full disk (a large file may fail to be
 # written although a little space is left)
 _FULL = 4 * 1024**2
 
 
-def make(file: str, target: str, maker: str) -> None:
+def make(file: str, target: str, maker: str, uv: str = "") -> None:
     """Make the environment `target` unless it exists. Raises RuntimeError with a message of one
     line.
 
     `file` is a requirements.txt and `maker` a Python, or an environment.yml and a conda program.
+    `uv`: the path of this program; empty for none.
     """
     target = os.path.realpath(target)
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
@@ -45,9 +54,12 @@ def make(file: str, target: str, maker: str) -> None:
             return
         shutil.rmtree(target, ignore_errors=True)
         print_progress("creating it (once for these requirements)")
-        build = _build_with_conda if file.endswith(".yml") else _build_with_pip
+        began, stored = time.monotonic(), _stored_packages(cache_folder(target, os.environ))
         try:
-            build(file, target, maker, lock.fileno())
+            if file.endswith(".yml"):
+                _build_with_conda(file, target, maker, lock.fileno())
+            else:
+                _build_from_requirements(file, target, maker, uv, lock.fileno())
         except (RuntimeError, OSError) as error:
             free = shutil.disk_usage(os.path.dirname(target)).free
             shutil.rmtree(target, ignore_errors=True)  # it may be gigabytes, and is useless
@@ -56,21 +68,36 @@ def make(file: str, target: str, maker: str) -> None:
                     f"No space left on the disk of {os.path.dirname(target)}: {error}"
                 ) from error
             raise
+        print_progress(_describe_result(target, time.monotonic() - began, stored))
         with open(os.path.join(target, COMPLETE), "w", encoding="utf-8") as mark:
             mark.write(f"{target}\n")
             mark.flush()
             os.fsync(mark.fileno())
 
 
-def _build_with_pip(requirements: str, target: str, python: str, lock: int) -> None:
+def _build_from_requirements(
+    requirements: str, target: str, python: str, uv: str, lock: int
+) -> None:
     with open(requirements, encoding="utf-8") as file:
-        needs_pip = any(line.strip() and not line.lstrip().startswith("#") for line in file)
-    _run([python, "-m", "venv", *([] if needs_pip else ["--without-pip"]), target], lock)
-    if needs_pip:
-        pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
-        # Compiling all modules takes as long as unpacking them, and a program imports a tenth.
-        _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
-              "--no-compile", "-r", requirements], lock)  # fmt: skip
+        is_empty = all(line.strip()[:1] in ("", "#") for line in file)
+    _run([python, "-m", "venv", "--without-pip", target], lock)
+    if is_empty:
+        return
+    if uv:
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "uv_install.py")
+        paths = [uv, os.path.abspath(requirements), target, cache_folder(target, os.environ)]
+        code, lines = _try([sys.executable, "-I", program, *paths], lock)
+        if code == 0:
+            return
+        reason = lines[-1] if lines else f"uv's program ended with code {code}"
+        if code != _NEEDS_PIP:
+            raise RuntimeError(reason)
+        print_progress(f"pip makes it, because {reason}")
+    _run([python, "-m", "venv", "--clear", target], lock)
+    pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
+    # Compiling all modules takes as long as unpacking them, and a program imports a tenth.
+    _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
+          "--no-compile", "-r", requirements], lock)  # fmt: skip
 
 
 def _build_with_conda(file: str, target: str, tool: str, lock: int) -> None:
@@ -92,16 +119,125 @@ def is_complete(target: str) -> bool:
         return False
 
 
+def note_use(target: str) -> None:
+    """Note that a run uses a complete environment now: unused ones are removed after a while."""
+    try:
+        os.utime(os.path.join(target, COMPLETE))
+    except OSError:
+        pass  # it only keeps the environment from being made again
+
+
 def has_python(target: str) -> bool:
     return os.access(os.path.join(target, "bin", "python"), os.X_OK)
+
+
+def cache_folder(target: str, environ: Mapping[str, str]) -> str:
+    """The folder of uv's cache: the user's, or the one that the environments of a state folder
+    share.
+    """
+    return environ.get("UV_CACHE_DIR") or os.path.join(os.path.dirname(target), CACHE)
 
 
 def print_progress(text: str) -> None:
     print(text, flush=True)
 
 
+# --- what was made ------------------------------------------------------------------------------
+
+
+def _stored_packages(cache: str) -> set[str]:
+    """The folders of unpacked packages in uv's cache."""
+    try:
+        with os.scandir(os.path.join(cache, "archive-v0")) as entries:
+            return {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+    except OSError:
+        return set()
+
+
+def _describe_result(target: str, seconds: float, stored: set[str]) -> str:
+    """`made in 14 s: 1.2 GiB, of which 10 MiB are new on the disk; torch 2.13.0+cpu is for CPUs`.
+
+    `stored`: the packages that the cache had before.
+    """
+    seen: dict[tuple[int, int], int] = {}
+    size, own = add_up(target, seen)
+    new = own + sum(
+        add_up(path, {})[0] for path in _stored_packages(cache_folder(target, os.environ)) - stored
+    )
+    shared = f", of which {size_text(min(new, size))} are new on the disk" if new < size else ""
+    took = f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{MADE}{took}: {size_text(size)}{shared}{_describe_torch(target)}"
+
+
+def add_up(folder: str, seen: dict[tuple[int, int], int]) -> tuple[int, int]:
+    """The space that a folder's files take, in bytes, and that of files without a second link.
+
+    `seen` has the files with several links that were counted before; they are not counted again.
+    """
+    size = own = 0
+    folders = [folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                        continue
+                    status = entry.stat(follow_symlinks=False)
+                    used = status.st_blocks * 512
+                    if status.st_nlink == 1:
+                        own += used
+                    elif (status.st_dev, status.st_ino) in seen:
+                        continue
+                    else:
+                        seen[status.st_dev, status.st_ino] = used
+                    size += used
+        except OSError:
+            continue  # removed meanwhile
+    return size, own
+
+
+def _describe_torch(target: str) -> str:
+    """For which processor PyTorch was built, if it was installed."""
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    path = os.path.join(target, "lib", python, "site-packages", "torch", "version.py")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    version = re.search(r"^__version__ = '([^']+)'", text, re.M)
+    cuda = re.search(r"^cuda\b[^=\n]*= '([^']+)'", text, re.M)
+    name = f"torch {version[1]}" if version else "torch"
+    if not cuda:
+        return f"; {name} is a build for CPUs" if "+cpu" in name else f"; {name}"
+    return f"; {name} is a build for CUDA {cuda[1]}"
+
+
+def size_text(size: float) -> str:
+    """`812 KiB`, `4.2 MiB`"""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1000:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if 0.05 <= size < 10 and unit != "B" else f"{size:.0f} {unit}"
+
+
+# --- programs that install ----------------------------------------------------------------------
+
+
 def _run(command: list[str], lock: int) -> None:
-    """Run one step; print those lines of its output that show progress."""
+    """Run one step. Raises RuntimeError with the error if it fails."""
+    code, lines = _try(command, lock)
+    if code != 0:
+        raise RuntimeError(_cause(lines))
+
+
+def _try(command: list[str], lock: int) -> tuple[int, list[str]]:
+    """Run one step; print those lines of its output that show progress. Its exit code and its last
+    lines.
+    """
     last_lines: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -114,12 +250,13 @@ def _run(command: list[str], lock: int) -> None:
                 print_progress(progress)
             if text and not text.startswith("WARNING"):
                 last_lines = [*last_lines[-20:], text]
-    if process.returncode != 0:
-        raise RuntimeError(_cause(last_lines))
+    return process.returncode, last_lines
 
 
 def _progress(line: str) -> str:
-    """The progress that a line of pip shows; empty for other lines."""
+    """The progress that a line of pip or of uv_install.py shows; empty for other lines."""
+    if re.match(r"(finding|fetching|building) |download\.pytorch\.org|the cache of ", line):
+        return line  # of uv_install.py
     if line.startswith("Collecting "):
         return f"finding {line.split()[1]}"
     found = re.match(r"(?:Downloading|Using cached|Processing) (\S+)(?: \((\d[^)]*)\))?", line)
@@ -144,7 +281,7 @@ def _cause(lines: list[str]) -> str:
 
 if __name__ == "__main__":
     try:
-        make(*sys.argv[1:4])
+        make(*sys.argv[1:5])
     except (RuntimeError, OSError) as error:
         print_progress(str(error))
         sys.exit(1)

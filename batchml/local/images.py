@@ -75,6 +75,16 @@ def conda_tool(path: str) -> str | None:
     return next(filter(None, (shutil.which(name, path=path) for name in _TOOLS)), None)
 
 
+def uv_program() -> str:
+    """The path of uv, which comes with batchml; empty if it was removed."""
+    try:
+        from uv import find_uv_bin
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv") or ""
+
+
 def reference(source: Path) -> str:
     """The reference of an image's folder, derived from its content. Raises ConfigError."""
     return _recipe(source).reference

@@ -23,10 +23,12 @@ from batchml.runtime.protocol.launch import LaunchPlan
 
 _LOCAL_HOST = "this-machine"  # the only host of `local`
 
-# pip's messages about a package or version that the index does not have.
+# Messages of pip and uv about a package or version that the index does not have.
 MISSING_PACKAGE = re.compile(
     r"(?:No matching distribution found for|"
-    r"Could not find a version that satisfies the requirement) (\S+)"
+    r"Could not find a version that satisfies the requirement|"
+    r"Because there (?:is|are) no versions? of|Because only \S+ is available and you require|"
+    r"Because(?= \S+ (?:was not found in|has no wheels))) ([^\s,]+[^\s,.])"
 )
 REQUIREMENTS = "requirements.txt"
 _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)  # of arrays: children decide
@@ -173,9 +175,7 @@ def _why_not_started(run: Run) -> str:
     package = MISSING_PACKAGE.search(reason)
     if package is None:
         return reason
-    return (
-        f"pip cannot find {package[1]} ({REQUIREMENTS}): correct the file, and submit the job again"
-    )
+    return f"no index has {package[1]} ({REQUIREMENTS}): correct the file, and submit the job again"
 
 
 def _cancelled(run: Run, on: str) -> str:

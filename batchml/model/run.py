@@ -201,6 +201,11 @@ _EXITED = "Essential container in task exited"
 _CHILD_FAILED = "Array Child Job failed"
 _MIXED = OutcomeClass.APP_ERROR  # if the children have several outcomes, or unknown outcomes
 
+# The beginning of the server's text while it makes the environment of a process, and the steps that
+# follow each other within seconds: a line that is redrawn shows them.
+MAKING = "Making the environment "
+_STEPS = ("finding ", "fetching ", "building ", "installing ", "made in ")
+
 # The beginnings of ECS's texts in a container's `reason`. Source: ECS Developer Guide, "Stopped
 # tasks error messages". Texts with `Cannot...` are about images, containers and volumes.
 _CONTAINER_REASONS = (
@@ -282,6 +287,12 @@ def class_of(
     return OutcomeClass.UNKNOWN if exit_code is None else OutcomeClass.APP_ERROR
 
 
+def is_step(status_reason: str) -> bool:
+    """Whether a reason is one of many quick steps, too many to print each."""
+    making, _, step = status_reason.partition(": ")
+    return making.startswith(MAKING) and step.startswith(_STEPS)
+
+
 # --- Arrays ---------------------------------------------------------------------------------------
 
 
@@ -349,7 +360,6 @@ def first_start(child: Run | None) -> int | None:
 NOT_KNOWN = "not known to the server"
 NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
 
-FUNCTION_TAG = "batchml:function"  # on a run that calls a Python function: its name
 RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: the earlier job's id
 
 

@@ -19,7 +19,7 @@ from batchml.explain.ask import waiting_reason
 from batchml.model.group import HELD_TAG
 from batchml.model.names import dollar_range
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import JobStatus, Run, classify
+from batchml.model.run import JobStatus, Run, classify, is_step
 from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import PreparedRun, prepare
@@ -163,8 +163,9 @@ class _WaitMessages:
         if is_new:
             self._status = run.status.value
             self._notify(f"Job [{run.name} - {run.job_id}] is {self._status}.")
-        if run.status in _GIVES_REASON and run.status_reason not in ("", self._status_reason):
-            is_new, self._status_reason = True, run.status_reason  # such as "pip installs ..."
+        news = "" if is_step(run.status_reason) else run.status_reason
+        if run.status in _GIVES_REASON and news not in ("", self._status_reason):
+            is_new, self._status_reason = True, news
             self._notify(f"  {self._status_reason}")
         self._reasons.see(not run.status.holds_resources)
         return is_new

@@ -6,6 +6,7 @@ image, and writes the documents of the sweep; no trial is submitted yet. `check_
 output of `sweep check`.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -445,9 +446,12 @@ class SweepCheck(Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """The forecast as text."""
-        sweep = self.sweep
+        """As text. The long requests come first, so that the forecast stays visible at the end."""
+        sweep, requests = self.sweep, []
+        for name, request in self.requests.items():
+            requests += [f"{name}:", *json.dumps(request, indent=2).split("\n")]
         return [
+            *requests,
             f"Sweep {sweep.name} of job {sweep.job_spec.name}, in {sweep.env}: nothing was sent.",
             *describe(self.forecast),
             *(["Free: it runs on this machine, without a usd_per_hour."] if sweep.is_free else []),
@@ -458,11 +462,11 @@ class SweepCheck(Struct, frozen=True):
     def _terminal_line(self) -> list[str]:
         """A line if the sweep needs this terminal or a controller that is a run."""
         if self.chosen_mode.mode is SubmitMode.BATCHES:
-            return ["It needs a controller: this terminal, and after Ctrl-C or --detach a run."]
+            return ["It needs this terminal until its end, or --detach: then a run controls it."]
         if needs_controller(self.sweep):
             return [
-                "Early stopping, a target, a cost limit and confirming runs need a controller: "
-                "this terminal, and after Ctrl-C or --detach a run."
+                "Early stopping, a target, a cost limit and confirming runs need this terminal, "
+                "or --detach."
             ]
         return []
 

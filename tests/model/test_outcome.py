@@ -179,7 +179,7 @@ def test_attempts_that_ended_alike_are_said_once() -> None:
          "app-error: the program ended with code 143, signal SIGTERM"),
         (failed(DID_NOT_START, attempts=(Attempt(),), reason="CannotPullContainerError: ERROR: "
                 "No matching distribution found for torhc==2"),
-         "image-error: the program could not be started: pip cannot find torhc==2 "
+         "image-error: the program could not be started: no index has torhc==2 "
          "(requirements.txt): correct the file, and submit the job again"),
         (failed("JobQueue deleted"),
          "cancelled: stopped before it was started: its queue was deleted"),

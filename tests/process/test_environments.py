@@ -1,6 +1,7 @@
-"""Environments of real pip and real venv, from packages that the tests make. No network."""
+"""Environments of real uv, pip and venv, from packages that the tests make. No network."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from batchml import local
 from batchml.clock import SystemClock
 from batchml.local import control, environments
 from batchml.local.home import Home
-from batchml.local.images import find, publish
+from batchml.local.images import find, publish, uv_program
+from batchml.model.outcome import MISSING_PACKAGE
 from batchml.runtime.processes import descendants, send
 from tests.process.test_processes import is_alive
 from tests.support.local_server import client_for, processes_of, wait_for, wait_for_job
@@ -50,7 +52,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 
 class Index:
-    """The folder in which pip looks, instead of an index; and the gate of its slow package."""
+    """The folder of packages, instead of an index; and the gate of its slow package."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "index"
@@ -100,17 +102,19 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 class Maker:
     """Makes one environment, as often as it is asked to."""
 
-    def __init__(self, folder: Path, requirement: str) -> None:
-        self.target = folder / "envs" / "e"
-        self.requirements = folder / "requirements.txt"
+    def __init__(self, folder: Path, requirement: str, uv: str, name: str = "e") -> None:
+        self.target = folder / "envs" / name
+        self.requirements = folder / f"{name}.txt"
         self.requirements.write_text(f"# a comment\n\n{requirement}\n")
+        self.uv = uv
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-I", MAKE, str(self.requirements), str(self.target)]
         process = subprocess.Popen(
-            [*command, sys.executable], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            [*command, sys.executable, self.uv],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -139,24 +143,32 @@ def makers() -> Iterator[list[Maker]]:
         process.communicate(timeout=10)
 
 
+@pytest.fixture(params=["uv", "pip"])
+def uv(request: pytest.FixtureRequest) -> str:
+    """The path of uv; empty for the tests' second round, in which pip makes the environments."""
+    return uv_program() if request.param == "uv" else ""
+
+
 @pytest.fixture
-def quick(index: Index, tmp_path: Path, makers: list[Maker]) -> Maker:
-    makers.append(Maker(tmp_path, "quick==1.0"))
+def quick(index: Index, tmp_path: Path, makers: list[Maker], uv: str) -> Maker:
+    makers.append(Maker(tmp_path, "quick==1.0", uv))
     return makers[-1]
 
 
 @pytest.fixture
-def slow(index: Index, tmp_path: Path, makers: list[Maker]) -> Maker:
-    makers.append(Maker(tmp_path, "slow"))
+def slow(index: Index, tmp_path: Path, makers: list[Maker], uv: str) -> Maker:
+    makers.append(Maker(tmp_path, "slow", uv))
     return makers[-1]
 
 
 def test_an_environment_is_made_once_and_is_there_at_once_the_next_time(quick: Maker) -> None:
     said = quick.make()
     assert said[0] == "creating it (once for these requirements)"
-    assert "installing 1 package" in said
+    assert ("installing 1 package" if not quick.uv else "finding quick") in "\n".join(said)
+    assert said[-1].startswith("made in ")
     assert quick.python("import quick; print(quick.answer)") == "42"
     before = (quick.target / "pyvenv.cfg").stat().st_mtime_ns
+    assert (quick.target / "bin" / "pip").exists(), "a job may call it"
     assert quick.make() == []
     assert (quick.target / "pyvenv.cfg").stat().st_mtime_ns == before
 
@@ -174,17 +186,19 @@ def test_an_environment_that_was_moved_is_made_anew_where_it_is(quick: Maker) ->
     assert quick.make() == []
 
 
-def test_an_environment_without_requirements_needs_no_pip(tmp_path: Path, makers: Any) -> None:
-    maker = Maker(tmp_path, "")
+def test_an_environment_without_requirements_needs_no_pip(
+    tmp_path: Path, makers: Any, uv: str
+) -> None:
+    maker = Maker(tmp_path, "", uv)
     makers.append(maker)
     maker.make()
     assert maker.python("print(1)") == "1"
     assert not (maker.target / "bin" / "pip").exists()
 
 
-def test_two_at_once_are_one_run_of_pip(index: Index, slow: Maker) -> None:
+def test_two_at_once_are_one_installation(index: Index, slow: Maker) -> None:
     first = slow.start()
-    wait_for(index.builds, "pip builds")
+    wait_for(index.builds, "it is built")
     second = slow.start()
     assert second.stdout is not None
     assert second.stdout.readline().startswith("waiting for another run")
@@ -196,11 +210,11 @@ def test_two_at_once_are_one_run_of_pip(index: Index, slow: Maker) -> None:
     assert slow.python("import slow; print(slow.answer)") == "43"
 
 
-def test_one_that_was_killed_halfway_is_made_afresh_but_not_beside_an_orphaned_pip(
+def test_one_that_was_killed_halfway_is_made_afresh_but_not_beside_an_orphan(
     index: Index, slow: Maker
 ) -> None:
     victim = slow.start()
-    wait_for(index.builds, "pip builds")
+    wait_for(index.builds, "it is built")
     orphans = descendants(victim.pid)
     victim.kill()
     victim.wait(10)
@@ -221,17 +235,64 @@ def test_one_that_was_killed_halfway_is_made_afresh_but_not_beside_an_orphaned_p
 
 
 def test_a_requirement_that_fails_is_one_clear_line(
-    index: Index, tmp_path: Path, makers: list[Maker]
+    index: Index, tmp_path: Path, makers: list[Maker], uv: str
 ) -> None:
-    maker = Maker(tmp_path, "quick==2.0")
+    maker = Maker(tmp_path, "quick==2.0", uv)
     makers.append(maker)
     process = maker.start()
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert said.splitlines()[-1] == (
-        "Could not find a version that satisfies the requirement quick==2.0 (from versions: 1.0)"
+    last = said.splitlines()[-1]
+    assert last == (
+        "Because there is no version of quick==2.0 and you require quick==2.0."
+        if uv
+        else "Could not find a version that satisfies the requirement quick==2.0 (from versions: "
+        "1.0)"
     )
+    missing = MISSING_PACKAGE.search(last)
+    assert missing is not None and missing[1] == "quick==2.0"
+    assert "pip makes it" not in said, "pip would fail, too"
     assert not (maker.target / ".complete").exists()
+
+
+def test_two_environments_share_what_they_have_in_common(
+    index: Index, tmp_path: Path, makers: list[Maker]
+) -> None:
+    wheel(index.folder, "other", "answer = 44\n")
+    first, second = (
+        Maker(tmp_path, text, uv_program(), name)
+        for text, name in (("quick", "a"), ("quick\nother", "b"))
+    )
+    makers.extend((first, second))
+    first.make()
+    said = second.make()
+    assert ", of which " in said[-1] and said[-1].endswith("are new on the disk")
+    module = "import os, quick; print(os.stat(quick.__file__).st_ino)"
+    assert first.python(module) == second.python(module)
+    assert second.python("import other; print(other.answer)") == "44"
+
+
+def test_pip_makes_what_uv_cannot(
+    index: Index, tmp_path: Path, makers: list[Maker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_USE_PEP517", "1")
+    maker = Maker(tmp_path, "quick", uv_program())
+    makers.append(maker)
+    said = maker.make()
+    assert "pip makes it, because uv has no counterpart of pip's setting use-pep517" in said
+    assert maker.python("import quick; print(quick.answer)") == "42"
+
+
+def test_a_damaged_cache_is_emptied_and_the_environment_is_made(
+    index: Index, tmp_path: Path, makers: list[Maker]
+) -> None:
+    first, second = (Maker(tmp_path, "quick", uv_program(), name) for name in ("a", "b"))
+    makers.extend((first, second))
+    first.make()
+    for package in (tmp_path / "envs" / environments.CACHE / "archive-v0").iterdir():
+        shutil.rmtree(package)
+    assert "the cache of packages is damaged and is emptied" in second.make()
+    assert second.python("import quick; print(quick.answer)") == "42"
 
 
 # --- through the server -----------------------------------------------------------------------
@@ -275,8 +336,7 @@ def test_an_environment_that_cannot_be_made_is_an_image_that_cannot_be_pulled(
     job = wait_for_job(batch, submit(batch, home, "no-such-package", "true"))
     assert (job["status"], job["statusReason"]) == ("FAILED", "Task failed to start")
     assert job["container"]["reason"].startswith(
-        "CannotPullContainerError: Could not find a version that satisfies the requirement "
-        "no-such-package"
+        "CannotPullContainerError: Because no-such-package was not found in "
     )
     assert "exitCode" not in job["container"]
     assert len(job["attempts"]) == 1
@@ -293,8 +353,8 @@ def test_a_job_runs_in_its_environment_and_shows_how_far_that_is_meanwhile(
         assert found["status"] in ("RUNNABLE", "STARTING")
         return str(found.get("statusReason", ""))
 
-    wait_for(lambda: "fetching slow" in shown() or "finding slow" in shown(), "progress is seen")
-    wait_for(index.builds, "pip builds")
+    wait_for(lambda: shown().endswith(": building slow"), "progress is seen")
+    wait_for(index.builds, "it is built")
     assert shown().startswith("Making the environment picture-")
     index.go.touch()
     job = wait_for_job(batch, job_id)
@@ -306,7 +366,7 @@ def test_a_job_can_be_terminated_while_its_environment_is_made(
     batch: Any, home: Home, index: Index
 ) -> None:
     job_id = submit(batch, home, "slow", "true")
-    wait_for(index.builds, "pip builds")
+    wait_for(index.builds, "it is built")
     (attempt,) = home.attempts.iterdir()
     assert processes_of(home, attempt.name)
     batch.terminate_job(jobId=job_id, reason="changed my mind")
@@ -320,7 +380,7 @@ def test_a_server_killed_while_an_environment_is_made_goes_on_with_it(
     batch: Any, home: Home, index: Index
 ) -> None:
     job_id = submit(batch, home, "slow", "python", "-c", "import slow")
-    wait_for(index.builds, "pip builds")
+    wait_for(index.builds, "it is built")
     pid = home.holder()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

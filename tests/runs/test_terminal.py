@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from batchml.cli.terminal import (
 )
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
-from batchml.runs.commands.live import LogView, TerminalView, show_live
+from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
 from batchml.runs.metrics.series import (
     Metrics,
     ProgressTrend,
@@ -51,7 +52,6 @@ from batchml.runs.watch.events import (
     StatusChanged,
     UsageReported,
 )
-from batchml.runs.watch.progress import RunProgress
 from tests.support.fakes import FakeClock
 
 RUN = Run("6b0e1234-1111-4111-8111-111111111111", "lenet", "default", JobStatus.RUNNING)
@@ -556,6 +556,26 @@ def test_what_nodes_run_in_is_told_once(capsys: pytest.CaptureFixture[str]) -> N
     shown(HostAssigned({**own, "address": "a"}), HostAssigned({**own, "address": "b"}),
           HostAssigned({"image": "i"}), RunEnded(done))  # fmt: skip
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_how_an_environment_was_made_is_told_at_its_beginning_and_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Run("j", "n", "q", JobStatus.STARTING)
+    making = "Making the environment pytorch-1:"
+    made = quote("made in 14 s: 1.2 GiB; torch 2.13.0+cpu is a build for CPUs")
+    shown(
+        RunMessage(run, f"{making} creating it"),
+        RunMessage(run, f"{making} fetching torch: 10 MiB of 200 MiB"),
+        RunMessage(run, f"{making} fetching torch: 50 MiB of 200 MiB"),
+        HostAssigned({"environment": "pytorch-1", "executor": "process", "made": made}),
+        RunEnded(Run("j", "n", "q", JobStatus.SUCCEEDED)),
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        f"{making} creating it",
+        "Runs as a process of this machine, in the environment pytorch-1, made in 14 s: 1.2 GiB; "
+        "torch 2.13.0+cpu is a build for CPUs.",
+    ]
 
 
 def test_a_live_line_is_cut_to_the_window_and_gone_at_the_end(

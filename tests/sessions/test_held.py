@@ -71,9 +71,10 @@ def test_it_tells_each_state_once_and_returns_the_run_that_runs(tmp_path: Path) 
 
 
 def test_it_tells_what_holds_its_start_up_as_far_as_the_run_says_it(tmp_path: Path) -> None:
-    making = "Making the environment notebook-1: fetching torch"
+    making = "Making the environment notebook-1: creating it (once for these requirements)"
     starting = in_state(JobStatus.STARTING, status_reason=making)
-    place = Scripted(tmp_path, [starting, starting, in_state(JobStatus.RUNNING)])
+    step = replace(starting, status_reason="Making the environment notebook-1: fetching torch")
+    place = Scripted(tmp_path, [starting, starting, step, in_state(JobStatus.RUNNING)])
     told: list[str] = []
     wait_until_running(place, "id-1", told.append, reason=lambda: "")
     assert told[1:-1] == [f"  {making}"]

@@ -27,7 +27,7 @@ def make_python(home: Home, source: ImageSource) -> Path:
     made = images.find(home.images, images.publish_recipe(home.images, source.recipe()))
     assert made is not None
     target = home.envs / made.label
-    environments.make(str(made.requirements), str(target), str(made.python()))
+    environments.make(str(made.requirements), str(target), str(made.python()), images.uv_program())
     return target / "bin" / "python"
 
 

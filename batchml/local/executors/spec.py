@@ -22,11 +22,10 @@ from batchml.local.executors.choice import read_endpoints
 from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
 from batchml.local.executors.record import PROCESS, mark_of
 from batchml.local.home import AccessKeys, Home
-from batchml.local.images import LocalImage, conda_tool
+from batchml.local.images import LocalImage, conda_tool, uv_program
 from batchml.local.server import auth
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
-from batchml.runtime.protocol.launch import VCPUS
 from batchml.runtime.protocol.log_marks import MARK
 from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, RuntimeEnv
 
@@ -183,7 +182,15 @@ def _in_environment(host: ExecutorHost, image: LocalImage, spec: dict[str, Any])
     spec = spec | {"env": {**env, "PATH": search, plan.variable: str(target)}}
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
-        "prepare": [plan.python, "-I", str(script), str(plan.file), str(target), plan.maker],
+        "prepare": [
+            plan.python,
+            "-I",
+            str(script),
+            str(plan.file),
+            str(target),
+            plan.maker,
+            uv_program(),
+        ],
         "made": str(target),  # if it is complete, nothing needs to be prepared
         "prepare_env": {**_maker_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
         "preamble": spec["preamble"] and f"{MARK}host executor=process environment={target.name}",
@@ -239,9 +246,9 @@ _NO_TOOL = (
 
 
 def _maker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the server that pip and conda programs receive."""
-    names = (*_PASSED_ON, "XDG_CACHE_HOME")
-    prefixes = ("PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
+    """The variables of the server that uv, pip and conda programs receive."""
+    names = (*_PASSED_ON, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
+    prefixes = ("UV_", "PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
     return {k: v for k, v in environ.items() if k in names or k.startswith(prefixes)}
 
 
@@ -277,7 +284,6 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
-        VCPUS: str(job.needs.vcpus),
         "BATCHML_OUTPUT_DIR": f"{folder}/output",
         "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints",
         "BATCHML_WORKSPACE": f"{root}/workspace",

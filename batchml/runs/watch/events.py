@@ -42,7 +42,7 @@ class LogOpened(Struct, frozen=True):
 class HostAssigned(Struct, frozen=True):
     """The host mark of the embedded server; yielded once for all parts on the same host.
 
-    `host` has the keys `executor`, `image` and `environment`.
+    `host` has the keys `executor`, `image`, `environment`, and `made` if the attempt has made it.
     """
 
     host: dict[str, str]

@@ -12,10 +12,10 @@ import signal
 import stat
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from batchml.local.executors.cgroup import Slot, max_pids
-from batchml.local.executors.processors import bound_to
 from batchml.local.executors.runner.files import now_ms, until_it_works
 from batchml.local.executors.runner.fork_server import ForkServer
 from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn, read_now
@@ -142,6 +142,7 @@ class _ProcessAttempt:
         self._child: int | None = None
         self._has_term = False
         self._killed = False
+        self._made = ""  # how its environment was made, if this attempt has made it
         io.while_waiting = self._send_due_signals
 
     def run(self) -> dict[str, Any]:
@@ -179,13 +180,17 @@ class _ProcessAttempt:
         slot = self._limit()
         if self._spec["preamble"]:
             limits = "cgroup" if slot is not None else "none"
-            self._io.write_preamble(f"{self._spec['preamble']} limits={limits}")
+            text = f"{self._spec['preamble']} limits={limits}"
+            if self._made:
+                from urllib.parse import quote
+
+                text += f" made={quote(self._made)}"
+            self._io.write_preamble(text)
         if slot is not None:
             slot.oom_kills()
         started_at = now_ms()
         try:
-            with bound_to(self._spec.get("processors", ())):
-                child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
+            child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
         except OSError as error:
             return self._cannot_run(error, started_at)
         except ValueError as error:  # a NUL, or `=` in a variable's name
@@ -228,7 +233,11 @@ class _ProcessAttempt:
 
     def _prepare(self) -> str:
         """Make the program's environment. Returns the error, or ""."""
-        if not self._spec.get("prepare") or _is_made(self._spec.get("made", "")):
+        if not self._spec.get("prepare"):
+            return ""
+        environments = _environments()
+        if self._spec.get("made") and environments.is_complete(self._spec["made"]):
+            environments.note_use(self._spec["made"])
             return ""
         last = "no message"
 
@@ -246,6 +255,8 @@ class _ProcessAttempt:
         except (OSError, ValueError) as error:
             return f"CannotPullContainerError: {error}"
         if self._follow(child, output, report, LineSplitter()) == 0:
+            if last.startswith(environments.MADE):
+                self._made = last
             return ""
         if self._io.stopping_since is not None:
             return "CannotPullContainerError: stopped while the environment was being made"
@@ -399,13 +410,11 @@ def _milliseconds(kill_in: float | None, report_at: float | None) -> float | Non
     return None if kill_in is None else kill_in * 1000 + 1
 
 
-def _is_made(environment: str) -> bool:
-    """Whether the environment is complete, so that nothing needs to be prepared."""
-    if not environment:
-        return False
-    from batchml.local.environments import is_complete
+def _environments() -> ModuleType:
+    """The module is imported only where it is needed: a runner starts in milliseconds."""
+    from batchml.local import environments
 
-    return is_complete(environment)
+    return environments
 
 
 def _reap_until(child: int) -> tuple[int | None, bool]:

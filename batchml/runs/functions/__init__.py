@@ -1,1 +1,0 @@
-"""Python functions as runs: how they are sent, and how their results come back."""
