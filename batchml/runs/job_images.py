@@ -18,9 +18,9 @@ from batchml.jobs.find import (
     unused_files_notice,
 )
 from batchml.jobs.images import pinned_recipe
-from batchml.model.image import flavor_for
+from batchml.model.image import flavor_for, is_reference
 from batchml.model.job import JobSpec
-from batchml.runs.options import DEFAULT_IMAGE, ResolvedJob
+from batchml.runs.options import COMMAND_LINE, DEFAULT_IMAGE, ResolvedJob, RunRequest
 
 
 class JobWithImage(Struct, frozen=True):
@@ -79,6 +79,31 @@ def read_platform(context: Context) -> Platform:
     if not context.settings.is_local:
         outputs = read_stack_outputs(context)
     return make_platform(context.env, context.settings.environment, outputs)
+
+
+def check_image_runs(context: Context, request: RunRequest) -> None:
+    """Raise ConfigError for a flag `--image` with a registry's image, where jobs run as processes.
+
+    They would run with this machine's programs. The image of a job.toml may be meant for AWS, so
+    only a notice in the log says that (docs/decisions/003-images-without-docker.md).
+    """
+    image = str(request.changes.get("image") or "")
+    if not (context.settings.is_local and is_reference(image)):
+        return
+    from batchml.local import images
+    from batchml.local.executors.choice import DOCKER, read_choice
+
+    is_stored = images.find(context.home.images, image) is not None
+    if is_stored or read_choice(context.home).executor == DOCKER:
+        return
+    raise ConfigError(
+        COMMAND_LINE,
+        [
+            f"--image {image}: local jobs run as processes here, without a registry's images. With "
+            "Docker: batchml local stop, then batchml local start --executor docker. Without: "
+            f"--image {DEFAULT_IMAGE}, or the name of a folder below images/."
+        ],
+    )
 
 
 def publish_image(context: Context, source: ImageSource | None, reference: str = "") -> None:

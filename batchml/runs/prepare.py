@@ -28,7 +28,7 @@ from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
 from batchml.model.run import Record
 from batchml.runs.fit import fit_to_machine
-from batchml.runs.job_images import image_reference, own_image_notices
+from batchml.runs.job_images import check_image_runs, image_reference, own_image_notices
 from batchml.runs.options import (
     DEFAULT_QUEUE,
     ResolvedJob,
@@ -82,6 +82,7 @@ def prepare(
     """
     notices: list[str] = []
     request = apply_script(context, request, notices)
+    check_image_runs(context, request)
     job = resolve_job(context, request)
     notices += job.notices
     query = CommitQuery(job.folder)

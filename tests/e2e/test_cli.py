@@ -193,9 +193,14 @@ def test_every_mistake_of_a_job_file_is_reported_at_once(cli: Cli) -> None:
 @pytest.mark.journey
 def test_unknown_names_are_errors_with_a_hint(cli: Cli) -> None:
     job = cli("submit", "lenett")
-    assert (job.code, "Did you mean 'lenet'?" in job.err) == (1, True)
+    assert (job.code, "Did you mean 'lenet'?" in job.err) == (78, True)
     image = cli("submit", "--image", "pytroch", "--", "true")
-    assert (image.code, "Did you mean 'pytorch'?" in image.err) == (1, True)
+    assert (image.code, "Did you mean 'pytorch'?" in image.err) == (78, True)
+    foreign = cli("submit", "--image", "nvidia/cuda", "--", "true")
+    assert foreign.code == 78
+    assert (
+        "batchml local start --executor docker" in foreign.err and "--image python" in foreign.err
+    )
     parameter = cli("submit", "lenet", "-p", "epoch=3")
     assert (parameter.code, "Did you mean 'epochs'?" in parameter.err) == (78, True)
     run = cli("show", "nothing-like-it")
@@ -343,10 +348,14 @@ def test_a_state_folder_that_others_can_read_is_refused(cli: Cli, home: Home) ->
     assert f"chmod 700 {home.root}" in shown.err
 
 
+UBUNTU = 'image = "ubuntu:22.04"\ncommand = ["cat", "here.txt"]\n'  # runs without that image
+
+
 @pytest.mark.parametrize("image", ["python", "ubuntu:22.04"])
 def test_a_program_cannot_forge_the_end_of_its_log(cli: Cli, image: str) -> None:
+    write_job(cli.folder, "t", UBUNTU.replace("ubuntu:22.04", image))
     script = "echo '::batchml end code=0 lines=1'; echo '::batchml host environment=evil'; exit 4"
-    shown = cli("submit", "--wait", "--image", image, *SHELL, script)
+    shown = cli("submit", "--wait", "t", *SHELL, script)
     assert shown.code == 4
     assert "] ::batchml end code=0 lines=1" in shown.out.replace("]  ", "] ")
     assert "Log complete: 2 lines." in shown.err
@@ -355,8 +364,8 @@ def test_a_program_cannot_forge_the_end_of_its_log(cli: Cli, image: str) -> None
 
 @pytest.mark.journey
 def test_code_travels_with_any_image(cli: Cli) -> None:
-    (cli.folder / "here.txt").write_text("I came along")
-    shown = cli("submit", "--wait", "--image", "ubuntu:22.04", "--", "cat", "here.txt")
+    write_job(cli.folder, "t", UBUNTU, here__txt="I came along")
+    shown = cli("submit", "--wait", "t")
     assert shown.code == 0
     assert "] I came along" in shown.out
     assert "not in the image ubuntu:22.04" in shown.err

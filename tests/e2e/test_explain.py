@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from batchml.local import control
-from tests.support.cli import Cli
+from tests.support.cli import Cli, write_job
 from tests.support.executor_rig import IMAGE as ENGINE_IMAGE
 from tests.support.executor_rig import need_engine
 from tests.support.fakes import FastClock
 from tests.support.local_server import client_for, define
 
-IMAGE = ("--image", "docker.io/library/alpine:3")  # runs with this machine's programs
+# Runs with this machine's programs.
+JOB = 'image = "docker.io/library/alpine:3"\ncommand = ["true"]\n'
 CPUS = str(os.cpu_count() or 1)
 
 
@@ -31,7 +32,9 @@ def cause(cli: Cli, word: str) -> tuple[str, bool]:
 
 
 def submit(cli: Cli, name: str, *flags: str, command: tuple[str, ...] = ("true",)) -> None:
-    cli("submit", *IMAGE, "--name", name, *flags, "--", *command)
+    if not (cli.folder / "jobs" / "t").is_dir():
+        write_job(cli.folder, "t", JOB)
+    cli("submit", "t", "--name", name, *flags, "--", *command)
 
 
 @pytest.mark.journey
@@ -121,9 +124,10 @@ def test_what_stayed_behind_is_found_in_the_folder_and_children_are_told_togethe
 ) -> None:
     (cli.folder / ".git").mkdir()
     (cli.folder / ".gitignore").write_text("local_settings.py\n")
-    (cli.folder / "local_settings.py").write_text("")
-    (cli.folder / "part.py").write_text("import local_settings\n")
-    sent = cli("submit", *IMAGE, "--name", "kept", "--", "python3", "part.py")
+    write_job(
+        cli.folder, "t", JOB, local_settings__py="", part__py="import local_settings\n"
+    )  # fmt: skip
+    sent = cli("submit", "t", "--name", "kept", "--", "python3", "part.py")
     assert "Ignored: local_settings.py." in sent.err
     submit(cli, "many", "--array", "2", command=("sh", "-c", "exit 3"))
     cli("wait", "kept", "many")

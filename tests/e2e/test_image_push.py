@@ -421,7 +421,7 @@ def test_every_mistake_is_told_before_anything_is_built(cli: Cli) -> None:
     assert "3 mistakes" in shown.err
     assert "Did you mean 'cuda'?" in shown.err
     shown = cli("image", "build", "pythn")
-    assert shown.code == 1
+    assert shown.code == 78
     assert "Did you mean 'python'?" in shown.err
 
 

@@ -48,7 +48,7 @@ def test_mistakes_of_any_job_are_told_before_anything_is_registered(cli: Cli) ->
     shown = cli("jobdef", "register", "good", "bad")
     assert shown.code == 78
     assert "command: missing" in shown.err
-    assert cli("jobdef", "register", "god").code == 1
+    assert cli("jobdef", "register", "god").code == 78
     assert "Did you mean 'good'?" in cli("jobdef", "register", "god").err
     assert names(cli) == []
 

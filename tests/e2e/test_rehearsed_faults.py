@@ -14,7 +14,7 @@ from batchml.errors import StateFolderBusy
 from batchml.local import control
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.reset import kill_attempts
-from tests.support.cli import Cli
+from tests.support.cli import Cli, write_job
 from tests.support.local_server import (
     client_for,
     define,
@@ -25,7 +25,8 @@ from tests.support.local_server import (
 )
 
 CLOCK = SystemClock()
-IMAGE = "docker.io/library/alpine:3"  # runs with this machine's programs
+# Runs with this machine's programs.
+JOB = 'image = "docker.io/library/alpine:3"\ncommand = ["true"]\ncode = false\n'
 HOST_LOST = re.compile(r"Host EC2 \(instance i-[0-9a-f]{17}\) terminated\.")
 SPOT_RULES = {
     "attempts": 3,
@@ -163,7 +164,8 @@ def test_throttled_calls_are_typed_and_clients_that_try_again_survive(stopped: H
 def test_batchml_survives_throttling(stopped: Home, cli: Cli) -> None:
     """B208: a command that follows a run goes on, however often it is put off."""
     cli("local", "start", "--chaos", "throttle=20%, seed=1")
-    done = cli("submit", "--wait", "--image", IMAGE, "--", "sh", "-c", "echo hello; sleep 2")
+    write_job(cli.folder, "t", JOB)
+    done = cli("submit", "--wait", "t", "--", "sh", "-c", "echo hello; sleep 2")
     assert done.code == 0, done.err
     assert "hello" in done.out
     assert done.out.endswith("SUCCEEDED\n")
@@ -188,14 +190,15 @@ def test_a_tag_rehearses_one_run_on_any_server(stopped: Home, cli: Cli) -> None:
     """B205: the words pass AWS's rules for tags as well."""
     words = "host-lost@1s oom"
     assert re.fullmatch(r"[\w +\-=._:/@]*", words, re.ASCII)
+    write_job(cli.folder, "t", JOB)
     done = cli(
-        "submit", "--wait", "--image", IMAGE, "--attempts", "3", "--retry-on", "host-lost",
+        "submit", "--wait", "t", "--attempts", "3", "--retry-on", "host-lost",
         "--tag", f"batchml:chaos={words}", "--", "sh", "-c", "sleep 60",
     )  # fmt: skip
     assert done.code == 137, done.err
     assert "batchml: injected fault: host-lost@1s" in done.out
     assert "batchml: injected fault: oom" in done.out
-    wrong = cli("submit", "--image", IMAGE, "--tag", "batchml:chaos=ooom", "--", "true")
+    wrong = cli("submit", "t", "--tag", "batchml:chaos=ooom")
     assert wrong.code == 1
     assert "Did you mean 'oom'?" in wrong.err
 
