@@ -24,8 +24,8 @@ test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the
 full: .venv/installed-dev .venv-scan/installed
 	$(PYTEST) $(PARALLEL) -m 'not slow and not clients'
 
-# Most of these train, with one thread each, because more threads than cores wait for each other. grep
-# finds their files, because pytest would take longer to collect all tests.
+# Most of these train, on one vCPU each. grep finds their files, because pytest would take longer to
+# collect all tests.
 slow: .venv/installed-dev .venv-scan/installed
 	$(PYTEST) -n 2 --dist worksteal -m slow $$(grep -rl 'mark\.slow' tests --include='test_*.py')
 

@@ -9,8 +9,9 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the 8 ms that importing t
 if TYPE_CHECKING:
     from typing import Any
 
-    from batchml.client import Client, RunHandle
+    from batchml.client import Client
     from batchml.errors import BatchmlError
+    from batchml.handles import RunHandle
     from batchml.model.job import JobSpec, Resources
     from batchml.model.run import JobStatus, Run
 
@@ -21,7 +22,7 @@ _MODULES = {
     "JobStatus": "batchml.model.run",
     "Resources": "batchml.model.job",
     "Run": "batchml.model.run",
-    "RunHandle": "batchml.client",
+    "RunHandle": "batchml.handles",
 }
 
 __all__ = [

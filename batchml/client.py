@@ -11,238 +11,23 @@ from typing import Any, Unpack, overload
 from batchml.clock import Clock, SystemClock
 from batchml.config.settings import load_settings
 from batchml.context import Context, Notify, current_folder
-from batchml.cost.bill import Bill
-from batchml.errors import LogDamaged, UsageError
-from batchml.explain.ask import explain_run
-from batchml.model.explanation import Explanation
+from batchml.errors import UsageError
+from batchml.handles import MapHandle, RunHandle, submit_prepared
 from batchml.model.job import JobSpec, Scalar
-from batchml.model.run import OutcomeClass, Run, classify
-from batchml.runs.cancel import refuse_nodes
-from batchml.runs.find import (
-    RunMetrics,
-    current_job_id,
-    describe_runs,
-    find,
-    load_runs,
-    read_metrics,
-    select,
-)
-from batchml.runs.groups.members import group_bill, terminate_all
-from batchml.runs.metrics.series import Series
+from batchml.model.run import Run
+from batchml.runs.find import describe_runs, find, select
+from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.options import SubmitOptions, to_request
-from batchml.runs.outputs import copy_outputs
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
-from batchml.runs.rerun.resubmit import prepare_again
-from batchml.runs.rerun.rules import numbering
-from batchml.runs.search import FoundRun, RunFilter, read_commit, read_condition, read_states
-from batchml.runs.submit import submit_run
-from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent
-from batchml.runs.watch.logs import read_output
-from batchml.runs.watch.wait import follow, wait_for_runs
+from batchml.runs.search import RunFilter, read_commit, read_condition, read_states
+from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep, start_sweep
 from batchml.sweeps.stores import find_sweep_store, list_sweeps
 
-# --- A run ----------------------------------------------------------------------------------------
-
-
-class RunHandle:
-    """One run. It holds the run's id and asks AWS Batch at each call, so no answer is stale.
-
-    `seen` is the exception: it is the run as `Client.runs` found it, or None for other handles.
-
-    Every method may raise AccessError, ServiceError and ServiceUnreachable, and NotFound when the
-    environment does not know the run (any more).
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        job_id: str,
-        name: str = "",
-        seen: FoundRun | None = None,
-        tell: Notify | None = None,
-    ) -> None:
-        self._context = context
-        self.job_id = job_id
-        self.seen = seen
-        self._name = name
-        self._status = seen.run.status.value if seen and seen.run else ""  # at the last call
-        self._tell = tell or (lambda _words: None)
-
-    def __repr__(self) -> str:
-        name = f"{self._name!r}, " if self._name else ""
-        last = f", last seen {self._status}" if self._status else ""
-        return f"RunHandle({name}{self.job_id!r}, env={self._context.env!r}{last})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RunHandle):
-            return NotImplemented
-        return (self.job_id, self._context.env) == (other.job_id, other._context.env)
-
-    def __hash__(self) -> int:
-        return hash((self.job_id, self._context.env))
-
-    # --- state -----------------------------------------------------------------------------
-
-    def describe(self) -> Run:
-        """The run as it is now: one call."""
-        return self._remember(describe_runs(self._context, [self.job_id])[self.job_id])
-
-    def _remember(self, run: Run) -> Run:
-        self._name, self._status = run.name, run.status.value
-        return run
-
-    def _current(self) -> str:
-        """The id of the run's present job, which differs if the run has moved to another queue."""
-        return current_job_id(self._context, self.job_id)
-
-    @property
-    def name(self) -> str:
-        """The name of the run, without the key that its job name in AWS ends in."""
-        if not self._name:
-            self._name = self.describe().name
-        return self._name
-
-    @property
-    def outcome(self) -> OutcomeClass:
-        """The outcome of the run; `unknown` while it has not ended. One call."""
-        return classify(self.describe()).outcome
-
-    def wait(self, timeout: float | None = None) -> Run:
-        """Wait until the run has ended, with any outcome, and return it.
-
-        Raises TimeoutError after `timeout` seconds; the run continues.
-        """
-        (run,) = wait_for_runs(self._context, [self.job_id], timeout, on_move=self._tell)
-        return self._remember(run)
-
-    # --- output -----------------------------------------------------------------------------
-
-    def watch(self, timeout: float | None = None) -> Iterator[RunEvent]:
-        """Yield the events of the run until it has ended: changes of status, and lines of output.
-
-        The events are those of `batchml.runs.watch.events`. Raises TimeoutError after `timeout`
-        seconds.
-        """
-        yield from follow(self._context, self.job_id, timeout)
-
-    def logs(self, follow: bool = False) -> Iterator[OutputLine]:
-        """Yield the lines of all attempts, children and nodes; with `follow` until the run ends.
-
-        A line has `timestamp` (milliseconds since the epoch), `text` and `child`: "" for the run
-        itself, "3" for the child or node 3, "3/2" for its second attempt.
-
-        Raises LogDamaged after the last line if a log differs from the output of the run.
-        """
-        problems: list[str] = []
-        yield from self._followed_lines(problems) if follow else self._lines(problems)
-        if problems:
-            raise LogDamaged("\n".join(problems))
-
-    def _followed_lines(self, problems: list[str]) -> Iterator[OutputLine]:
-        for event in self.watch():
-            if isinstance(event, OutputLine):
-                yield event
-            elif isinstance(event, LogClosed) and event.proof == DAMAGED:
-                assert event.check is not None
-                problems.append(event.check.describe(event.child))
-
-    def _lines(self, problems: list[str]) -> Iterator[OutputLine]:
-        context = self._context
-        run = self.describe()
-        parts = read_output(
-            context.describe, context.open_log, run, clock=context.clock, pace=context.pace
-        )
-        for part in numbering(context, self.job_id, run).renumber_output(parts):
-            for line in part.lines:
-                yield OutputLine(line.timestamp, line.message, part.child)
-            if part.is_damaged:
-                problems.append(part.note)
-
-    def metrics(self) -> dict[str, float]:
-        """The last value of each metric, as the program reported it or a pattern found it."""
-        found, measured = self._measure()
-        return measured.last or dict(found.metrics)
-
-    def series(self) -> dict[str, Series]:
-        """Every value of each metric, with its step where the program gave one."""
-        return self._measure()[1].series
-
-    def _measure(self) -> tuple[FoundRun, RunMetrics]:
-        (found,) = load_runs(self._context, [self._current()])
-        if found.run is None:  # AWS has forgotten it; the last values may be in the history
-            return found, RunMetrics({}, False)
-        return found, read_metrics(self._context, found.run, found.record)
-
-    def outputs(self, dest: str | os.PathLike[str]) -> Path:
-        """Copy the files of BATCHML_OUTPUT_DIR into the folder `dest`, and return its path.
-
-        Each child of an array has a folder named by its number. Raises NotFound if no files were
-        kept.
-        """
-        (found,) = load_runs(self._context, [self._current()])
-        for _ in copy_outputs(self._context, found, Path(dest)):
-            pass
-        return Path(dest)
-
-    # --- actions ----------------------------------------------------------------------------
-
-    def cancel(self, reason: str = "Cancelled by the user") -> None:
-        """Stop the run in any state, for a group run all its jobs. An ended run stays as it is.
-
-        Raises UsageError for one node of a run: the nodes can only stop together.
-        """
-        refuse_nodes([self.job_id])
-        terminate_all(self._context, [self._current()], reason)
-
-    def explain(self) -> Explanation:
-        """Explain why the run waits or why it failed, in at most 6 calls."""
-        return explain_run(self._context, self._current()).explanation
-
-    def cost(self) -> Bill:
-        """The cost of the run so far: `usd.low` to `usd.high`, and by attempt.
-
-        For a group run, the cost of all its jobs. It works also for a run that AWS Batch has
-        forgotten, if the history has its cost.
-        """
-        return group_bill(self._context, self._current())[1]
-
-    def rerun(
-        self,
-        *,
-        failed: bool = False,
-        resume: bool = False,
-        code: bool = False,
-        params: Mapping[str, Scalar] | None = None,
-    ) -> "RunHandle | None":
-        """Submit the run again: the same code, image and command, with other `params` if given.
-
-        With `failed`, submit only the children of an array that failed; return None if none failed.
-        With `resume`, the new run continues from the checkpoint of this run, which has ended. With
-        `code`, it gets the files that the folder of its code has now.
-        Raises NotFound if the code of the run is gone, or if the run has no checkpoint; UsageError
-        if `code` is true and the folder of the code is not known or gone.
-        """
-        (found,) = load_runs(self._context, [self._current()])
-        request = to_request(options=SubmitOptions(params=params))
-        prepared = prepare_again(
-            self._context, found, failed=failed, resume=resume, code=code, request=request
-        )
-        if prepared is None:
-            return None
-        return _submit(self._context, prepared, self._tell)
-
-
-def _submit(context: Context, prepared: PreparedRun, tell: Notify) -> RunHandle:
-    for notice in prepared.notices:
-        tell(notice)
-    return RunHandle(context, submit_run(context, prepared, tell), prepared.name, tell=tell)
-
-
-# --- The client -----------------------------------------------------------------------------------
-
+# What `submit` takes besides a function: a folder, a job's name, a JobSpec, or nothing.
+Job = str | os.PathLike[str] | JobSpec | None
 
 # A handle, or a text that names a run: its job id or a prefix of it, its name, its key, or "@last".
 RunReference = str | RunHandle
@@ -292,26 +77,71 @@ class Client:
 
     # --- submitting -------------------------------------------------------------------------
 
+    @overload
     def submit(
-        self, job: str | os.PathLike[str] | JobSpec | None = None, **options: Unpack[SubmitOptions]
+        self, job: Function, /, *arguments: Any, **options: Unpack[SubmitOptions]
+    ) -> RunHandle: ...
+
+    @overload
+    def submit(self, job: Job = None, **options: Unpack[SubmitOptions]) -> RunHandle: ...
+
+    def submit(
+        self, job: Job | Function = None, *arguments: Any, **options: Unpack[SubmitOptions]
     ) -> RunHandle:
         """Submit a run, exactly once, and return it; the options are the flags of `submit`.
 
-        job: a folder with a `job.toml`, the name of such a folder below `jobs/`, or a JobSpec. By
-            default the option `command` runs in the client's folder.
+        job: a folder with a `job.toml`, the name of such a folder below `jobs/`, a JobSpec, or a
+            function. By default the option `command` runs in the client's folder.
+        arguments: of the function, which may also be a `functools.partial`. `run.result()` returns
+            what the function returns, or raises what it raises.
         options: see `SubmitOptions`, for example `gpus=1, params={"lr": 0.1}`.
 
         A call that is interrupted, or whose answer is lost, leaves no run or one run, never two.
-        Raises ConfigError or UsageError, with every mistake of its input, and NotFound.
+        Raises ConfigError or UsageError, with every mistake of its input, and NotFound. Before
+        anything is sent, a ConfigError names each part of a function or of its arguments that
+        cannot be pickled.
         """
-        prepared = prepare(self._context, to_request(job, options), dry_run=False)
-        return _submit(self._context, prepared, self._tell)
+        prepared = self._prepare(job, arguments, options, dry_run=False)
+        return submit_prepared(self._context, prepared, self._tell)
+
+    def map(
+        self, function: Function, items: Iterable[Any], **options: Unpack[SubmitOptions]
+    ) -> MapHandle:
+        """Submit an array that calls `function(item)` for each item: 10,000 items at most.
+
+        One item is a single run; without items nothing is sent. Raises what `submit` raises.
+        """
+        calls = [(item,) for item in items]
+        if not callable(function):
+            raise UsageError(f"map: {function!r} is not a function.")
+        if not calls:
+            return MapHandle(None, 0)
+        prepared = prepare_function(self._context, function, calls, options, is_map=True)
+        run = submit_prepared(self._context, prepared, self._tell)
+        return MapHandle(run, len(calls))
 
     def plan(
-        self, job: str | os.PathLike[str] | JobSpec | None = None, **options: Unpack[SubmitOptions]
+        self, job: Job | Function = None, *arguments: Any, **options: Unpack[SubmitOptions]
     ) -> dict[str, Any]:
         """Return the AWS requests that `submit` would send for the same arguments."""
-        return to_requests(prepare(self._context, to_request(job, options), dry_run=True))
+        return to_requests(self._prepare(job, arguments, options, dry_run=True))
+
+    def _prepare(
+        self,
+        job: Job | Function,
+        arguments: tuple[Any, ...],
+        options: SubmitOptions,
+        *,
+        dry_run: bool,
+    ) -> PreparedRun:
+        if callable(job):
+            return prepare_function(self._context, job, [arguments], options, dry_run=dry_run)
+        if arguments:
+            raise UsageError(
+                f"submit: {len(arguments)} arguments after the job, which only a function takes. "
+                "Options have names, such as vcpus=2."
+            )
+        return prepare(self._context, to_request(job, options), dry_run=dry_run)
 
     # --- sweeps -----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ BatchmlError                     1
 │   ├── InputNotFound           78   the job, script or image of a submission does not exist
 │   └── NoQueue                 78   the queue of a submission does not exist
 ├── NotRunning                  75   the run has no running container yet; 1 when it has ended
+├── RunFailed                    1   a run of a function has no result; or the run's own code
 ├── HeldRunEnded                 1   a run of `alloc` or `notebook` ended too early; or its own code
 ├── ExecUnavailable              1   a running container cannot be entered
 ├── ImageError                   1   an image cannot be built or pushed
@@ -119,6 +120,17 @@ class NotRunning(BatchmlError):
         self.over = over
         if over:
             self.exit_code = 1
+        super().__init__(message)
+
+
+class RunFailed(BatchmlError):
+    """A run of a Python function ended without a result, or with an exception that is known only as
+    text. `outcome` is the class of the run's outcome, `exit_code` that of `submit --wait`.
+    """
+
+    def __init__(self, message: str, exit_code: int, outcome: str = "app-error") -> None:
+        self.exit_code = exit_code
+        self.outcome = outcome
         super().__init__(message)
 
 

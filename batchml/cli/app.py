@@ -256,6 +256,16 @@ def why_it_waits(context: Any, job_id: str) -> str:
     return str(import_module("batchml.explain.ask").waiting_reason(context, job_id))
 
 
+def find_clue(lines: Sequence[str]) -> str:
+    """The cause of a failure that the last lines of a log show, as `explain` names it; "" without.
+
+    Imported by name, as in `why_it_waits`.
+    """
+    clues = import_module("batchml.explain.clues")
+    found = clues.match_log(clues.keep_first_rank(lines))
+    return str(found.verdict) if found else ""
+
+
 def _drop_output() -> None:
     """Discard what stdout has buffered, and all further output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -145,6 +145,7 @@ def _placeholder(word: str) -> str:
 
 _SHELLS = ("bash", "zsh", "fish")
 _RETRIED = ("host-lost", "image-error", "app-error", "out-of-memory")  # Retry of model/job.py
+_LAUNCHED = ("plain", "torchrun", "mpi", "ray")  # Launch.kind of model/job.py
 # JobStatus and OutcomeClass of model/run.py
 _STATES = (
     "SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED",
@@ -178,6 +179,7 @@ class Names:
             "--job": self.job_names,
             "--status": lambda: map(CompletionWord, _STATES),
             "--retry-on": lambda: map(CompletionWord, _RETRIED),
+            "--launch": lambda: map(CompletionWord, _LAUNCHED),
             "--param": self.params,
             "-p": self.params,
             "--executor": lambda: map(CompletionWord, ("docker", "process")),

@@ -8,8 +8,7 @@ from typing import Any
 
 from batchml.cli.terminal import Screen, kind_of, paint, screen
 from batchml.model.names import duration as duration
-from batchml.model.names import short_id
-from batchml.model.run import Run, classify, describe_state
+from batchml.model.run import Run, classify
 
 RULE = "=" * 80  # a horizontal rule
 
@@ -18,6 +17,11 @@ def timestamp(ms: int) -> str:
     """`2026-11-21T19:02:57.076Z`"""
     seconds, rest = divmod(ms, 1000)
     return f"{_format_second(seconds)}.{rest:03d}Z"
+
+
+def time_json(ms: int | None) -> str | None:
+    """A time in JSON output: ISO 8601, in UTC; None for a time that is not known."""
+    return None if ms is None else timestamp(ms)
 
 
 @lru_cache(maxsize=16)  # cached: thousands of lines may have the same second
@@ -48,33 +52,15 @@ def run_json(run: Run) -> dict[str, Any]:
         "jobQueue": run.queue,
         "status": run.status.value,
         "statusReason": run.status_reason or None,
-        "createdAt": run.created_at,
-        "startedAt": run.started_at,
-        "stoppedAt": run.stopped_at,
+        "createdAt": time_json(run.created_at),
+        "startedAt": time_json(run.started_at),
+        "stoppedAt": time_json(run.stopped_at),
         "exitCode": run.exit_code,
         "attempts": len(run.attempts),
     }
     if run.status.is_terminal:
         fields["class"] = classify(run).outcome.value
     return fields
-
-
-def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
-    """Return the table of `ls`: the heading, then a row for each run."""
-    rows = [["ID", "NAME", "QUEUE", "STATUS", "CLASS", "CODE", "AGE", "RAN"]]
-    for run in runs:
-        outcome = classify(run) if run.status.is_terminal else None
-        end = [outcome.outcome.value, str(outcome.exit_code)] if outcome else ["", ""]
-        age = duration((now_ms - run.created_at) / 1000) if run.created_at else ""
-        first = [short_id(run.job_id), run.name, run.queue, describe_state(run)]
-        rows.append([*first, *end, age, _ran(run, now_ms)])
-    return rows
-
-
-def _ran(run: Run, now_ms: int) -> str:
-    if not run.started_at:
-        return ""
-    return duration(((run.stopped_at or now_ms) - run.started_at) / 1000)
 
 
 # Columns that a narrow window leaves out, the least important first.
@@ -85,16 +71,18 @@ _MIN_WIDTH = 8  # cells to which a column may be cut
 _MIN_NAME_WIDTH = 12  # cells to which a name may be cut
 
 
-def table(rows: Sequence[Sequence[str]], target: Screen | None = None) -> str:
+def table(
+    rows: Sequence[Sequence[str]], target: Screen | None = None, *, keep: bool = False
+) -> str:
     """Align the columns of the rows; the first row is the heading.
 
-    `target` is by default stdout. In a window, columns are left out and long cells are cut so that
-    no line wraps, and words such as FAILED have colours.
+    `target` is by default stdout. In a window, columns are left out, unless `keep` is set, and long
+    cells are cut so that no line wraps, and words such as FAILED have colours.
     """
     width, colour = target or screen()
     columns = [list(column) for column in zip(*rows, strict=True)]
     if width:
-        columns = _fit(columns, width)
+        columns = _cut_all(columns, width) if keep else _fit(columns, width)
     padded = [[pad(cell, _column_width(column)) for cell in column] for column in columns]
     heading, *others = zip(*padded, strict=True)
     lines = ["  ".join(map(_paint_state, row) if colour else row).rstrip() for row in others]
@@ -117,6 +105,11 @@ def _fit(columns: list[list[str]], width: int) -> list[list[str]]:
         columns = [column for column in columns if column[0] != name or not name] or columns
     while len(columns) > 1 and _row_width(columns, _MIN_WIDTH) > width:
         columns = columns[:-1]
+    return _cut_all(columns, width)
+
+
+def _cut_all(columns: list[list[str]], width: int) -> list[list[str]]:
+    """Cut all long cells to one width, so that the columns fit into a window."""
     limit = max(map(_column_width, columns))
     while limit > _MIN_WIDTH and _row_width(columns, limit) > width:
         limit -= 1

@@ -11,7 +11,16 @@ from batchml.aws.batch.jobs import LIVE
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line
-from batchml.cli.render import cells, cut, narrow_columns, printable, run_json, table, timestamp
+from batchml.cli.render import (
+    cells,
+    cut,
+    narrow_columns,
+    printable,
+    run_json,
+    table,
+    time_json,
+    timestamp,
+)
 from batchml.cli.terminal import Rest, Screen, reading_keys, screen
 from batchml.cluster.service import HostPrices, open_poller, poll_pause
 from batchml.cluster.snapshot import ClusterSnapshot, RunRow
@@ -291,7 +300,7 @@ def _run_rows(runs: Iterable[RunRow], snapshot: ClusterSnapshot) -> list[list[st
 def _json(snapshot: ClusterSnapshot, env: str) -> dict[str, Any]:
     return {
         "env": env,
-        "at": snapshot.at,
+        "at": time_json(snapshot.at),
         "total": total_json(snapshot),
         "queues": [{"jobQueue": queue.name, **queue_json(queue)} for queue in snapshot.queues],
         "runs": [

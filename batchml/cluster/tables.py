@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from batchml.cli.render import duration, narrow_columns, printable, table
+from batchml.cli.render import duration, narrow_columns, printable, table, time_json
 from batchml.cli.terminal import Screen
 from batchml.cluster.rows import ComputeRow, HostRow, HostTotal, vcpus_now
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow
@@ -293,7 +293,7 @@ def host_json(row: HostRow) -> dict[str, Any]:
         "type": host.type or None,
         "zone": host.zone or None,
         "spot": row.spot,
-        "since": host.since or None,
+        "since": time_json(host.since or None),
         "tasks": host.tasks,
         "room": resources_json(host.resources),
         "usage": row.usage or None,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from batchml.cli.render import printable, table
+from batchml.cli.render import printable, table, time_json
 from batchml.cost.bill import (
     AttemptCost,
     Bill,
@@ -242,7 +242,7 @@ def spending_lines(spent: Sequence[RunCost], rates: Sequence[Rate], since: str) 
 def spending_json(spent: Sequence[RunCost], rates: Sequence[Rate], since: int) -> dict[str, Any]:
     return {
         "currency": "USD",
-        "since": since,
+        "since": time_json(since),
         "total": _total_json(sum_costs("", spent)),
         "queues": {each.name: _total_json(each) for each in _by_queue(spent)},
         "jobs": {each.name: _total_json(each) for each in _by_job(spent)},
@@ -281,7 +281,7 @@ def _spent_json(each: RunCost) -> dict[str, Any]:
         "jobId": each.job_id,
         "jobName": each.name,
         "jobQueue": each.queue,
-        "createdAt": each.at,
+        "createdAt": time_json(each.at),
         **_bounds_json(each.usd),
         "failed": _bounds_json(each.failed),
         "seconds": each.seconds,

@@ -135,6 +135,11 @@ def _count_forgotten(run: Run, known: int) -> int:
 # --- this machine ---------------------------------------------------------------------------
 
 
+def is_free(context: "Context") -> bool:
+    """Whether runs cost nothing: on this machine, if batchml.toml gives it no price."""
+    return context.settings.is_local and not context.settings.environment.usd_per_hour
+
+
 def _local_price(context: "Context") -> Price | None:
     usd = context.settings.environment.usd_per_hour
     if not usd:

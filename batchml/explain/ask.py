@@ -150,7 +150,7 @@ def _explain_unlisted(run: Run, commands: CommandWriter, now: int) -> Explanatio
         return Explanation(
             "submitted",
             f"It was submitted {describe_time(age)} ago; AWS Batch does not show it yet.",
-            is_problem=False, command=commands.batchml("explain", run.job_id),
+            is_problem=False,
         )  # fmt: skip
     kept = "" if commands.is_local else "; AWS Batch keeps ended jobs for 7 days"
     return Explanation(

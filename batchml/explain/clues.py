@@ -14,7 +14,7 @@ from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS
 class Clue(Struct, frozen=True):
     """A pattern and its meaning. `{0}`, `{1}` in the texts are the pattern's groups.
 
-    `command`: a word for the command to suggest, which `failing.py` writes.
+    `command`: a word for the command to suggest, which `failing.py` writes; "" for none.
     """
 
     cause: str
@@ -40,6 +40,8 @@ def _clue(cause: str, pattern: str, verdict: str, fix: str, command: str = "log"
 
 
 _LAST_LINES = 30  # lines that are searched first
+# Variables that launchers set for each rank, and `init_process_group` reads.
+_RANKS = "RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 # Characters at each end of a line that are searched: a pattern may take quadratic time.
 _SEARCHED = 500
 
@@ -56,12 +58,12 @@ START = (
     _clue(
         "cuda-mismatch", r"(?i)requirement error: unsatisfied condition: (cuda>=[\d.]+)",
         "The image needs {0}, and the host's NVIDIA driver is older.",
-        "Use an image for an older CUDA, or an AMI with a newer driver.", "image",
+        "Use an image for an older CUDA, or an AMI with a newer driver.", "",
     ),
     _clue(
         "no-gpu-driver", r"(?i)nvidia-container-cli|could not select device driver",
         "The host has no working NVIDIA driver for the container.",
-        "Use the GPU AMI and GPU instance types.", "compute",
+        "Use the GPU AMI and GPU instance types in batchml.toml, and run setup.", "setup",
     ),
     _clue(
         "missing-command",
@@ -78,7 +80,7 @@ START = (
         "exec-format", r"(?i)exec format error",
         "The program is for another processor, or a script without a #! line.",
         "Build the image for the processor of the hosts, or name the script's interpreter.",
-        "image",
+        "submit",
     ),
     _clue(
         "permission", r'exec: \\?"([^"\\]+)\\?": permission denied',
@@ -101,7 +103,7 @@ PULL = (
     _clue(
         "image-architecture", r"(?i)no matching manifest|does not match the specified platform",
         "The image is not for the processor of the hosts.",
-        "Build it for the processor of the hosts.", "image",
+        "Build it on a machine with the processor of the hosts.", "",
     ),
     _clue(
         "image-rate-limit", r"(?i)toomanyrequests|pull rate limit",
@@ -143,6 +145,14 @@ LOG = (
         "Follow that run.", "other",
     ),
     _clue(
+        "no-launcher",
+        rf"KeyError: '({_RANKS})'|environment variable ({_RANKS}) expected, but not set|"
+        rf"\b({_RANKS}): (?:unbound variable|parameter (?:null or )?not set)",
+        "The program expects {0}, which no launcher has set; --launch torchrun sets it.",
+        "Let batchml start it as torchrun does, also with kind under [launch] of job.toml.",
+        "launch",
+    ),
+    _clue(
         "disk-full", r"(?i)No space left on device|Errno 28\b|Disk quota exceeded",
         "The disk was full.",
         "Write less, or give hosts a larger disk in batchml.toml.",
@@ -151,7 +161,7 @@ LOG = (
         "shared-memory",
         r"(?i)DataLoader worker .*Bus error|insufficient shared memory|shared memory.*shm",
         "It ran out of shared memory, which data loaders use.",
-        'Set shm in [resources] of job.toml, for example "8 GiB".', "job",
+        'Set shm in [resources] of job.toml, for example "8 GiB".', "submit",
     ),
     _clue(
         "gpu-memory",
@@ -166,14 +176,14 @@ LOG = (
         r"NVIDIA driver on your system is too old|forward compatibility was attempted|"
         r"unsatisfied condition: cuda",
         "The image's CUDA is newer than the host's NVIDIA driver.",
-        "Use an image for an older CUDA, or an AMI with a newer driver.", "image",
+        "Use an image for an older CUDA, or an AMI with a newer driver.", "",
     ),
     _clue(
         "cuda-mismatch",
         r"(?i)no kernel image is available for execution|CUDA error: invalid device function|"
         r"is not compatible with the current PyTorch installation",
         "The program's CUDA code was not built for this model of GPU.",
-        "Use an image whose framework supports that GPU.", "image",
+        "Use an image whose framework supports that GPU.", "",
     ),
     _clue(
         "no-gpu",
@@ -186,7 +196,7 @@ LOG = (
     _clue(
         "missing-library", r"version \W(GLIBC[A-Z]*_[\d.]+)\W not found",
         "A program in the image was built for a newer system: it needs {0}.",
-        "Build it on the image's own system, or use a newer image.", "image",
+        "Build it on the image's own system, or use a newer image.", "",
     ),
     _clue(
         "missing-library",
@@ -227,7 +237,7 @@ LOG = (
     _clue(
         "missing-file", r"can't open file '([^']+)': \[Errno 2\]",
         "The program file {0} is not there.",
-        "It must be in the job's folder, and not be ignored.", "dry-run",
+        "It must be in the job's folder, and not be ignored.", "again",
     ),
     _clue(
         "missing-command",

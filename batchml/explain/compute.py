@@ -178,7 +178,7 @@ def service_role(waiting: WaitingRun) -> Explanation | None:
             evidence.append(f"{each.name} says: {each.status_reason}")
     return Explanation(
         "service-role", "AWS Batch's service role lacks permissions that it needs to start hosts.",
-        tuple(evidence), "Let setup repair the roles.", waiting.commands.batchml("setup", "--plan"),
+        tuple(evidence), "Let setup repair the roles.", waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def instance_configuration(waiting: WaitingRun) -> Explanation | None:
     return Explanation(
         "instance-configuration", f"{verdict}.", tuple(evidence),
         "Change instance_types or ami in batchml.toml, and run setup.",
-        waiting.commands.batchml("compute", "list"),
+        waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def no_capacity(waiting: WaitingRun) -> Explanation | None:
     if waiting.commands.is_local:
         return Explanation(
             "no-capacity", "The server was started with --chaos no-capacity: no run is placed.",
-            tuple(evidence), "It ends by itself.", "batchml local status", is_problem=False,
+            tuple(evidence), "It ends by itself.", is_problem=False,
         )  # fmt: skip
     several = "more instance types"
     if any(each.is_spot for each in waiting.usable):
@@ -246,7 +246,6 @@ def no_capacity(waiting: WaitingRun) -> Explanation | None:
     return Explanation(
         "no-capacity", f"AWS has no {' or '.join(types) or 'such'} instance free at the moment.",
         tuple(evidence), f"Wait, or give the compute environment {several}.",
-        waiting.commands.batchml("compute", "list"),
         is_problem=not waiting.is_early,
     )  # fmt: skip
 
@@ -260,7 +259,7 @@ def launch_failed(waiting: WaitingRun) -> Explanation | None:
         "launch-failed", "EC2 refuses to start a host for it.",
         (_describe_activity(found, waiting.now),),
         "Change what AWS names in batchml.toml, and run setup.",
-        waiting.commands.batchml("setup", "--plan"),
+        waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
@@ -278,7 +277,7 @@ def hosts_not_joining(waiting: WaitingRun) -> Explanation | None:
             f"the newest host was launched {describe_time(waiting.now - max(began))} ago",
         ),
         _HOST_NEEDS,
-        waiting.commands.batchml("setup", "--plan"),
+        waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
@@ -297,12 +296,21 @@ def host_starting(waiting: WaitingRun) -> Explanation | None:
     evidence += waiting.scaling
     if launched:
         evidence.append(f"a host was launched {describe_time(now - launched[0].at)} ago")
+    if waiting.reason.startswith("MISCONFIGURATION") and not waiting.types:
+        # AWS's sizes do not confirm that any host fits it.
+        return Explanation(
+            "placement-refused",
+            "AWS Batch says that no host of its queue fits it. That is certain only after "
+            f"{describe_time(BOOT)}: AWS Batch also says so while a first host boots.",
+            (f"it needs {describe_request(waiting.run)}", *waiting.reported, *evidence),
+            "If it does not start by then, request less, or name larger instance types in "
+            "batchml.toml and run setup.", is_problem=False,
+        )  # fmt: skip
     if waiting.reason:
         evidence.append(f"AWS Batch may say this while hosts start: {waiting.reason}")
     return Explanation(
         "host-starting", "It is next, and a host is being started for it.", tuple(evidence),
-        "Wait; explain again after that time.",
-        waiting.commands.batchml("explain", waiting.run.job_id), is_problem=False,
+        "Wait; explain again after that time.", is_problem=False,
     )  # fmt: skip
 
 
@@ -333,8 +341,7 @@ def undetermined(waiting: WaitingRun) -> Explanation:
     evidence += [f"waiting for {describe_time(waiting.waited)}", *waiting.scaling]
     return Explanation(
         "undetermined", "No answer of AWS explains why it waits.", tuple(evidence),
-        "See the state of its queue and compute environments.",
-        waiting.commands.batchml("compute", "list"),
+        "Let doctor check the environment.", waiting.commands.batchml("doctor"),
         # If its position is unknown, it may simply wait for its turn.
         is_problem=not waiting.is_early and (bool(waiting.reason) or waiting.runs_before == 0),
     )  # fmt: skip
@@ -372,16 +379,15 @@ def no_compute(waiting: WaitingRun) -> Explanation | None:
         return None
     return Explanation(
         "no-compute", f"Its queue {waiting.queue_name} has no compute environment.", (),
-        "Give the queue a compute environment.", waiting.commands.batchml("setup", "--plan"),
+        "Give the queue a compute environment.", waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
-def machine_cannot_start(commands: CommandWriter, reason: str) -> Explanation:
+def machine_cannot_start(reason: str) -> Explanation:
     """The embedded AWS Batch cannot start programs, so its queues wait."""
     return Explanation(
         "machine-cannot-start", "This machine cannot start programs now, so its queues wait.",
         (reason,), "Remove the cause. Waiting jobs then start by themselves.",
-        commands.batchml("local", "status"),
     )  # fmt: skip
 
 
@@ -394,7 +400,7 @@ def environment_invalid(waiting: WaitingRun) -> Explanation | None:
     reason = bad[0].status_reason
     evidence = [f"{each.name} is {each.status}: {each.status_reason}" for each in bad]
     if reason.startswith(CANNOT_START):
-        return machine_cannot_start(waiting.commands, reason)
+        return machine_cannot_start(reason)
     if _NO_HOST_JOINED in reason:
         return Explanation(
             "hosts-not-joining",
@@ -402,13 +408,13 @@ def environment_invalid(waiting: WaitingRun) -> Explanation | None:
             "so AWS Batch made it INVALID.",
             tuple(evidence),
             _HOST_NEEDS,
-            waiting.commands.batchml("setup", "--plan"),
+            waiting.commands.batchml("setup"),
         )  # fmt: skip
     return Explanation(
         "environment-invalid",
         f"No compute environment of queue {waiting.queue_name} can be used: "
         f"{waiting.commands.bare(bad[0].name)} is {bad[0].status}.",
-        tuple(evidence), "Let setup repair it.", waiting.commands.batchml("setup", "--plan"),
+        tuple(evidence), "Let setup repair it.", waiting.commands.batchml("setup"),
     )  # fmt: skip
 
 
@@ -482,10 +488,11 @@ def too_large_for_hosts(waiting: WaitingRun) -> Explanation | None:
     else:
         return None
     if waiting.commands.is_local:
-        fix, command = "Request less than this machine has.", waiting.commands.batchml("doctor")
+        fix = "Submit it again: submit requests no more than this machine has."
+        command = waiting.commands.submit(run)
     else:
         fix = "Request less, or name larger instance types in batchml.toml and run setup."
-        command = waiting.commands.batchml("compute", "list")
+        command = waiting.commands.batchml("setup")
     return Explanation(
         "too-large-for-hosts", f"It can never be placed: {lacking}.", tuple(evidence), fix, command
     )

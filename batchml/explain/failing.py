@@ -79,8 +79,7 @@ def why_ended(ended: EndedRun) -> Explanation:
 
 def _succeeded(ended: EndedRun) -> Explanation:
     return Explanation(
-        "succeeded", "No problem: it succeeded.", (describe_outcome(ended.run),),
-        command=ended.commands.batchml("show", ended.run.job_id), is_problem=False,
+        "succeeded", "No problem: it succeeded.", (describe_outcome(ended.run),), is_problem=False,
     )  # fmt: skip
 
 
@@ -185,12 +184,11 @@ def _not_started(ended: EndedRun) -> Explanation:
         return replace(explained, evidence=(reason[pip.start() :].splitlines()[0],))
     if "Timeout" in reason.partition(":")[0]:
         verdict = "Its host was too slow to create the container, often because of a slow disk."
-        fix = "Try again; use hosts with a faster disk."
+        fix, command = "Try again; use hosts with a faster disk.", _rerun(ended)
     else:
         verdict, fix = "Its container could not be started.", "Correct what AWS names."
-    return Explanation(
-        "not-started", verdict, (reason,), fix, ended.commands.batchml("show", run.job_id)
-    )
+        command = ""
+    return Explanation("not-started", verdict, (reason,), fix, command)
 
 
 def _dependency(ended: EndedRun) -> Explanation:
@@ -213,32 +211,29 @@ def _dependency(ended: EndedRun) -> Explanation:
             (f"{first.job_id}: {describe_outcome(first)}",), "See why that run failed.",
             commands.batchml("explain", first.job_id),
         )  # fmt: skip
-    known = ", ".join(ended.run.depends_on)
-    other = ended.run.depends_on[0] if ended.run.depends_on else ended.run.job_id
+    known = ended.run.depends_on
     return Explanation(
         "dependency-failed", "A run that it depends on failed.",
-        (f"it depends on {known}",) if known else (), "See why that run failed.",
-        commands.batchml("explain" if known else "show", other),
+        (f"it depends on {', '.join(known)}",) if known else (), "See why that run failed.",
+        commands.batchml("explain", known[0]) if known else "",
     )  # fmt: skip
 
 
 def _never_placed(ended: EndedRun) -> Explanation:
-    run, commands = ended.run, ended.commands
+    run = ended.run
     if run.status_reason.startswith("Container Overrides"):
         return Explanation(
             "overrides-too-long", "Its command and variables are longer than AWS Batch accepts.",
             (run.status_reason,), "Put long values into a file in the job's folder.",
-            commands.submit(run, "--dry-run"),
+            _submit_changed_job(ended),
         )  # fmt: skip
     if "CAPACITY" in run.status_reason:
         verdict, fix = "AWS had no free instance for it for too long.", "Try again later."
+        command = _rerun(ended)
     else:
         verdict = "It could never be placed, and its queue's time limit is over."
-        fix = "Request less, or let the compute environment grow."
-    return Explanation(
-        "unschedulable", verdict, (run.status_reason,), fix,
-        commands.batchml("compute", "list"),
-    )  # fmt: skip
+        fix, command = "Request less, or let the compute environment grow.", ""
+    return Explanation("unschedulable", verdict, (run.status_reason,), fix, command)
 
 
 def _program(ended: EndedRun) -> Explanation:
@@ -273,7 +268,7 @@ def _program(ended: EndedRun) -> Explanation:
             "missing-command" if code == _NO_COMMAND else "permission",
             f"The command {what}: a shell says so by exit code {code}.",
             (f"command: {' '.join(run.command)}", *_last_lines(ended)),
-            "Name a command that the image has.", ended.submit("--dry-run"),
+            "Name a command that the image has.", _submit_changed_job(ended),
         )  # fmt: skip
     signal = signal_name(code).removeprefix(", signal ")
     if signal:
@@ -410,8 +405,8 @@ def _unknown(ended: EndedRun) -> Explanation:
     reason = run.status_reason or "AWS Batch gives no reason"
     return Explanation(
         "unknown", "AWS Batch ended it for a reason that is unknown here.",
-        (reason, *_last_lines(ended)), "See all details.",
-        ended.commands.batchml("show", run.job_id),
+        (reason, *_last_lines(ended)), "See its log." if run.attempts else "",
+        ended.commands.log(run) if run.attempts else "",
     )  # fmt: skip
 
 
@@ -430,11 +425,33 @@ _BY_OUTCOME = {
 
 def _explain_clue(ended: EndedRun, found: clues.ClueMatch) -> Explanation:
     evidence = (found.line,) if found.line else ()
-    return Explanation(found.cause, found.verdict, evidence, found.fix, _command(ended, found))
+    fix, command = found.fix, _command(ended, found)
+    if ended.commands.is_local and found.cause in _LOCAL_FIXES:
+        fix, command = _LOCAL_FIXES[found.cause], ""
+    return Explanation(found.cause, found.verdict, evidence, fix, command)
+
+
+# Causes that a user removes on this machine itself, and not in AWS.
+_LOCAL_FIXES = {
+    "disk-full": "Make room on this machine's disk.",
+    "network": "Connect this machine to the network, or correct the name.",
+    "image-network": "Connect this machine to the image's registry.",
+    "credentials": "Log in to AWS on this machine, or set AWS_PROFILE with --set-env.",
+    "secret": "Write it into secrets.toml of the state folder: docs/local.md.",
+    "no-gpu-driver": "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine.",
+}
+
+
+def _submit_changed_job(ended: EndedRun) -> str:
+    """The command that submits the job again once its job.toml is changed.
+
+    Empty for a command of the command line: the user has to type another command.
+    """
+    return ended.submit() if ended.commands.job else ""
 
 
 def _command(ended: EndedRun, found: clues.ClueMatch) -> str:
-    """The command that a clue suggests."""
+    """The command that a clue suggests; "" if no command helps."""
     run, commands = ended.run, ended.commands
     image = own_image(run.image)
     match found.command:
@@ -445,19 +462,26 @@ def _command(ended: EndedRun, found: clues.ClueMatch) -> str:
         case "rerun":
             return _rerun_with_higher_budget(ended)
         case "gpus":
-            return _rerun(ended, "--gpus", str(max(1, run.gpus)))
+            return "" if run.gpus else _rerun(ended, "--gpus", "1")
+        case "launch":
+            is_plain = "BATCHML_LAUNCH" not in run.environment and not ended.array
+            return _rerun(ended, "--launch", "torchrun") if is_plain else commands.log(run)
         case "again":
             return ended.submit()
-        case "submit" | "dry-run" | "job":
-            return ended.submit("--dry-run")
-        case "image" | "push":
-            verb = "push" if found.command == "push" and not commands.is_local else "build"
-            return commands.batchml("image", *((verb, image) if image else ("list",)))
+        case "submit":
+            return _submit_changed_job(ended)
+        case "image" if commands.is_local:
+            return ended.submit() if image else ""  # it builds the image, too
+        case "image":
+            return commands.batchml("image", "push", image) if image else ""
+        case "push":
+            verb = "build" if commands.is_local else "push"
+            return commands.batchml("image", verb, image) if image else ""
         case "setup" | "doctor":
-            return commands.batchml("doctor" if commands.is_local else found.command)
-        case "compute":
-            return commands.batchml("compute", "list")
-    return commands.log(run)
+            return commands.batchml(found.command)
+        case "log":
+            return commands.log(run)
+    return ""
 
 
 def _with_source_line(ended: EndedRun, found: Explanation) -> Explanation:

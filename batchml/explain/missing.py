@@ -193,12 +193,10 @@ def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
     if findings.state is FileState.ABSENT:
         is_absolute = item.name.startswith("/")
         where = "in the run's container" if is_absolute else f"in {findings.folder}"
-        is_data = "FileNotFoundError" in found.line
-        more = " Data may lie in BATCHML_DATA_DIR." if is_data else ""
+        more = " Data may lie in BATCHML_DATA_DIR." if "FileNotFoundError" in found.line else ""
         return Explanation(
             found.cause, f"{item.name} is not {where}.", (found.line,),
-            f"Correct its name.{findings.suggestion}{more}",
-            ended.submit("--dry-run"),
+            f"Correct its name.{findings.suggestion}{more}", _submit_corrected(ended, item.name),
         )  # fmt: skip
     if findings.state is FileState.SENT and found.cause == "permission":
         name = item.name
@@ -208,6 +206,21 @@ def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
             ended.submit(command=("bash", *run.command)),
         )  # fmt: skip
     return None
+
+
+def _submit_corrected(ended: EndedRun, name: str) -> str:
+    """The command with the file's name corrected, if a file of the folder has a similar name.
+
+    Else `submit` for a run whose command does not have the name: the user corrects a file.
+    """
+    words = ended.run.command
+    own = {each for each in words if each.removeprefix("./") == name}
+    if not own:
+        return ended.submit()
+    if not ended.findings.suggestion:
+        return ended.submit() if ended.commands.job else ""
+    right = ended.findings.suggestion.split("'")[1]
+    return ended.submit(command=[right if each in own else each for each in words])
 
 
 def explain_quoted_command(ended: EndedRun, line: str) -> Explanation:

@@ -17,7 +17,12 @@ _MOST = 10  # numbers in a sentence
 
 
 class CommandWriter(Struct, frozen=True):
-    """Writes commands for an environment. `job`: the job's folder; empty if unknown."""
+    """Writes commands for an environment. `job`: the job's folder; empty if unknown.
+
+    An explanation names a command that removes its cause, perhaps after the user has changed a
+    file, or that shows what the cause leads to: a log, another run, a queue. It names no command
+    that would leave everything as it is.
+    """
 
     env: str = LOCAL
     job: str = ""
@@ -40,11 +45,11 @@ class CommandWriter(Struct, frozen=True):
     ) -> str:
         """The command that submits the run again with other flags and its files as they are now.
 
-        It is `batchml show` if no command line can submit the run. `array`: the size of the array
-        of which the run is a child.
+        Empty if no command line can submit the run. `array`: the size of the array of which the run
+        is a child.
         """
         if is_out_of_reach(run):
-            return self.batchml("show", run.job_id)
+            return ""
         array_flags = ("--array", str(array)) if array else ()
         node_flags = ("--nodes", str(run.nodes)) if run.nodes else ()
         flags = (*array_flags, *node_flags, *flags)
@@ -58,17 +63,17 @@ class CommandWriter(Struct, frozen=True):
         is_part = run.array_index is not None and not array
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
         if not image or not run.command or run.command[0] == BY_DOCUMENT or is_part:
-            return self.batchml("show", run.job_id)
+            return ""
         again = self.batchml("submit", "--name", run.name, "--image", image, *flags)
         return f"{again} -- {argv}"
 
     def rerun(self, run: Run, *flags: str, array: Run | None = None) -> str:
         """The command that reruns the run, or the failed children of its `array`.
 
-        It is `batchml show` if `rerun` would refuse the run.
+        Empty if `rerun` would refuse the run.
         """
         if is_out_of_reach(run):
-            return self.batchml("show", run.job_id)
+            return ""
         if array is None:
             return self.batchml("rerun", run.job_id, *flags)
         failed_only = ("--failed",) if array.children.get(JobStatus.SUCCEEDED) else ()

@@ -184,7 +184,6 @@ def explain_pending(waiting: WaitingRun) -> Explanation | None:
         return Explanation(
             "being-cancelled", "It was cancelled, and ends when what it waits for has ended.",
             (f"reason given: {run.status_reason or 'none'}",), is_problem=False,
-            command=waiting.commands.batchml("wait", run.job_id),
         )  # fmt: skip
     if _waits_for_dependencies(run):
         return _explain_dependencies(waiting) if AwsQuestion.DEPENDENCIES in waiting.asked else None
@@ -198,7 +197,6 @@ def explain_pending(waiting: WaitingRun) -> Explanation | None:
         )  # fmt: skip
     return Explanation(
         "dependency", "AWS Batch says that it waits for other runs, and names none.",
-        command=waiting.commands.batchml("show", run.job_id),
     )  # fmt: skip
 
 
@@ -246,7 +244,7 @@ def _explain_dependencies(waiting: WaitingRun) -> Explanation:
         )  # fmt: skip
     return Explanation(
         "released", "All runs that it depends on have succeeded: it is about to become RUNNABLE.",
-        is_problem=False, command=commands.batchml("explain", run.job_id),
+        is_problem=False,
     )  # fmt: skip
 
 
@@ -290,7 +288,7 @@ def queue_gone(waiting: WaitingRun) -> Explanation | None:
         return Explanation(
             "queue-invalid", f"Its queue {waiting.queue.name} is INVALID.",
             (f"AWS Batch says: {waiting.queue.status_reason or 'nothing'}",),
-            "Let setup repair it.", commands.batchml("setup", "--plan"),
+            "Let setup repair it.", commands.batchml("setup"),
         )  # fmt: skip
     return None
 
@@ -514,7 +512,7 @@ def explain_by_status(waiting: WaitingRun) -> Explanation | None:
             )  # fmt: skip
         case JobStatus.STARTING:
             if run.status_reason.startswith(CANNOT_START):
-                return compute.machine_cannot_start(commands, run.status_reason)
+                return compute.machine_cannot_start(run.status_reason)
             doing = run.status_reason or "its image is pulled and its container created"
             return Explanation(
                 "starting", f"It has a host and is being started: {doing}.", is_problem=False,
@@ -526,6 +524,6 @@ def explain_by_status(waiting: WaitingRun) -> Explanation | None:
         case JobStatus.SUBMITTED if waiting.waited < SOON:
             return Explanation(
                 "submitted", f"It was submitted {ago} ago; AWS Batch has not examined it yet.",
-                is_problem=False, command=commands.batchml("explain", run.job_id),
+                is_problem=False,
             )  # fmt: skip
     return None

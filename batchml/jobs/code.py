@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,8 +78,13 @@ def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
     )
 
 
-def pack(folder: Path, without: Path | None = None, include_secrets: bool = False) -> CodeArchive:
-    """Archive the files of `find_files`.
+def pack(
+    folder: Path,
+    without: Path | None = None,
+    include_secrets: bool = False,
+    more: Mapping[str, bytes] = {},
+) -> CodeArchive:
+    """Archive the files of `find_files`, and those of `more`: path -> content.
 
     A link to a file below the folder becomes that file. Raises ConfigError if the files are too
     large, cannot be read, or are named like secrets.
@@ -89,10 +94,12 @@ def pack(folder: Path, without: Path | None = None, include_secrets: bool = Fals
         secrets = [] if include_secrets else _secrets(found)
         if secrets:
             raise ConfigError(str(folder), [_secrets_text(secrets)])
-        sizes = {name: _size(folder / name) for name in found.files}
+        files = [name for name in found.files if name not in more]
+        sizes = {name: _size(folder / name) for name in files}
+        sizes |= {name: len(content) for name, content in more.items()}
         if sum(sizes.values()) > MAX_BYTES:
             raise ConfigError(str(folder), [_too_large(sizes)])
-        plain, packed = _tar(folder, found.files)
+        plain, packed = _tar(folder, files, more)
     except OSError as error:
         raise ConfigError(
             str(folder),
@@ -114,21 +121,24 @@ def _size(path: Path) -> int:
         return 0  # deleted after it was found
 
 
-def _tar(folder: Path, files: tuple[str, ...]) -> tuple[bytes, list[int]]:
+def _tar(
+    folder: Path, files: Sequence[str], more: Mapping[str, bytes] = {}
+) -> tuple[bytes, list[int]]:
     """Return the archive and the sizes of its files. Files that were deleted meanwhile are missing.
 
     The archive depends on names, executable bits and contents, and not on times and owners.
     """
     buffer, sizes = io.BytesIO(), list[int]()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in files:
+        for name in (*files, *sorted(more)):
             try:
-                content = (folder / name).read_bytes()
+                content = more[name] if name in more else (folder / name).read_bytes()
             except FileNotFoundError:
                 continue
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            member.mode = 0o755 if os.access(folder / name, os.X_OK) else 0o644
+            is_program = name not in more and os.access(folder / name, os.X_OK)
+            member.mode = 0o755 if is_program else 0o644
             tar.addfile(member, io.BytesIO(content))
             sizes.append(len(content))
     return buffer.getvalue(), sizes

@@ -19,7 +19,6 @@ from batchml.runtime.protocol.launch import (
     RAY,
     TOKEN,
     VARIABLE,
-    VCPUS,
     WORKER,
     LaunchPlan,
     WorkerGroup,
@@ -59,7 +58,6 @@ def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
     plan = launch_plan(spec)
     if plan is not None and plan.is_supervised:
         found[VARIABLE] = plan.to_json()
-        found[VCPUS] = str(spec.resources.vcpus)
         if token:
             found[TOKEN] = token
     return found
@@ -156,7 +154,7 @@ def group_jobs(
             key=key,
             plan=job_plan,
             queue=queue(job.queue),
-            env={VARIABLE: job_plan.to_json(), VCPUS: str(job.resources.vcpus), **shared},
+            env={VARIABLE: job_plan.to_json(), **shared},
             tags={GANG_TAG: head[1], GROUP_TAG: group.name},
             array=group.count if group.count > 1 else None,
         )

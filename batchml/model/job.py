@@ -108,8 +108,8 @@ def _groups_mistakes(
         yield f'groups: need launch.kind = "ray", found {spec.launch.kind!r}.'
     if is_ray and not given:
         yield (
-            'launch.kind: "ray" needs [[groups]], the head first, for example: [[groups]] '
-            'name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
+            'launch.kind: "ray" needs [[groups]] in a job.toml, the head first, for example: '
+            '[[groups]] name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
         )
     if groups and spec.nodes > 1:
         yield f"nodes: found {spec.nodes} with groups. Set the count of each group instead."
@@ -259,6 +259,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: dict[str, str | MetricSettings] = {}
     groups: tuple[Group, ...] = ()
     fallback: Fallback = Fallback()
+    keep: bool | tuple[str, ...] = True
 
     @property
     def timeout_seconds(self) -> int | None:
@@ -445,6 +446,7 @@ def _mistakes(
     yield from _time_mistakes(spec)
     yield from node_mistakes(spec, table, _resource_mistakes)
     yield from fallback_mistakes(spec.fallback, spec.queue, spec.groups)
+    yield from _keep_mistakes(spec.keep)
     for name in spec.env:
         if not ENV_NAME.fullmatch(name):
             yield f"env.{name}: is not a name for an environment variable."
@@ -472,6 +474,27 @@ def command_mistakes(command: Sequence[str]) -> Iterator[str]:
     for found in dict.fromkeys(name for word in command for name in _VARIABLE.findall(word)):
         instead = f"Write {{{names[found]}}}." if found in names else "Write: sh -c '...'"
         yield f"command: no shell expands ${found}. {instead}"
+
+
+MAX_PATTERNS = 50  # of `keep`: AWS Batch limits the variables of a run
+MAX_PATTERN = 200  # characters
+
+
+def _keep_mistakes(keep: bool | tuple[str, ...]) -> Iterator[str]:
+    """The mistakes in `keep`: true, false, or patterns of files in the working folder."""
+    if isinstance(keep, bool):
+        return
+    if not keep:
+        yield "keep: is an empty list. Write false to keep nothing, true to keep all new files."
+    if len(keep) > MAX_PATTERNS:
+        yield f"keep: has {len(keep)} patterns; at most {MAX_PATTERNS}."
+    for index, pattern in enumerate(keep[:MAX_PATTERNS]):
+        parts = pattern.removeprefix("!").split("/")
+        if not pattern.strip("!/") or ".." in parts or parts[0] == "" or len(pattern) > MAX_PATTERN:
+            yield (
+                f"keep[{index}]: found {pattern[:80]!r}. Write a pattern of files in the working "
+                f'folder, of at most {MAX_PATTERN} characters: "*.pt" or "out/**".'
+            )
 
 
 def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterator[str]:

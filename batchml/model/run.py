@@ -360,6 +360,7 @@ def first_start(child: Run | None) -> int | None:
 NOT_KNOWN = "not known to the server"
 NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
 
+FUNCTION_TAG = "batchml:function"  # on a run that calls a Python function: its name
 RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: the earlier job's id
 
 

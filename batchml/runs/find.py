@@ -1,6 +1,6 @@
 """Find runs in AWS Batch and in the history: by filters, by job ids, by words of a command line."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -28,11 +28,13 @@ from batchml.runs.names import bare_id, select_run
 from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
 from batchml.runs.search import (
     FoundRun,
+    MetricValue,
     RunFilter,
     keep_ends,
     lacks_ranges,
     run_from_history,
     search,
+    with_metrics,
 )
 
 if TYPE_CHECKING:
@@ -79,24 +81,35 @@ class NewestRuns(NamedTuple):
     sweeps: frozenset[str]
 
 
-def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
-    """The newest `limit` runs that match the filter."""
+def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
+    """The newest `limit` runs that match the filter; all without a limit."""
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
-
-    def measure(run: Run, record: Record) -> Record:
-        return read_metrics(context, run, record).added_to(record)
-
     now = int(context.clock.now() * 1000)
     sweeps: set[str] = set()
-    found = search(api, context.history, context.env, queues, wanted, measure, now, sweeps)
+    found = search(
+        api, context.history, context.env, queues, wanted, _measure(context), now, sweeps
+    )
     try:
-        newest = list(islice(found, limit + 1))
+        newest = list(found if limit is None else islice(found, limit + 1))
     except ServiceError as error:
         if error.operation == "ListJobs":
             check_queues(api, [wanted.queue] if wanted.queue else [])
         raise
-    return NewestRuns(newest[:limit], len(newest) > limit, frozenset(sweeps))
+    has_more = limit is not None and len(newest) > limit
+    return NewestRuns(newest[:limit], has_more, frozenset(sweeps))
+
+
+def _measure(context: Context) -> Callable[[Run, Record], Record]:
+    """A function that adds the metrics in a run's log to its record."""
+    return lambda run, record: read_metrics(context, run, record).added_to(record)
+
+
+def measure_runs(
+    context: Context, runs: Iterable[FoundRun], values: Sequence[MetricValue]
+) -> list[FoundRun]:
+    """The runs with these values of metrics: a log is read if the history does not have them."""
+    return [with_metrics(each, values, _measure(context)) for each in runs]
 
 
 def check_queues(api: "JobApi", queues: Iterable[str]) -> None:

@@ -174,8 +174,10 @@ class ChildrenOutputs:
         folder, _, name = entry.name.partition("/")
         if folder in self._sources:
             self._sources[folder].fetch(entry._replace(name=name), path)
-        else:
+        elif "" in self._sources:
             self._sources[""].fetch(entry, path)
+        else:
+            raise Unreadable("it does not exist")
 
 
 def _joined(folder: str, name: str) -> str:

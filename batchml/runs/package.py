@@ -5,7 +5,7 @@ import re
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -109,7 +109,7 @@ def pack_code(
             ],
         )
     # Without the state folder: it holds keys, and all earlier archives.
-    archive = pack(source, context.home.root, request.include_secrets)
+    archive = pack(source, context.home.root, request.include_secrets, request.files)
     if archive.left_out:
         names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
         notices.append(f"Not sent, because they are not files of this folder: {names}.")
@@ -223,16 +223,19 @@ def _package_gone(address: str, why: str) -> NotFound:
     return NotFound("Code of the run", address, [], hint)
 
 
-def describe_changed_code(context: "Context", folder: str, name: str, sent_at: float) -> str:
+def describe_changed_code(
+    context: "Context", folder: str, name: str, sent_at: float, more: Mapping[str, bytes] = {}
+) -> str:
     """`the code of 12:01; FOLDER has changed since: --code sends it.`, for a run of older code.
 
-    `name` is that of the archive that was sent at `sent_at` (seconds since the epoch). "" if the
-    folder has the same files still, or if the two cannot be compared.
+    `name` is that of the archive that was sent at `sent_at` (seconds since the epoch), `more` are
+    its files that are in no folder. "" if the folder has the same files still, or if the two cannot
+    be compared.
     """
     if not (folder and name and Path(folder).is_dir()):
         return ""
     try:
-        if pack(Path(folder), context.home.root, include_secrets=True).name == name:
+        if pack(Path(folder), context.home.root, True, more).name == name:
             return ""
     except BatchmlError:
         return ""

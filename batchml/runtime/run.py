@@ -37,12 +37,18 @@ from batchml.runtime.entry.folders import (
     folder_variables,
     is_kept_in_store,
     make_folders,
-    watch_working_folder,
 )
 from batchml.runtime.entry.outputs import OutputSender, output_prefix
 from batchml.runtime.entry.stopping import Signals, StopRequested, signals_blocked
+from batchml.runtime.entry.working_folder import (
+    WorkingFolder,
+    WorkingFolderKeeper,
+    open_keeper,
+    watch_working_folder,
+)
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper, kill_descendants, shell_code
+from batchml.runtime.processors import count_processors, with_processors
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     DUPLICATE,
@@ -118,6 +124,8 @@ class _Attempt:
         self._env = RuntimeEnv.read(environ)
         self._trial: Optional[TrialAttempt] = None
         self._plan: Optional[LaunchPlan] = None
+        self._working: Optional[WorkingFolder] = None
+        self._keeper: Optional[WorkingFolderKeeper] = None
         self._why_not_started = ""
         self.by_runtime = False  # whether the runtime, not the program, chose the exit code
 
@@ -139,6 +147,7 @@ class _Attempt:
             self._read_plan()
             self._check_host()
             self._fetch_checkpoints()
+            self._watch_working_folder(sends_outputs)
             self._signals.check()
         except NotStarted as end:
             return self._not_started(end.code, str(end))
@@ -269,6 +278,15 @@ class _Attempt:
 
             fetch(self._env, self._environ, self._output.say)
 
+    def _watch_working_folder(self, sends_outputs: bool) -> None:
+        """Remember the content of the working folder, and fetch files of an earlier attempt."""
+        temporary = self._temporary.existing_path
+        self._working = watch_working_folder(self._env, self._environ, temporary, sends_outputs)
+        if self._working is not None:
+            self._keeper = open_keeper(
+                self._working, self._env, self._environ, self._output.say, temporary, sends_outputs
+            )
+
     def _fetch(self, url: str) -> tuple[str, str]:
         """Return the path of a file of the submission, and its SHA-256 if it was downloaded."""
         if "://" not in url:
@@ -289,10 +307,10 @@ class _Attempt:
             trial.start(running)
             output.listener = trial.read_output
             plugins.add("the trial's watch", lambda: trial)
-        data = self._environ.get("BATCHML_DATA_DIR", "")
-        # Only in AWS has a run no folder for its outputs, and so sends them.
-        in_aws = sends_outputs
-        working = watch_working_folder(env, data, self._temporary.existing_path, in_aws)
+        if self._keeper is not None:
+            keeper = self._keeper
+            keeper.start()
+            plugins.add("the keeper of the working folder", lambda: keeper)
         supervised = self._supervise()
         process = self._start(supervised)
         if supervised is not None:
@@ -304,12 +322,14 @@ class _Attempt:
             outputs.start()
         code = _copy(process, self._signals.wake, output, running, plugins, self._trial)
         plugins.finish()
-        left = working.describe_leftovers() if working else ""
+        left = self._working.describe_leftovers() if self._working and not self._keeper else ""
         if left:
             # Not "batchml: ", which begins the reason why a run did not start.
             output.say(f"batchml notice: {left}")
         if outputs is not None:
             _report_outputs(outputs.finish(), output)
+        if self._keeper is not None:
+            self._keeper.end()
         verdict = supervised.verdict(code) if supervised is not None else None
         self.by_runtime = running.forced is not None or verdict is not None
         if verdict is not None:
@@ -329,10 +349,15 @@ class _Attempt:
             tell_main_node(self._environ, verdict.news, self._signals.wait_for_stop)
 
     def _start(self, supervised: Optional[SupervisedCommand]) -> subprocess.Popen[bytes]:
+        if supervised is not None:  # it divides the processors among the processes that it starts
+            command, environ = supervised.command, supervised.environ
+        else:
+            command = self._command
+            environ = with_processors(self._environ, count_processors(self._environ))
         with signals_blocked() if supervised else nullcontext():
             return subprocess.Popen(
-                supervised.command if supervised else self._command,
-                env=supervised.environ if supervised else self._environ,
+                command,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -6,7 +6,6 @@ image, and writes the documents of the sweep; no trial is submitted yet. `check_
 output of `sweep check`.
 """
 
-import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -446,12 +445,9 @@ class SweepCheck(Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """As text. The long requests come first, so that the forecast stays visible at the end."""
-        sweep, requests = self.sweep, []
-        for name, request in self.requests.items():
-            requests += [f"{name}:", *json.dumps(request, indent=2).split("\n")]
+        """The forecast as text."""
+        sweep = self.sweep
         return [
-            *requests,
             f"Sweep {sweep.name} of job {sweep.job_spec.name}, in {sweep.env}: nothing was sent.",
             *describe(self.forecast),
             *(["Free: it runs on this machine, without a usd_per_hour."] if sweep.is_free else []),
@@ -462,11 +458,11 @@ class SweepCheck(Struct, frozen=True):
     def _terminal_line(self) -> list[str]:
         """A line if the sweep needs this terminal or a controller that is a run."""
         if self.chosen_mode.mode is SubmitMode.BATCHES:
-            return ["It needs this terminal until its end, or --detach: then a run controls it."]
+            return ["It needs a controller: this terminal, and after Ctrl-C or --detach a run."]
         if needs_controller(self.sweep):
             return [
-                "Early stopping, a target, a cost limit and confirming runs need this terminal, "
-                "or --detach."
+                "Early stopping, a target, a cost limit and confirming runs need a controller: "
+                "this terminal, and after Ctrl-C or --detach a run."
             ]
         return []
 

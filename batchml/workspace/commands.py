@@ -11,7 +11,7 @@ import typer
 from batchml.cli.app import command_group
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import confirm, print_json, print_line, say
-from batchml.cli.render import cut, duration, printable, table, timestamp
+from batchml.cli.render import cut, duration, printable, table, time_json, timestamp
 from batchml.cli.terminal import is_dumb, live_line
 from batchml.clock import Clock
 from batchml.errors import UsageError
@@ -81,7 +81,7 @@ def _row(entry: WorkspaceEntry) -> list[str]:
 def _entry_json(entry: WorkspaceEntry) -> dict[str, Any]:
     return {
         "path": _text(entry.path), "kind": entry.kind, "mode": f"{entry.mode:04o}",
-        "size": entry.size, "mtime": entry.mtime_ns / 1e9,
+        "size": entry.size, "mtime": time_json(entry.mtime_ns // 1_000_000),
         **({"target": _text(entry.target)} if entry.kind == "link" else {}),
         **({"sha256": entry.sha256} if entry.sha256 else {}),
     }  # fmt: skip

@@ -292,17 +292,22 @@ def test_a_run_of_several_nodes_is_a_multi_node_job() -> None:
     assert needs == wanted["resourceRequirements"]
 
 
+def test_every_run_is_told_its_vcpus() -> None:
+    for spec in (SPEC, TORCHRUN, msgspec.structs.replace(SPEC, nodes=3)):
+        told = variables_of(made(spec, key=KEY, token=TOKEN)[1])
+        assert told["BATCHML_VCPUS"] == str(spec.resources.vcpus)
+
+
 def test_the_nodes_are_told_what_they_do_together() -> None:
     told = variables_of(made(TORCHRUN, key=KEY, token=TOKEN)[1])
     plan = LaunchPlan.read(told)
     assert plan == LaunchPlan("torchrun", processes=4, hang_after=600.0, bandwidth=100 * 1024.0**2)
     assert told["BATCHML_GANG_TOKEN"] == TOKEN
-    assert told["BATCHML_VCPUS"] == str(TORCHRUN.resources.vcpus)
     assert json.loads(told["BATCHML_HEALTH"]) == {
         "checks": "quick", "bandwidth": 100 * 1024**2, "tries": 3, "quarantine": True,
     }  # fmt: skip
     plain = variables_of(made(msgspec.structs.replace(SPEC, nodes=3), key=KEY, token=TOKEN)[1])
-    for name in ("LAUNCH", "GANG_TOKEN", "HEALTH", "VCPUS"):
+    for name in ("LAUNCH", "GANG_TOKEN", "HEALTH"):
         assert f"BATCHML_{name}" not in plain
 
 

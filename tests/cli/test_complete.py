@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.cli.completion import SCRIPTS, CompletionSources, complete, main, parse_help, read_help
-from batchml.model.job import read_job
+from batchml.model.job import Launch, read_job
 from batchml.model.run import JobStatus, OutcomeClass
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,7 @@ def test_states_and_classes_are_those_of_the_commands(sources: CompletionSources
     for name in offered(sources, "submit --retry-on "):
         retry = {"attempts": 2, "on": [name]}
         assert read_job({"image": "i", "command": ["c"], "retry": retry}, "job").retry.on == (name,)
+    assert offered(sources, "submit --launch ") == list(get_args(Launch.__annotations__["kind"]))
 
 
 def test_a_forgotten_environment_has_no_runs(sources: CompletionSources) -> None:

@@ -127,8 +127,10 @@ def test_a_shell_on_a_terminal_and_its_exit_code(people: Cli) -> None:
     assert shell.wait(timeout=LIMIT) == 4, seen.decode("utf-8", "replace")
     os.close(leader)
     assert b"it is 42 here" in seen and b"The resources are released." in seen
-    assert b"This is a copy of the folder: changes are lost at the end." in seen
-    assert b"made.txt (2 B) was written to the working folder, which is gone now" in seen
+    assert b"This is a copy of the folder: `batchml get` brings changed files." in seen
+    assert b"made.txt (2 B) was written to the working folder, and can be copied from" in seen
+    assert people("get", "@last").code == 0
+    assert next(people.folder.glob("seat-*/work/made.txt")).read_text() == "1\n"
     assert re.search(rb"\(alloc [0-9a-f]{8}\) ", seen)
 
 

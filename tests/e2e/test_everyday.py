@@ -81,6 +81,10 @@ def test_runs_are_found_by_what_was_asked_for_and_what_came_of_it(cli: Cli) -> N
     table = cli("ls", "--metric", "loss<1", "--param", "lr=0.1").out.splitlines()
     assert table[0].split()[-2:] == ["loss", "lr"]
     assert table[1].split()[-2:] == ["0.025", "0.1"]
+    assert ids(cli, "--sort", "loss") == [one, two]
+    assert ids(cli, "--sort=-max(loss)", "--limit", "1") == [two]
+    table = cli("ls", "--columns", "lr,min(loss)", "--sort", "lr").out.split()
+    assert table == ["lr", "min(loss)", "0.1", "0.025", "0.8", "0.2"]
     shown = cli("show", two, "--json").json
     assert (shown["metrics"], shown["params"], shown["class"]) == (
         {"loss": 0.2}, {"lr": 0.8}, "succeeded",
@@ -268,8 +272,11 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     assert json.loads(cli("get", "@last", "--json").out)["unchanged"] == 1
     sent = cli("submit", "--wait", "--", "sh", "-c", "ls -A; echo x > model.bin")
     assert f"made-{job_id[:8]}" not in sent.out  # what was got is no code of the next run
-    assert "model.bin (2 B) was written to the working folder, which is not kept" in sent.out
+    assert "model.bin (2 B) of the working folder is kept: batchml get" in sent.out
+    assert cli("get", "@last", "left").code == 0
+    assert (cli.folder / "left" / "work" / "model.bin").read_text() == "x\n"
+    cli("submit", "--wait", "--", "true")
     assert "\noutputs " not in cli("show", "@last").out
     nothing = cli("get", "@last")
-    assert (nothing.code, "The run has no files in BATCHML_OUTPUT_DIR" in nothing.err) == (0, True)
-    assert [path.name for path in cli.folder.iterdir()] == [folder.name]
+    assert (nothing.code, "The run has no outputs" in nothing.err) == (0, True)
+    assert sorted(path.name for path in cli.folder.iterdir()) == sorted(["left", folder.name])

@@ -147,7 +147,7 @@ def test_lenet_trains_in_a_container(cli: Cli, framework: str, job: str, output:
     started = cli("local", "start", "--executor", "docker")
     assert started.code == 0, started.err
     # Two threads wait for each other where the machine has anything else to do.
-    shown = cli("submit", "--wait", "--set-env", "OMP_NUM_THREADS=1", job, timeout=LIMIT)
+    shown = cli("submit", "--wait", "--vcpus", "1", job, timeout=LIMIT)
     check_training(shown)
     assert f"image=batchml/{framework}:" in "".join(map(Path.read_text, logs_of(cli)))
     (model,) = cli.home.runs.glob(f"*/output/{output}")

@@ -23,6 +23,11 @@ def test_the_program_of_python_md(home: Home, tmp_path: Path) -> None:
         "succeeded 0",
         "['epoch 1 loss=0.5', 'epoch 2 loss=0.25']",
         "['python', '-c', 'print(3 ** 2)']",
+        "12",
+        "0 2 None",
+        "1 None ValueError('a width of -1')",
+        "2 5 None",
+        "5 3",
         "square SUCCEEDED 0",
         "square SUCCEEDED 0",
         "True",
@@ -40,7 +45,8 @@ def test_the_program_of_python_md(home: Home, tmp_path: Path) -> None:
 def test_every_argument_and_every_method_is_in_python_md() -> None:
     from inspect import signature
 
-    from batchml.client import Client, RunHandle
+    from batchml.client import Client
+    from batchml.handles import MapHandle, RunHandle
     from batchml.runs.options import SubmitOptions
     from batchml.sweeps.handle import SweepHandle
 
@@ -54,3 +60,6 @@ def test_every_argument_and_every_method_is_in_python_md() -> None:
     for name in vars(RunHandle):
         if not name.startswith("_"):
             assert f"run.{name}" in text or f"each.{name}" in text, name
+    for name in vars(MapHandle):
+        if not name.startswith("_"):
+            assert f"`areas.{name}" in text, name

@@ -24,8 +24,8 @@ from tests.support.worlds import ROOT, Worlds, kill_a_rank, make_python, open_wo
 
 JOB = ROOT / "jobs" / "translate"
 PER_NODE = 2 if os.environ.get("BATCHML_TORTURE") else 1
-# Two nodes share the cores of this machine: more threads than cores wait for each other.
-TWO_NODES = ("--nodes", "2", "--set-env", "OMP_NUM_THREADS=1")
+# Two nodes share the cores of this machine.
+TWO_NODES = ("--nodes", "2", "--vcpus", "1")
 LEARN = (
     "--digits", "3", "--batch-size", "32", "--width", "64", "--dropout", "0", "--lr", "0.004",
     "--warmup", "30",

@@ -48,27 +48,27 @@ def ended(code: int | None = 1, *lines: str, **more: Any) -> EndedRun:
 
 
 LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the verdict, command
-    ("missing-module", 1, "ModuleNotFoundError: No module named 'einops'", "einops", "image build"),
+    ("missing-module", 1, "ModuleNotFoundError: No module named 'einops'", "einops", "image push"),
     ("missing-module", 1, "ImportError: No module named einops.layers", "einops.layers",
-     "image build"),
+     "image push"),
     ("missing-module", 1, "/usr/bin/python3: No module named torch.distributed.run", "torch",
-     "image build"),
+     "image push"),
     ("missing-module", 1, "ImportError: cannot import name 'x' from 'torch.utils'", "torch.utils",
-     "image build"),
+     "image push"),
     ("missing-library", 127, "/app/train: error while loading shared libraries: libgomp.so.1: "
-     "cannot open shared object file: No such file or directory", "libgomp.so.1", "image build"),
+     "cannot open shared object file: No such file or directory", "libgomp.so.1", "image push"),
     ("missing-library", 1, "ImportError: libGL.so.1: cannot open shared object file: No such file",
-     "libGL.so.1", "image build"),
+     "libGL.so.1", "image push"),
     ("missing-library", 1, "OSError: libcudart.so.11.0: cannot open shared object file: No such",
-     "libcudart.so.11.0", "image build"),
+     "libcudart.so.11.0", "image push"),
     ("missing-library", 1, "./train: /lib/libm.so.6: version `GLIBC_2.34' not found (required by "
-     "./train)", "GLIBC_2.34", "image build"),
+     "./train)", "GLIBC_2.34", ""),
     ("cuda-mismatch", 1, "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA "
-     "runtime version", "newer than the host's", "image build"),
+     "runtime version", "newer than the host's", ""),
     ("cuda-mismatch", 1, "The NVIDIA driver on your system is too old (found version 11040).",
-     "newer than the host's", "image build"),
+     "newer than the host's", ""),
     ("cuda-mismatch", 1, "RuntimeError: CUDA error: no kernel image is available for execution on "
-     "the device", "model of GPU", "image build"),
+     "the device", "model of GPU", ""),
     ("no-gpu", 1, "RuntimeError: Found no NVIDIA driver on your system.", "GPU", "rerun"),
     ("no-gpu", 1, "AssertionError: Torch not compiled with CUDA enabled", "GPU", "--gpus 1"),
     ("no-gpu", 1, "ImportError: libcuda.so.1: cannot open shared object file", "GPU", "--gpus 1"),
@@ -124,9 +124,9 @@ def test_the_last_page_of_the_log_tells_why_a_program_failed(
     found = why_ended(ended(code, "epoch 0 loss 2.3", "Traceback (most recent call last):", line))
     assert found.cause == cause
     assert said in found.verdict
-    assert command in found.command
+    assert command in found.command and bool(command) == bool(found.command)
     assert any(line.startswith(each.removesuffix("...")) for each in found.evidence)
-    assert shlex.split(found.command)[-2:] == ["--env", "dev"]
+    assert not command or shlex.split(found.command)[-2:] == ["--env", "dev"]
 
 
 GAVE_UP = [
@@ -157,6 +157,25 @@ def test_a_run_that_another_host_may_do_says_what_was_wrong_with_this_one(
     assert "--attempts 4" in found.command
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KeyError: 'RANK'",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+        "variable RANK expected, but not set",
+        "train.sh: line 3: RANK: unbound variable",
+    ],
+)
+def test_a_program_without_a_launcher_is_run_again_with_one(line: str) -> None:
+    found = why_ended(ended(1, "Traceback (most recent call last):", line, key="k" * 17, nodes=2))
+    assert (found.cause, found.command) == (
+        "no-launcher", f"batchml rerun {ID} --launch torchrun --env dev"
+    )  # fmt: skip
+    assert "expects RANK" in found.verdict and "--launch torchrun" in found.verdict
+    has_launcher = ended(1, line, environment={"BATCHML_LAUNCH": '{"kind":"mpi"}'})
+    assert why_ended(has_launcher).command == f"batchml logs {ID} --env dev"
+
+
 def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
     printed = [
         "[r1] Traceback (most recent call last):", "[r3] Traceback (most recent call last):",
@@ -183,7 +202,7 @@ STARTS = [
      "canceled while waiting for connection", "setup"),
     ("image-network", "CannotPullContainerError: dial tcp 10.0.0.1:443: i/o timeout", "setup"),
     ("image-architecture", "CannotPullContainerError: no matching manifest for linux/arm64/v8",
-     "image build pytorch"),
+     ""),
     ("package-missing", "CannotPullContainerError: ERROR: No matching distribution found for "
      "torhc==2", "submit jobs/lenet"),
     ("package-missing", "CannotPullContainerError: Could not find a version that satisfies the "
@@ -197,16 +216,16 @@ STARTS = [
      "directory: unknown", "submit"),
     ("permission", 'CannotStartContainerError: exec: "./run.sh": permission denied: unknown',
      "submit"),
-    ("exec-format", "CannotStartContainerError: exec /app/train: exec format error", "image build"),
+    ("exec-format", "CannotStartContainerError: exec /app/train: exec format error", "submit"),
     ("cuda-mismatch", "CannotStartContainerError: nvidia-container-cli: requirement error: "
-     "unsatisfied condition: cuda>=12.4, please update your driver", "image build"),
+     "unsatisfied condition: cuda>=12.4, please update your driver", ""),
     ("no-gpu-driver", "CannotStartContainerError: nvidia-container-cli: initialization error: nvml "
-     "error: driver not loaded", "compute list"),
+     "error: driver not loaded", "setup"),
     ("secret", "ResourceInitializationError: unable to pull secrets or registry auth: execution "
      "resource retrieval failed", "setup"),
     ("not-started", "DockerTimeoutError: Could not transition to created; timed out after waiting "
-     "4m0s", "show"),
-    ("not-started", "CannotCreateContainerError: something new", "show"),
+     "4m0s", "rerun"),
+    ("not-started", "CannotCreateContainerError: something new", ""),
 ]  # fmt: skip
 
 
@@ -216,7 +235,7 @@ def test_the_containers_reason_tells_why_it_was_not_started(
 ) -> None:
     found = why_ended(ended(None, status_reason="Task failed to start", reason=reason))
     assert found.cause == cause
-    assert command in found.command
+    assert command in found.command and bool(command) == bool(found.command)
     if cause == "package-missing":  # AWS's text looks like a failure of Docker
         assert found.verdict == "No index has torhc==2 (requirements.txt)."
         pip = reason.removeprefix("CannotPullContainerError: ").removeprefix("ERROR: ")
@@ -334,14 +353,14 @@ _LINE = st.text(max_size=60) | st.sampled_from([line for _, _, line, *_ in LOGS]
     st.sampled_from(["", OOM, *(reason for _, reason, _ in STARTS)]) | st.text(max_size=30),
     st.lists(_LINE, max_size=5), st.booleans(),
 )  # fmt: skip
-def test_every_end_has_one_verdict_and_one_command_whatever_was_printed(
+def test_every_end_has_one_verdict_and_says_what_to_do_whatever_was_printed(
     code: int | None, because: str, reason: str, lines: list[str], ended_by_user: bool
 ) -> None:
     found = why_ended(
         ended(code, *lines, status_reason=because, reason=reason, is_terminated=ended_by_user)
     )
-    assert found.verdict and found.cause and shlex.split(found.command)
-    assert found.evidence
+    assert found.verdict and found.cause and found.evidence
+    assert found.cause == "succeeded" or found.command or found.fix or code is None
     assert max(map(len, found.evidence)) <= 303
 
 
@@ -360,20 +379,28 @@ def commands() -> Iterator[str]:
 
 
 def test_every_command_that_is_named_is_one_that_we_have() -> None:
-    for command in sorted({*commands(), *WAITING_COMMANDS}):
+    for command in sorted({*filter(None, commands()), *WAITING_COMMANDS}):
         assert takes(command), command
+
+
+def test_no_command_that_is_named_leaves_everything_as_it_is() -> None:
+    """None only prints requests, the run again, or what an unchanged image would be."""
+    for command in filter(None, commands()):
+        words = shlex.split(command)
+        assert "--dry-run" not in words and "--plan" not in words, command
+        assert words[1:3] not in (["show", ID], ["compute", "list"], ["image", "list"]), command
 
 
 WAITING_COMMANDS = {
     f"batchml {words} --env dev"
     for words in (
         "ls --queue default", "ls --queue default --status RUNNING", "explain @last",
-        "compute list", "compute update gpu --max-vcpus 128", "compute update gpu --enable",
-        "setup --plan",
+        "compute update gpu --max-vcpus 128", "compute update gpu --enable",
+        "setup",
         "queue update default --enable", "queue list", "doctor", "cancel @last", "wait @last",
-        "logs -f @last", "show @last",
+        "logs -f @last",
     )
-} | {"batchml local status"}  # fmt: skip
+}  # fmt: skip
 
 
 def takes(command: str) -> bool:
@@ -484,7 +511,7 @@ def test_what_cannot_be_submitted_from_here_is_not_named_as_the_way_out() -> Non
             ended(143, is_terminated=True, status_reason="by hand", **more),
             ended(137, reason=OOM, **more),
         ):
-            assert why_ended(end).command == f"batchml show {ID} --env dev"
+            assert why_ended(end).command == ""
 
 
 def test_a_run_of_several_nodes_is_repeated_on_as_many() -> None:
@@ -538,12 +565,12 @@ def test_a_run_whose_dependency_failed_leads_to_that_one(aws: Aws) -> None:
         (failed("enough", isTerminated=True), "cancelled", "rerun"),
         (failed("JobQueue deleted", attempts=[]), "cancelled", "rerun"),
         (failed("Container Overrides length must be at most 8192", attempts=[]),
-         "overrides-too-long", "--dry-run"),
+         "overrides-too-long", "submit jobs/lenet --env"),
         (failed("Canceled by JobStateTimeLimit action due to reason: "
                 "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", isCancelled=True), "unschedulable",
-         "compute list"),
-        (failed("something new", container={"exitCode": None}), "unknown", "show"),
-        ({**failed(), "status": "SUCCEEDED"}, "succeeded", "show"),
+         "rerun"),
+        (failed("something new", container={"exitCode": None}), "unknown", "logs"),
+        ({**failed(), "status": "SUCCEEDED"}, "succeeded", ""),
     ],
 )  # fmt: skip
 def test_each_other_end_has_its_verdict(

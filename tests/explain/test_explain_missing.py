@@ -152,14 +152,14 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
         LocalFindings(FileState.ABSENT, "/p"),
         "a.csv is not in /p",
         "BATCHML_DATA_DIR",
-        "--dry-run",
+        "-- python t.py",
     ),
     (
         f"python: can't open file '{WORK}/nofile.py': [Errno 2] No such file or directory",
         LocalFindings(FileState.ABSENT, "/p", suggestion=" Did you mean 'file.py'?"),
         "nofile.py is not in /p",
         "Did you mean 'file.py'?",
-        "--dry-run",
+        "-- python file.py",
     ),
     (
         CANNOT.format("'./train.sh'"),
@@ -182,7 +182,9 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
 def test_what_is_known_here_says_what_to_do(
     line: str, findings: LocalFindings, said: str, fix: str, command: str
 ) -> None:
-    words = ("./a.sh",) if "a.sh" in line else ("python", "t.py")
+    words = (
+        ("./a.sh",) if "a.sh" in line else ("python", "nofile.py" if "nofile" in line else "t.py")
+    )
     end = ended(line, command=words, findings=findings)
     assert item_to_search(end) is not None
     found = why_ended(end)
@@ -201,7 +203,7 @@ def test_what_is_known_here_says_what_to_do(
         (("echo 'a b'",), CANNOT.format('''"echo 'a b'"'''), "one word", "-- echo 'a b'"),
         (("for i in 1 2; do echo $i; done",), CANNOT.format("'for i in 1 2; do echo $i; done'"),
          "one word", "-- bash -c 'for i in 1 2; do echo $i; done'"),
-        (("xyzzy",), CANNOT.format("'xyzzy'"), "no command xyzzy", "--dry-run"),
+        (("xyzzy",), CANNOT.format("'xyzzy'"), "no command xyzzy", ""),
     ],
 )  # fmt: skip
 def test_a_command_that_was_mistyped_is_corrected(

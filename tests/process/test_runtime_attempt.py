@@ -244,6 +244,21 @@ def test_a_stop_makes_the_stop_file_and_what_is_saved_then_is_sent(
     assert kept(moto, key)["output/last"] == b"saved"
 
 
+def test_files_of_the_working_folder_are_sent_and_come_back(
+    moto: str, tmp_path: Path, key: str
+) -> None:
+    script = "cat ckpt 2>/dev/null; echo state > ckpt; mkdir -p o; echo o > o/x"
+    env = aws(moto, key)
+    run(tmp_path, ["sh", "-c", script], **env)
+    assert kept(moto, key)["output/work/ckpt"] == b"state\n"
+    assert kept(moto, key)["output/work/o/x"] == b"o\n"
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    lines = run(fresh, ["sh", "-c", script], **env, AWS_BATCH_JOB_ATTEMPT="2")[1]
+    assert lines[0] == "batchml notice: from the attempt before: ckpt (6 B) and o/x (2 B)"
+    assert lines[1] == "state"
+
+
 def test_who_does_not_stop_is_killed_in_time_for_its_outputs(
     moto: str, tmp_path: Path, key: str
 ) -> None:

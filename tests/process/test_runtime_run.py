@@ -64,8 +64,9 @@ def test_a_command_that_is_not_there_is_127_and_one_that_may_not_run_126(tmp_pat
     assert (code, lines) == (127, [b"batchml: cannot run 'no-such-command': no such command in "
                                    b"this image."])  # fmt: skip
     code, lines = run(tmp_path, "./data")
-    assert (code, lines) == (126, [b"batchml: cannot run './data': Permission denied: chmod +x makes "
-                                   b"a file executable"])  # fmt: skip
+    assert code == 126 and lines[0].startswith(
+        b"batchml: cannot run './data': Permission denied: chmod +x"
+    )
     (tmp_path / "data").chmod(0o755)
     (line,) = run(tmp_path, "./data")[1]
     assert b"Exec format error: a script needs a first line with its interpreter" in line

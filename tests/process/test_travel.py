@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client import Client, RunHandle
+from batchml.client import Client
+from batchml.handles import RunHandle
 from batchml.local.home import Home, ServerEndpoint
 from tests.support.counting import counting
 from tests.support.s3 import BUCKET, KEYS, client, moto_s3

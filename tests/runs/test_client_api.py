@@ -10,10 +10,11 @@ from typing import Any, Unpack
 import msgspec
 import pytest
 
-from batchml.client import Client, RunHandle
+from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import ConfigError, NotFound, UsageError
+from batchml.handles import RunHandle
 from batchml.local.batch.fault_injection import TAG
 from batchml.model.explanation import Explanation
 from batchml.model.job import JobSpec, Resources, Retry, Scalar
@@ -73,6 +74,7 @@ CHANGES: dict[str, Any] = {
     "vcpus": 3,
     "memory": "64 MiB",
     "gpus": 1,
+    "launch": "torchrun",
     "array": 7,
     "after": ["6b0e0000-0000-4000-8000-000000000001"],
     "attempts": 4,

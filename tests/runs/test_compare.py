@@ -1,7 +1,7 @@
 """Two runs side by side."""
 
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.metrics.compare import RunDifference, compare, summarize
+from batchml.runs.compare.facts import RunDifference, compare, summarize
 from batchml.runs.search import FoundRun
 
 

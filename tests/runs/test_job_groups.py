@@ -47,7 +47,6 @@ from batchml.runtime.protocol.launch import (
     ENDED_BY_HEAD,
     HEAD,
     TOKEN,
-    VCPUS,
     WORKER,
     LaunchPlan,
     WorkerGroup,
@@ -117,7 +116,6 @@ def test_all_know_each_other_by_the_same_variables_and_tags() -> None:
         assert member.env[RENDEZVOUS] == "s3://b/runs/2head"
         assert member.env[GANG_HEAD].endswith(f"-{KEYS[0]}")
         assert attempts_of(member.env) == SPEC.retry.attempts
-        assert member.env[VCPUS] == str(member.spec.resources.vcpus)
         assert member.tags == {"batchml:gang": KEYS[0], "batchml:group": member.group}
         assert is_worker({**member.tags, "batchml:key": member.key}) is not member.is_head
     assert all(RENDEZVOUS not in member.env for member in split())

@@ -27,7 +27,7 @@ from batchml.cli.terminal import (
 )
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
-from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
+from batchml.runs.commands.live import LogView, TerminalView, show_live
 from batchml.runs.metrics.series import (
     Metrics,
     ProgressTrend,
@@ -52,6 +52,7 @@ from batchml.runs.watch.events import (
     StatusChanged,
     UsageReported,
 )
+from batchml.runs.watch.progress import RunProgress
 from tests.support.fakes import FakeClock
 
 RUN = Run("6b0e1234-1111-4111-8111-111111111111", "lenet", "default", JobStatus.RUNNING)

@@ -107,7 +107,7 @@ def test_an_allocation_continues_while_a_shell_is_open() -> None:
     assert held.clock.time == pytest.approx(590, abs=1)
 
 
-def test_new_and_changed_files_are_named_before_they_are_lost(
+def test_new_and_changed_files_are_named_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, own = tmp_path / "work", tmp_path / "own"
@@ -123,8 +123,8 @@ def test_new_and_changed_files_are_named_before_they_are_lost(
     (work / "train.py").write_text("22")
     (work / "new").write_text("1")
     assert describe_new_files(environ, str(own)) == (
-        "train.py (2 B) and new (1 B) were written to the working folder, which is gone now: "
-        "$BATCHML_WORKSPACE would have kept them"
+        "train.py (2 B) and new (1 B) were written to the working folder, and can be copied from "
+        "there: batchml get run"
     )
 
 

@@ -6,10 +6,10 @@ from batchml.runtime.nodes.link.address import interface_of, is_reachable, own_a
 from batchml.runtime.nodes.supervisor.settings import (
     RankLayout,
     SupervisorTimes,
-    count_cores,
     count_processes,
     rank_environment,
 )
+from batchml.runtime.processors import with_processors
 from batchml.runtime.protocol.launch import BadCommand, RankCommand, rank_command
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_meant_is_refused(words: str, why: str) -> None:
 
 
 NODE = {"AWS_BATCH_JOB_NUM_NODES": "2"}
-LAYOUT = RankLayout(1, 2, 4, 4, 8, "10.0.0.1", 23_456, 7, 2, "job", cores=8, interface="eth0")
+LAYOUT = RankLayout(1, 2, 4, 4, 8, "10.0.0.1", 23_456, 7, 2, "job", processors=8, interface="eth0")
 
 
 def test_a_rank_finds_what_torchrun_would_set() -> None:
@@ -97,8 +97,9 @@ def test_a_rank_finds_what_torchrun_would_set() -> None:
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456", "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": "/e",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0", "BATCHML_GENERATION": "7",
+        **with_processors({}, 2),
     }  # fmt: skip
 
 
@@ -141,15 +142,6 @@ def test_a_main_node_that_was_given_no_address_never_takes_the_loopback() -> Non
     found = own_address(NODE)
     assert not found.startswith("127.")
     assert not found or interface_of(found) not in ("", "lo")
-
-
-def test_a_node_has_the_cores_that_its_job_asked_for_and_no_more_than_there_are() -> None:
-    there = count_cores({})
-    assert there >= 1
-    assert count_cores({"BATCHML_VCPUS": "1"}) == 1
-    assert (
-        count_cores({"BATCHML_VCPUS": "100000"}) == count_cores({"BATCHML_VCPUS": "many"}) == there
-    )
 
 
 def test_a_limit_of_another_version_does_not_drop_the_limits_that_are_known() -> None:

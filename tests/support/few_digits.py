@@ -33,7 +33,6 @@ sys.exit(train.main())
 _CHANGES = (
     ('"train.py"', '"few.py"'),
     ("vcpus = 2", "vcpus = 1"),
-    ('OMP_NUM_THREADS = "2"', 'OMP_NUM_THREADS = "1"'),
 )
 
 

@@ -10,6 +10,8 @@ import typer
 
 from batchml.config.settings import load_settings
 from batchml.context import Context
+from batchml.errors import ServiceUnreachable
+from batchml.runs.send import Interrupted
 from batchml.sweeps.commands.running import SweepInterrupt
 from batchml.sweeps.started import write_started
 from batchml.sweeps.stores import open_sweep_store
@@ -76,6 +78,47 @@ def test_what_was_seen_last_is_in_the_document(
     assert interrupted(leaving) == 130
     document = json.loads(capsys.readouterr().out)
     assert document["best"]["metrics"]["val_accuracy"] > 0.9 and document["trials"] == 30
+
+
+@pytest.mark.parametrize(
+    ("fails", "words", "status"),
+    [
+        (None, "Detached: the sweep goes on.", "running"),
+        (Interrupted("2key", "job"), "Detached: the sweep goes on.", "running"),
+        (Interrupted("2key"), "No run took over the control: interrupted", "paused"),
+        (KeyboardInterrupt(), "No run took over the control: interrupted", "paused"),
+        (ServiceUnreachable("no answer"), "No run took over the control: no answer", "paused"),
+    ],
+)
+def test_a_run_takes_over_a_sweep_that_needs_a_controller(
+    context: Context,
+    capsys: pytest.CaptureFixture[str],
+    fails: BaseException | None,
+    words: str,
+    status: str,
+) -> None:
+    calls = []
+
+    def hand_over() -> None:
+        calls.append(1)
+        if fails is not None:
+            raise fails
+
+    leaving = SweepInterrupt(context, started(), json_=True, hand_over=hand_over)
+    assert interrupted(leaving) == 130
+    out, err = capsys.readouterr()
+    assert (len(calls), json.loads(out)["status"]) == (1, status)
+    assert words in err
+    assert ("sweeps resume" in err) == (status == "paused")
+    assert "sweeps stop" in err
+
+
+def test_no_run_takes_over_a_sweep_that_does_not_exist_yet(context: Context) -> None:
+    def hand_over() -> None:
+        raise AssertionError
+
+    leaving = SweepInterrupt(context, started(), json_=False, is_started=False, hand_over=hand_over)
+    assert interrupted(leaving) == 130
 
 
 def test_one_inside_another_says_it_once(

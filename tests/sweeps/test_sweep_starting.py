@@ -317,7 +317,7 @@ def test_wide_sweeps_speak_less_often_and_know_their_attempts(context: Context) 
 
 def test_what_is_checked_ends_with_what_it_comes_to(context: Context) -> None:
     lines = check_sweep(prepared_sweep(context)).lines
-    assert lines[0] == "RegisterJobDefinition:"
+    assert lines[0].startswith("Sweep tiny of job tiny") and len(lines) <= 20
     assert lines[-1].startswith("How it runs: ")
     assert "terminal" in check_sweep(prepared_sweep(context, "method=tpe")).lines[-1]
 

@@ -32,8 +32,8 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import LaunchPlan
-from batchml.runtime.protocol.variables import FILL, folder_placeholders
+from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
+from batchml.runtime.protocol.variables import FILL, KEEP, folder_placeholders
 
 # --- Retry rules ----------------------------------------------------------------------------------
 
@@ -469,10 +469,12 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
     """The variables that batchml sets. `[env]` of the job may replace them."""
     found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
+        (VCPUS, str(spec.resources.vcpus)),
         ("BATCHML_KEY", submission.key),
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),
         ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
+        (KEEP, "" if spec.keep is True else json.dumps(spec.keep)),
         (FILL, "1" if folder_placeholders(spec.argv()) else ""),
     ):
         if value:

@@ -26,6 +26,7 @@ from batchml.local.images import LocalImage, conda_tool, uv_program
 from batchml.local.server import auth
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
+from batchml.runtime.protocol.launch import VCPUS
 from batchml.runtime.protocol.log_marks import MARK
 from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, RuntimeEnv
 
@@ -284,6 +285,7 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
+        VCPUS: str(job.needs.vcpus),
         "BATCHML_OUTPUT_DIR": f"{folder}/output",
         "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints",
         "BATCHML_WORKSPACE": f"{root}/workspace",

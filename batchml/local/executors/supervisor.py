@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +46,12 @@ from batchml.local.executors.pool import (
     RunnerHandle,
     RunnerPool,
     prepare_groups,
+)
+from batchml.local.executors.processors import (
+    Processor,
+    choose_processors,
+    claimed_processors,
+    give_processors,
 )
 from batchml.local.executors.record import CONTAINER, AttemptCondition
 from batchml.local.executors.runner.link import HOST_LOST, VERSION
@@ -89,6 +95,7 @@ class _LiveAttempt(Struct, eq=False):
     runner: RunnerHandle | None = None  # None for a runner of an earlier server
     spec_task: asyncio.Task[dict[str, Any]] | None = None  # makes its spec
     lost_runners: int = 0
+    processors: tuple[int, ...] = ()  # of its own
     waits_for: str = ""  # the reason why this machine cannot start it now
     may_have_begun: bool = False
     stop_requested: bool = False
@@ -105,7 +112,8 @@ class AttemptSupervisor:
 
     `make_spec` makes the runner's spec of an attempt by its kind. New attempts are of `kind`;
     others keep theirs. `prefetch` makes the spec of attempts for which that takes time.
-    `on_upgrade` is called when another version of batchml has been installed.
+    `on_upgrade` is called when another version of batchml has been installed. `processors` are
+    those that attempts may have for themselves.
     """
 
     def __init__(
@@ -123,6 +131,7 @@ class AttemptSupervisor:
         *,
         installation: Installation = OURS,
         pause: float = _TRY_AGAIN_HELD,
+        processors: Sequence[Processor] = (),
     ) -> None:
         self._home = home
         self._identity = identity
@@ -133,6 +142,7 @@ class AttemptSupervisor:
         self._kind = kind
         self._prefetch = prefetch
         self._on_upgrade = on_upgrade
+        self._processors = processors
         self._pause = pause  # seconds between two tries of a machine that cannot start programs
         self._live: dict[str, _LiveAttempt] = {}  # by task id
         self._tasks: set[asyncio.Task[None]] = set()
@@ -341,6 +351,7 @@ class AttemptSupervisor:
                 log.exception("attempt %s of job %s cannot start", number, job_id)
             failure = f"CannotCreateContainerError: {error}"
         else:
+            self._give_processors(live, spec)
             try:
                 return self._hand_to_runner(live, spec)
             except OSError as error:  # an error of batchml, not of the job
@@ -351,6 +362,16 @@ class AttemptSupervisor:
         else:
             self._report_ended(live.task_id, AttemptExit(start_failure=failure, log=NO_LINES))
         return False
+
+    def _give_processors(self, live: _LiveAttempt, spec: dict[str, Any]) -> None:
+        """Choose processors that no other attempt uses. A controller has none of its own."""
+        if live.attempt.is_controller:
+            return
+        if not live.processors:
+            used = claimed_processors().union(*(each.processors for each in self._live.values()))
+            count = live.job.needs.vcpus
+            live.processors = choose_processors(self._processors, used, count)
+        give_processors(spec, live.processors)
 
     def _retry_later(self, live: _LiveAttempt, why: str, pause: float = _TRY_AGAIN) -> bool:
         """This machine cannot start programs now: try the attempt again later."""

@@ -49,6 +49,7 @@ from batchml.local.batch.state import BatchState
 from batchml.local.executors.choice import EXECUTORS, choose
 from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
+from batchml.local.executors.processors import find_processors
 from batchml.local.executors.spec import ExecutorHost, SpecPrefetch
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.executors.sweeper import remove_unowned
@@ -173,8 +174,9 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
 
     prefetch = SpecPrefetch(home.root, make_spec, network)
     executor = AttemptSupervisor(
-        home, own, host.environ, loop, clock, report, make_spec, choice.kind, prefetch, restart
-    )
+        home, own, host.environ, loop, clock, report, make_spec, choice.kind, prefetch, restart,
+        processors=find_processors(),
+    )  # fmt: skip
     core.executor = executor
     logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
     server = BatchServer(

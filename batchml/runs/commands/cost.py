@@ -19,7 +19,7 @@ from batchml.cost.render import (
     spending_json,
     spending_lines,
 )
-from batchml.cost.service import list_spending, quote_of_job
+from batchml.cost.service import is_free, list_spending, quote_of_job
 from batchml.errors import NotFound, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.names import to_name
@@ -108,5 +108,5 @@ def _show_spending(context: Context, since: str, queue: str | None, json_: bool)
         print_json(spending_json(spent, rates, start))
     else:
         print_line("\n".join(spending_lines(spent, rates, since)))
-        if context.settings.is_local and not context.settings.environment.usd_per_hour:
+        if is_free(context):
             say(FREE)

@@ -12,8 +12,8 @@ from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import paint, screen
 from batchml.errors import NotFound
 from batchml.model.names import short_id
+from batchml.runs.compare.facts import RunDifference, Value, compare, summarize
 from batchml.runs.find import load_runs, read_metrics, select, with_first_start
-from batchml.runs.metrics.compare import RunDifference, Value, compare, summarize
 from batchml.runs.package import read_files
 from batchml.runs.search import FoundRun, code_digest
 

@@ -1,15 +1,18 @@
 """Follow a run to its end for a command, and exit with its code."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import typer
 
+from batchml.cli.app import find_clue
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
 from batchml.model.run import JobStatus, MetricRange, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
+from batchml.runs.commands.next_commands import needs_explanation, say_explain_command
 from batchml.runs.metrics.series import (
     Metrics,
     best_values,
@@ -22,6 +25,8 @@ from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEv
 
 if TYPE_CHECKING:
     from batchml.context import Context
+
+_KEPT = 200  # last lines of output that are searched for the cause of a failure
 
 
 def follow(
@@ -61,6 +66,11 @@ def follow(
         _keep_end(context, run, values, metrics.ranges)
     best = best_values(metrics.ranges, directions or (record.directions if record else {}))
     _say_the_end(context, run, metrics, best, json_=json_, is_complete=log.is_complete)
+    if needs_explanation(run) and not json_:
+        cause = find_clue(log.last_lines)
+        if cause:
+            say(f"Why: {printable(cause)}")
+        say_explain_command(context, job_id)
     is_other = record is not None and record.other
     if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
         words = describe_unmatched(metrics.patterns, metrics.series)
@@ -72,17 +82,20 @@ def follow(
 class _LogFilter:
     """Passes events on, without the lines that `pick` excludes.
 
-    `is_complete` is for the output of all attempts together; None if it is unknown.
+    `is_complete` is for the output of all attempts together; None if it is unknown. `last_lines`
+    are lines of all nodes or children.
     """
 
     def __init__(self, pick: Callable[[OutputLine], bool] | None) -> None:
         self._pick = pick
         self.is_read = True
+        self.last_lines: deque[str] = deque(maxlen=_KEPT)
         self._closed: set[bool | None] = set()
 
     def watch(self, events: Iterator[RunEvent]) -> Iterator[RunEvent]:
         for event in events:
             if isinstance(event, OutputLine):
+                self.last_lines.append(event.text)
                 if self._pick is not None and not self._pick(event):
                     continue
             elif isinstance(event, LogClosed):

@@ -56,8 +56,8 @@ def get(
         )
     elif done == CopiedOutputs():
         say(
-            "The run has no files in BATCHML_OUTPUT_DIR. Its working folder is not kept: the end "
-            "of its log names the files that were there."
+            "The run has no outputs: it wrote nothing to BATCHML_OUTPUT_DIR, and nothing of its "
+            "working folder was kept."
         )
     elif done.files or done.unchanged:
         new = f"{_files(done.files)}, {size_text(done.size)}" if done.files else "Nothing new"

@@ -8,14 +8,28 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, open_context, read_pairs, read_seconds
 from batchml.cli.output import print_json, print_line, say
-from batchml.cli.render import duration, run_json
-from batchml.errors import did_you_mean
-from batchml.model.names import short_id
-from batchml.model.run import CANNOT_START, NOT_KNOWN, JobStatus
+from batchml.cli.render import printable, run_json, table
+from batchml.cost.render import FREE
+from batchml.cost.service import is_free
+from batchml.errors import UsageError, did_you_mean
+from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runs.commands.next_commands import short_word
-from batchml.runs.find import find
+from batchml.runs.compare.columns import (
+    DEFAULT,
+    FACTS,
+    Column,
+    known_names,
+    metric_column,
+    param_column,
+    read_column,
+    sort_runs,
+    to_rows,
+)
+from batchml.runs.find import find, measure_runs
+from batchml.runs.groups.members import record_bills
 from batchml.runs.search import (
     FoundRun,
+    MetricValue,
     RunFilter,
     read_commit,
     read_condition,
@@ -24,9 +38,10 @@ from batchml.runs.search import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from batchml.context import Context
+    from batchml.model.run import Record
 
 
 @app.command(epilog="Example: batchml ls --status RUNNING --tag team=vision")
@@ -65,9 +80,17 @@ def ls(
     all_: Annotated[
         bool, typer.Option("--all", help="Also list the workers of group runs.")
     ] = False,
-    limit: Annotated[
-        int, typer.Option(min=1, metavar="N", help="List at most this many, the newest.")
-    ] = 30,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Show these columns: facts, parameters, metrics, max(METRIC)."
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN for the greatest first."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most this many.")] = 30,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -76,6 +99,8 @@ def ls(
     Runs that were submitted from this machine are listed longer than AWS Batch keeps them. Runs of
     sweeps are listed only with --tag batchml:sweep=KEY or --job NAME.
     """
+    if columns is not None and json_:
+        raise UsageError("--columns cannot be combined with --json, which has all values.")
     context = open_context(env)
     now = int(context.clock.now() * 1000)
     seconds = read_seconds(since, "--since")
@@ -90,26 +115,82 @@ def ls(
         commit=read_commit(commit, "--commit") if commit else "",
         include_workers=all_,
     )
-    found, more, sweeps = find(context, wanted, limit)
+    found, more, sweeps = find(context, wanted, limit if sort is None else None)
+    chosen, key = _read_columns(context, found, wanted, columns, sort)
+    found = _complete(context, found, [*chosen, *key])
+    if sort is not None:
+        found = sort_runs(found, key[0], now, descending=sort.startswith("-"))
+        found, more = found[:limit], len(found) > limit
     if json_:
         print_json([found_json(context, each) for each in found])
         return
     if found:
-        print_line(_table(found, wanted, now))
+        rows = [[printable(cell) for cell in row] for row in to_rows(chosen, found, now)]
+        print_line(table(rows, keep=columns is not None))
+        if FACTS["cost"] in chosen and is_free(context):
+            say(FREE)
+        say_without_direction([each.metric for each in chosen if each.metric], found)
         if more:
-            say(f"The newest {limit} are shown; --limit shows more.")
+            say(f"The {'first' if sort else 'newest'} {limit} are shown; --limit shows more.")
         elif sys.stdout.isatty():
             _say_next_commands(context, found)
     elif sweeps:
         pass  # the message about sweeps follows
     elif wanted not in (RunFilter(), RunFilter(include_workers=True)):
         say(f"No runs match.{_unknown_metrics(context, wanted)}")
+        say_without_direction(wanted.values, context.history.newest_first(context.env))
     else:
         say("No runs. `batchml submit --wait lenet` starts one.")
     if sweeps:
         say(_about_sweeps(context, sweeps))
     _say_held_back(found)
     _say_unconfirmed(context)
+
+
+def _read_columns(
+    context: "Context",
+    found: "Sequence[FoundRun]",
+    wanted: RunFilter,
+    columns: str | None,
+    sort: str | None,
+) -> tuple[list[Column], list[Column]]:
+    """The columns of the table, and the column to sort by, if there is one. Raises UsageError.
+
+    Without `columns` the table has the usual ones, and those of the filter and of `sort`.
+    """
+    chosen = [FACTS[name] for name in DEFAULT]
+    chosen += [metric_column(each) for each in dict.fromkeys(wanted.values)]
+    chosen += [param_column(name) for name in wanted.params]
+    if columns is None and sort is None:
+        return chosen, []
+    known = known_names([*found, *context.history.newest_first(context.env)])
+    key = [read_column(sort.removeprefix("-"), "--sort", known)] if sort is not None else []
+    if columns is not None:
+        return [read_column(name, "--columns", known) for name in columns.split(",")], key
+    headings = {column.heading for column in chosen}
+    return [*chosen, *(column for column in key if column.heading not in headings)], key
+
+
+def _complete(
+    context: "Context", found: "list[FoundRun]", columns: "Sequence[Column]"
+) -> "list[FoundRun]":
+    """The runs with what these columns show beyond the answers of AWS Batch."""
+    found = measure_runs(context, found, [each.metric for each in columns if each.metric])
+    return record_bills(context, found) if FACTS["cost"] in columns else found
+
+
+def say_without_direction(
+    values: "Sequence[MetricValue]", runs: "Iterable[FoundRun | Record]"
+) -> None:
+    """Say which best values are unknown because no run says what the best is."""
+    records = [each.record if isinstance(each, FoundRun) else each for each in runs]
+    known = {name for record in records if record for name in record.directions}
+    for name in dict.fromkeys(each.name for each in values if each.function == "best"):
+        if name not in known:
+            say(
+                f"best({name}) is unknown: no run says which value is the best. In job.toml: "
+                f'[metrics] {name} = {{ best = "max" }}, or "min".'
+            )
 
 
 def _about_sweeps(context: "Context", sweeps: "Collection[str]") -> str:
@@ -164,37 +245,6 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         "metricsBest": found.best_metrics,
         "cost": found.cost,
     }
-
-
-def _table(found: "Sequence[FoundRun]", wanted: RunFilter, now_ms: int) -> str:
-    """The table, with a column for each metric and parameter of the filter."""
-    from batchml.cli.render import printable, run_rows, table
-
-    head, *rest = run_rows([each.run for each in found if each.run], now_ms)
-    known = iter(rest)
-    names = list(dict.fromkeys(condition.name for condition in wanted.metrics))
-    rows = [[*head, *names, *wanted.params]]
-    for each in found:
-        row = next(known) if each.run else _forgotten_row(head, each, now_ms)
-        rows.append(
-            [
-                *row,
-                *(f"{each.metrics[name]:g}" if name in each.metrics else "" for name in names),
-                *(str(each.params.get(name, "")) for name in wanted.params),
-            ]
-        )
-    return table([[printable(cell) for cell in row] for row in rows])
-
-
-def _forgotten_row(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[str]:
-    cells = {
-        "ID": short_id(found.job_id),
-        "NAME": found.name,
-        "QUEUE": found.queue,
-        "STATUS": NOT_KNOWN,
-        "AGE": duration((now_ms - found.created_at) / 1000),
-    }
-    return [cells.get(name, "") for name in head]
 
 
 def _say_held_back(found: "Sequence[FoundRun]") -> None:

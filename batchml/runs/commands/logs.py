@@ -10,7 +10,7 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, OneRun, open_context, read_seconds
 from batchml.cli.output import print_json, say
-from batchml.cli.render import printable
+from batchml.cli.render import printable, time_json
 from batchml.errors import NotFound, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
@@ -168,7 +168,7 @@ def _with_check(part: AttemptOutput, entries: list[dict[str, Any]]) -> list[dict
 def _entry(part: AttemptOutput, timestamp: int | None, message: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "logStreamName": part.stream,
-        "timestamp": timestamp,
+        "timestamp": time_json(timestamp),
         "message": message,
         "attempt": part.number,
     }

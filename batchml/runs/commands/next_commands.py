@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from batchml.cli.output import say
 from batchml.model.names import short_id
 from batchml.model.run import JobStatus, Run
 from batchml.runs.names import bare_id
@@ -18,6 +19,16 @@ def short_word(context: "Context", job_id: str) -> str:
     """The shortest word that names a run on the command line, with `--env` where necessary."""
     whole = bare_id(job_id)
     return short_id(whole) + job_id[len(whole) :] + context.env_option
+
+
+def needs_explanation(run: Run) -> bool:
+    """True for a run that failed, and not because a user cancelled it."""
+    return run.status is JobStatus.FAILED and not (run.is_cancelled or run.is_terminated)
+
+
+def say_explain_command(context: "Context", job_id: str) -> None:
+    """Print the command that explains the end of a run."""
+    say(f"  why:  batchml explain {short_word(context, job_id)}")
 
 
 def next_commands(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":

@@ -11,7 +11,7 @@ from batchml.cli import render
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, OneRun, open_context
 from batchml.cli.output import print_json, print_line, say
-from batchml.cli.render import cut, duration, printable, timestamp
+from batchml.cli.render import cut, duration, printable, time_json, timestamp
 from batchml.cli.terminal import screen
 from batchml.errors import BatchmlError, UsageError
 from batchml.model.group import HELD_TAG
@@ -268,8 +268,8 @@ def _more_json(context: "Context", found: FoundRun) -> dict[str, Any]:
             "logStreams": [each.log_stream for each in run.attempts if each.log_stream],
             "attemptDetails": [
                 {
-                    "startedAt": each.started_at,
-                    "stoppedAt": each.stopped_at,
+                    "startedAt": time_json(each.started_at),
+                    "stoppedAt": time_json(each.stopped_at),
                     "exitCode": each.exit_code,
                     "reason": each.reason or each.status_reason or None,
                     "host": each.host or None,

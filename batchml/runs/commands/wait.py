@@ -16,6 +16,7 @@ from batchml.runs.cancel import cancel as stop
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.live import WaitingRuns, WaitingText, is_shown, status_line_below
+from batchml.runs.commands.next_commands import needs_explanation, say_explain_command
 from batchml.runs.find import load_runs, select
 from batchml.runs.search import FoundRun, keep_ends
 from batchml.runs.watch.wait import wait_for_runs
@@ -70,6 +71,9 @@ def wait(
         print_json([found_json(context, known[job_id]) for job_id in asked])
     unknown = EXIT_CODES[OutcomeClass.UNKNOWN]
     ends = [known[job_id].run for job_id in asked]
+    failed = next((end for end in ends if end and needs_explanation(end)), None)
+    if failed is not None and not json_:
+        say_explain_command(context, failed.job_id)
     codes = [classify(end).exit_code if end else unknown for end in ends]
     raise typer.Exit(next((code for code in codes if code), 0))
 

@@ -1,12 +1,15 @@
 """Find the jobs of a group run, with their states and their cost."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
+from batchml.model.run import Record
 from batchml.runs.find import describe_parts, load_runs
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
@@ -152,6 +155,43 @@ def group_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
         except NotFound:  # AWS Batch has forgotten the job, and the history does not have it
             continue
     return (run, merge_bills(job_id, bills)) if len(bills) > 1 else (run, own)
+
+
+def bill_runs(context: "Context", runs: Sequence[FoundRun]) -> "dict[str, Bill]":
+    """Job id -> bill of each run that AWS Batch or the history describes.
+
+    The runs that are single jobs are billed together, in few calls.
+    """
+    from batchml.cost.service import make_bills, record_costs
+    from batchml.model.fallback import MOVED_TAG
+
+    single: dict[str, FoundRun] = {}
+    bills: dict[str, Bill] = {}
+    for found in runs:
+        if found.run is None:
+            continue
+        if found.cost is not None or MOVED_TAG in found.tags or worker_ids(context, found):
+            with suppress(NotFound):  # AWS Batch has forgotten an array, and so its children
+                bills[found.job_id] = group_bill(context, found.job_id)[1]
+        else:
+            single[found.job_id] = found
+    described = [each.run for each in single.values() if each.run]
+    made = make_bills(context, described)
+    records = {job_id: each.record for job_id, each in single.items() if each.record}
+    record_costs(context, records, described, made)
+    return bills | made
+
+
+def record_bills(context: "Context", runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """The runs with their costs so far; a run without a known cost is returned as it is."""
+    bills = bill_runs(context, [each for each in runs if each.cost is None])
+    costs = {job_id: bill.upper_bound for job_id, bill in bills.items() if not bill.is_free}
+    return [
+        each
+        if costs.get(each.job_id) is None
+        else FoundRun(each.run, replace(each.record or Record(), cost=costs[each.job_id]))
+        for each in runs
+    ]
 
 
 def head_key(found: FoundRun) -> str:

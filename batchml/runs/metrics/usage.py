@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, LogMark
+from batchml.cli.render import time_json
 from batchml.errors import BatchmlError
 from batchml.model.outcome import is_supervised, restarts_in_place
 from batchml.model.run import Record, Run
@@ -240,7 +241,11 @@ def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
 
 def restarts_json(found: Sequence[Restart]) -> dict[str, Any]:
     """The restarts for `--json`; {} without restarts."""
-    return {"restarts": [{"at": each.at, "why": each.why} for each in found]} if found else {}
+    return (
+        {"restarts": [{"at": time_json(each.at), "why": each.why} for each in found]}
+        if found
+        else {}
+    )
 
 
 def _format_count(count: int) -> str:

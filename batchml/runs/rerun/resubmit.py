@@ -15,8 +15,9 @@ from batchml.aws.naming import make_platform
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.model.group import GROUP_TAG
-from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
+from batchml.model.run import FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
+from batchml.runs.functions.packing import read_packed
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.package import CommitQuery, GitCommit, describe_changed_code, unpack_code
@@ -306,10 +307,11 @@ def prepare_again(
         query = CommitQuery(Path(folder))
     elif request.include_secrets:
         raise UsageError("--include-secrets: only with --code, which sends files anew.")
+    files = _function_files(context, found, wanted)
     with nullcontext(folder) if code else unpack_code(context, wanted.code) as source:
-        made = _prepare(context, found, wanted, source, request, dry_run, images, code)
+        made = _prepare(context, found, wanted, source, request, dry_run, images, code, files)
     if not code:
-        return _with_notice(made, _changed_code_notice(context, found, wanted))
+        return _with_notice(made, _changed_code_notice(context, found, wanted, files))
     commit = query.read()
     workers = tuple(
         replace(each, record=_at_commit(each.requests, each.record, commit))
@@ -341,11 +343,21 @@ def _present_folder(found: "FoundRun", wanted: RerunSpec) -> str:
     return folder
 
 
-def _changed_code_notice(context: Context, found: "FoundRun", wanted: RerunSpec) -> str:
+def _function_files(context: Context, found: "FoundRun", wanted: RerunSpec) -> Mapping[str, bytes]:
+    """The files of the function that the run calls, which are in no folder; {} for a command."""
+    if FUNCTION_TAG not in found.tags:
+        return {}
+    with unpack_code(context, wanted.code) as code:
+        return read_packed(Path(code))
+
+
+def _changed_code_notice(
+    context: Context, found: "FoundRun", wanted: RerunSpec, files: Mapping[str, bytes]
+) -> str:
     """A notice that the run gets older files than the folder of its code has now, else ""."""
     folder = found.record.folder if found.record else ""
     name = wanted.code.rpartition("/")[2]
-    changed = describe_changed_code(context, folder, name, found.created_at / 1000)
+    changed = describe_changed_code(context, folder, name, found.created_at / 1000, files)
     return f"It runs {changed}" if changed else ""
 
 
@@ -390,8 +402,11 @@ def _prepare(
     dry_run: bool,
     images: Mapping[str, str],
     is_new: bool,
+    files: Mapping[str, bytes],
 ) -> PreparedRun:
-    """The requests with the code in the folder `code`; `is_new`: it was not sent before."""
+    """The requests with the code in the folder `code`, which was not sent before if `is_new`, and
+    with `files` besides.
+    """
     spec = wanted.spec
     request = RunRequest(
         # As a command of the command line, since its braces may belong to the shell.
@@ -401,6 +416,7 @@ def _prepare(
         changes=changes.changes,
         tags={**wanted.tags, **changes.tags},
         own_tags=wanted.own_tags,
+        files=dict(files),
         share=wanted.share,
         array=wanted.array,
         max_cost=wanted.max_cost if changes.max_cost is None else changes.max_cost,
@@ -427,7 +443,8 @@ def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -
     record = found.record
     tags = {**requests.submit.get("tags", {})}
     tags.pop("batchml:commit", None)  # the commit of the current folder
-    ours = {"batchml:commit": found.commit, "batchml:job": found.tags.get("batchml:job", "")}
+    kept = {name: found.tags.get(name, "") for name in ("batchml:job", FUNCTION_TAG)}
+    ours = {"batchml:commit": found.commit, **kept}
     tags |= {name: value for name, value in ours.items() if value}
     requests.submit["tags"] = tags
     return replace(

@@ -212,9 +212,6 @@ def _copy_file(source: _Source, name: str, folder: str) -> None:
     path = os.path.join(folder, *name.split("/"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if source.store.get_file(source.prefix + name, path + _PART):
-        if source.folder:  # some programs find their newest file by its time of change
-            old = os.stat(os.path.join(source.folder, name))
-            os.utime(path + _PART, ns=(old.st_atime_ns, old.st_mtime_ns))
         os.replace(path + _PART, path)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from batchml.runtime.protocol.variables import RuntimeEnv
 
@@ -124,109 +123,10 @@ def enter_code_folder() -> str:
     return folder
 
 
-# --- Leftovers ------------------------------------------------------------------------------------
-# Files that a command writes into its working folder are lost with the attempt.
+# --- Files ----------------------------------------------------------------------------------------
 
-
-MAX_NAMED = 3  # files that the message names
-MAX_ENTRIES = 20_000  # files and folders; a folder with more is not checked
 
 FileState = Tuple[int, int]  # size, time of the last change in ns
-_CACHES = ("__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".git")
-
-
-class WorkingFolder:
-    """Compares the working folder after the command with its content before the command.
-
-    `kept` are folders that outlive the attempt. If the command works in one of them, nothing is
-    lost, and nothing is reported.
-    """
-
-    def __init__(
-        self, folder: str, kept: Sequence[str], before: Optional[Dict[str, FileState]] = None
-    ) -> None:
-        """`before`: the content before the command, if another process has read it."""
-        self._folder = os.path.realpath(folder)
-        self._kept = [os.path.realpath(path) for path in kept if path]
-        self.before: Optional[Dict[str, FileState]] = None  # None: nothing will be reported
-        if not self._is_kept():
-            self.before = self._scan() if before is None else before
-
-    def describe_leftovers(
-        self, advice: str = "which is not kept: write {} to BATCHML_OUTPUT_DIR"
-    ) -> str:
-        """One line that names the files that will be lost, the largest first; empty without any.
-
-        `advice` ends the sentence after "the working folder, "; its {} becomes "it" or "them".
-        """
-        before = self.before
-        after = self._scan() if before is not None else None
-        if not after or before is None:
-            return ""
-        sizes = {name: state[0] for name, state in after.items() if before.get(name) != state}
-        if not sizes:
-            return ""
-        names = sorted(sizes, key=lambda name: (-sizes[name], name))
-        words = [f"{name} ({size_text(sizes[name])})" for name in names[:MAX_NAMED]]
-        if len(names) > MAX_NAMED:
-            words.append(f"{len(names) - MAX_NAMED} more")
-        listed = ", ".join(words[:-1]) + " and " + words[-1] if words[1:] else words[0]
-        was, them = ("was", "it") if len(names) == 1 else ("were", "them")
-        return f"{listed} {was} written to the working folder, {advice.format(them)}"
-
-    def _is_kept(self) -> bool:
-        return any(
-            self._folder == path or self._folder.startswith(path.rstrip(os.sep) + os.sep)
-            for path in self._kept
-        )
-
-    def _scan(self) -> Optional[Dict[str, FileState]]:
-        """Path below the folder -> state, of regular files; None if there are too many."""
-        found: Dict[str, FileState] = {}
-        count, left = 0, [""]
-        try:
-            device = os.lstat(self._folder).st_dev
-        except OSError:
-            return None
-        while left:
-            below = left.pop()
-            for entry in list_entries(os.path.join(self._folder, below)):
-                count += 1
-                if count > MAX_ENTRIES:
-                    return None
-                if entry.name in _CACHES or entry.name.startswith(".batchml"):
-                    continue
-                path = os.path.join(below, entry.name)
-                try:
-                    state = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # removed meanwhile
-                if state.st_dev != device:
-                    continue  # another volume, which may outlive the attempt
-                if stat.S_ISREG(state.st_mode):
-                    found[path] = (state.st_size, state.st_mtime_ns)
-                elif stat.S_ISDIR(state.st_mode) and entry.path not in self._kept:
-                    left.append(path)
-        return found
-
-
-def watch_working_folder(
-    env: RuntimeEnv, data: str, temporary: str, in_aws: bool
-) -> Optional[WorkingFolder]:
-    """A comparison of the current folder, if the folder is lost with the attempt; else None.
-
-    `data` is the folder of data sets, `temporary` the attempt's temporary folder.
-    """
-    if not env.is_run:
-        return None
-    try:
-        folder = os.getcwd()
-        if in_aws and os.stat(folder).st_dev != os.stat(os.sep).st_dev:
-            return None  # a volume, which may outlive the attempt
-    except OSError:
-        return None
-    kept = [env.output_dir, env.checkpoint_dir, env.workspace, data, temporary]
-    return WorkingFolder(folder, kept)
 
 
 def size_text(size: int) -> str:

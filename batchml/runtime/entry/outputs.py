@@ -82,12 +82,16 @@ class OutputSender:
     all files that the store does not have yet.
     """
 
-    def __init__(self, folder: str, store: Store, prefix: str) -> None:
+    def __init__(
+        self, folder: str, store: Store, prefix: str, sent: Optional[Mapping[str, FileState]] = None
+    ) -> None:
+        """`sent`: files that the store has already."""
         self._folder = folder
         self._store = store
         self._prefix = prefix
-        self._sent: Dict[str, FileState] = {}
-        self._before: Dict[str, FileState] = {}  # at the last poll
+        self.sent: Dict[str, FileState] = dict(sent or {})
+        self._before: Mapping[str, FileState] = {}  # at the last poll
+        self._links = False
         self._store_failed = (
             False  # the store did not answer: the other files wait for a later poll
         )
@@ -104,12 +108,31 @@ class OutputSender:
     def poll(self) -> None:
         """Send the files that have not changed since the last poll."""
         now = files_of(self._folder)
-        self.send({name: state for name, state in now.items() if self._before.get(name) == state})
+        self.send(self._unchanged(now))
         self._before = now
+
+    def mirror(self, files: Mapping[str, FileState], is_last: bool = False) -> Dict[str, str]:
+        """Make the store have these files, and no other that was sent before.
+
+        Unless `is_last`, only files that have not changed since the last call are sent, and only
+        files that two calls miss are removed. Return errors by name. Raises StoreError.
+        """
+        # Before the end a link would be no copy: the program may write to the file again.
+        self._links = is_last
+        errors = self.send(files if is_last else self._unchanged(files))
+        gone = set(self.sent) - set(files) - set(() if is_last else self._before)
+        if gone:
+            self._store.delete(*(self._prefix + name for name in sorted(gone)))
+        self.sent = {name: state for name, state in self.sent.items() if name not in gone}
+        self._before = files
+        return errors
+
+    def _unchanged(self, files: Mapping[str, FileState]) -> Dict[str, FileState]:
+        return {name: state for name, state in files.items() if self._before.get(name) == state}
 
     def send(self, files: Mapping[str, FileState]) -> Dict[str, str]:
         """Send the files that the store does not have in this state. Return errors by name."""
-        names = [name for name in sorted(files) if self._sent.get(name) != files[name]]
+        names = [name for name in sorted(files) if self.sent.get(name) != files[name]]
         self._store_failed = False
         results = self._send_all(names, lambda name: (name, self._send_one(name, files[name])))
         return {name: error for name, error in results if error}
@@ -127,16 +150,17 @@ class OutputSender:
 
     def _send_one(self, name: str, state: FileState) -> str:
         """Send a file. Return the error; empty if the store has the file now."""
-        if self._sent.get(name) == state:  # sent before the pool failed to start a thread
+        if self.sent.get(name) == state:  # sent before the pool failed to start a thread
             return ""
         if self._store_failed:
             return "not tried any more"
         try:
-            self._store.put_file(self._prefix + name, os.path.join(self._folder, name))
+            put = self._store.link_file if self._links else self._store.put_file
+            put(self._prefix + name, os.path.join(self._folder, name))
         except Exception as error:  # for example a name that is not text; the others are sent
             self._store_failed = self._store_failed or bool(getattr(error, "temporary", False))
             return error_line(error)
-        self._sent[name] = state
+        self.sent[name] = state
         return ""
 
 

@@ -35,6 +35,7 @@ from batchml.runtime.exec.run_process import (
     become,
     enter_groups,
     enter_network,
+    enter_processors,
     find_run_process,
 )
 from batchml.runtime.processes import become_reaper
@@ -108,6 +109,7 @@ def run(request: ExecRequest) -> int:
     in_groups = enter_groups(list(request.groups))
     if program.pid:
         enter_network(program.pid)
+        enter_processors(program.pid)
     become(program)
     environ = command_variables(request, program)
     become_reaper()

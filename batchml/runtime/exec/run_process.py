@@ -83,6 +83,14 @@ def enter_groups(folders: List[str]) -> bool:
     return entered
 
 
+def enter_processors(pid: int) -> None:
+    """Use only the processors that a process may use, where the system allows that."""
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    except (AttributeError, OSError):
+        pass
+
+
 def become(process: RunProcess) -> None:
     """Switch to the user of the run's program if we are root, as with ECS Exec."""
     if os.geteuid() != 0 or process.user == 0:

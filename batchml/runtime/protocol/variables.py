@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Container, Dict, List, NamedTuple, Optional, Sequence, Union
 
 SLURM = "BATCHML_SLURM"  # "1": the program expects the variables and the srun of Slurm
+KEEP = "BATCHML_KEEP"  # `keep` of job.toml as JSON: false, or patterns; unset: true
 DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's default
 
 

@@ -6,7 +6,7 @@ It ends with code 0 when the stop file exists, or when no shell was open in the 
 (`exec/presence.py`) for BATCHML_IDLE seconds. In a run of several nodes it runs on the first node,
 where shells open; the other nodes execute the steps of `srun` (`nodes/slurm/steps.py`).
 
-With `--left` it only prints the new and changed files of its working folder, which will be lost.
+With `--left` it only prints the new and changed files of its working folder, which are kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Callable, List, Optional
 
-from batchml.runtime.entry.folders import WorkingFolder
 from batchml.runtime.entry.script import attempt_folder, slurm_environment
 from batchml.runtime.entry.stopping import should_stop
+from batchml.runtime.entry.working_folder import WorkingFolder
 from batchml.runtime.exec.presence import count
 from batchml.runtime.nodes.slurm.steps import FOLDER
 from batchml.runtime.processes import process_age
@@ -163,8 +163,8 @@ def describe_new_files(environ: Mapping[str, str], folder: str) -> str:
         working = WorkingFolder(os.getcwd(), _kept_folders(environ), before)
     except (OSError, ValueError):
         return ""
-    variable = "BATCHML_WORKSPACE" if environ.get("BATCHML_WORKSPACE") else "BATCHML_OUTPUT_DIR"
-    return working.describe_leftovers(f"which is gone now: ${variable} would have kept {{}}")
+    run = RuntimeEnv.read(environ).run.partition("#")[0]
+    return working.describe_leftovers(f"and can be copied from there: batchml get {run}")
 
 
 def _kept_folders(environ: Mapping[str, str]) -> List[str]:

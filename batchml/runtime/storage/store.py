@@ -72,6 +72,10 @@ class Store(Protocol):
     def put_file(self, key: str, path: str) -> None:
         """Write the content of a file as a value."""
 
+    def link_file(self, key: str, path: str) -> None:
+        """Write a file as a value that no program changes any more, without a copy if possible."""
+        self.put_file(key, path)
+
     def get_file(self, key: str, path: str) -> bool:
         """Write a value to a file, which may exist. False without a value: no file is written."""
 

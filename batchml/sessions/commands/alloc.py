@@ -140,7 +140,7 @@ def allocate(context: "Context", request: RunRequest, flags: AllocOptions) -> in
             say(_describe_granted(run, flags))
             if flags.shell and not flags.command:
                 has_code = request.changes.get("code") is not False
-                say(_describe_lost_files(context, has_code=has_code))
+                say(_COPY if has_code else _NO_COPY)
             if flags.shell:
                 return _run_shell(context, run, flags)
             _print_held(context, run, submitted_json(context, prepared, job_id), flags)
@@ -150,22 +150,16 @@ def allocate(context: "Context", request: RunRequest, flags: AllocOptions) -> in
             return exit_code_after(interrupt)
 
 
+_COPY = "This is a copy of the folder: `batchml get` brings changed files."
+_NO_COPY = "The working folder is empty: `batchml get` brings the files that you make there."
+
+
 def _describe_granted(run: Run, flags: AllocOptions) -> str:
     gpus = f", {run.gpus} GPU{'s' if run.gpus > 1 else ''}" if run.gpus else ""
     end = " `exit` releases the resources." if flags.shell and not flags.command else ""
     size = f"{run.vcpus} vCPU{'' if run.vcpus == 1 else 's'}{gpus}, {run.memory_mib} MiB"
     nodes = f"{run.nodes} nodes, each of " if run.nodes else ""
     return f"{job_title(run)} is granted {nodes}{size}.{end}"
-
-
-def _describe_lost_files(context: "Context", *, has_code: bool) -> str:
-    """Say which files are lost at the end, and where to keep them."""
-    settings = context.settings
-    has_workspace = settings.is_local or settings.environment.storage.workspace != "none"
-    kept = "$BATCHML_WORKSPACE" if has_workspace else "$BATCHML_OUTPUT_DIR"
-    if not has_code:
-        return f"Files of the working folder are lost at the end: keep them in {kept}."
-    return f"This is a copy of the folder: changes are lost at the end. Keep files in {kept}."
 
 
 def _run_shell(context: "Context", run: Run, flags: AllocOptions) -> int:

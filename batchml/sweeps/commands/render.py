@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchml.cli.render import duration, pad, printable, table
+from batchml.cli.render import duration, pad, printable, table, time_json
 from batchml.context import Context
 from batchml.local import control
 from batchml.model.sweep import Trial, TrialState
@@ -49,7 +49,7 @@ def row_json(row: SweepRow) -> dict[str, Any]:
     listed: dict[str, Any] = {
         "sweepId": row.listed.key,
         "name": row.listed.name,
-        "createdAt": round(row.listed.created_at * 1000),
+        "createdAt": time_json(round(row.listed.created_at * 1000)),
     }
     if row.sweep is None or row.state is None:
         return listed | {"status": None, "trouble": row.trouble or None}

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from decimal import Decimal
 from typing import Protocol, TextIO
@@ -18,6 +18,7 @@ from batchml.errors import INTERRUPTED, BatchmlError
 from batchml.model.names import dollars, duration
 from batchml.model.sweep import TrialState
 from batchml.runs.commands.interrupt import detaching
+from batchml.runs.send import Interrupted
 from batchml.sweeps.commands.render import (
     counts_json,
     describe_best,
@@ -35,6 +36,7 @@ from batchml.sweeps.run import (
     detach_sweep,
     gains_from_controller,
     needs_controller,
+    submit_controller,
 )
 from batchml.sweeps.started import SPEC, StartedSweep
 from batchml.sweeps.stores import SweepStore, open_sweep_store
@@ -269,7 +271,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class SweepInterrupt:
     """The output of a sweep's command when Ctrl-C or SIGTERM interrupts the command.
 
-    `is_started`: whether the sweep exists; None while its `spec.json` is being written.
+    `is_started`: whether the sweep exists; None while its `spec.json` is being written. `hand_over`
+    submits a controller as a run; it is called for a sweep that would not go on without one.
     """
 
     def __init__(
@@ -279,11 +282,14 @@ class SweepInterrupt:
         *,
         json_: bool,
         is_started: bool | None = True,
+        hand_over: Callable[[], object] | None = None,
     ) -> None:
         self._context = context
         self._sweep = sweep
         self._json = json_
         self.is_started = is_started
+        self._hand_over = hand_over
+        self._is_handed_over = False
         self._snapshot: SweepSnapshot | None = None
 
     def before_spec(self) -> None:
@@ -297,8 +303,9 @@ class SweepInterrupt:
             try:
                 yield
             except KeyboardInterrupt:
+                why = self._try_to_hand_over()
                 with _signals_ignored():
-                    self._report()
+                    self._report(why)
                 raise
 
     def watch(self, snapshots: Iterator[SweepSnapshot]) -> Iterator[SweepSnapshot]:
@@ -307,14 +314,40 @@ class SweepInterrupt:
             self._snapshot = snapshot
             yield snapshot
 
-    def _report(self) -> None:
+    def _try_to_hand_over(self) -> str:
+        """Let a run control the sweep if it would not go on by itself; why that failed, else ""."""
+        snapshot = self._snapshot
+        is_over = snapshot is not None and bool(snapshot.ended)
+        goes_on = snapshot is not None and not needs_controller(self._sweep)
+        if self._hand_over is None or self.is_started is not True or is_over or goes_on:
+            return ""
+        say("\nA run takes over the control of the sweep. Ctrl-C again leaves at once.")
+        try:
+            self._hand_over()
+        except Interrupted as stop:
+            self._is_handed_over = bool(stop.job_id)
+            return "" if stop.job_id else "interrupted"
+        except KeyboardInterrupt:
+            return "interrupted"
+        except BatchmlError as error:
+            return str(error)
+        self._is_handed_over = True
+        return ""
+
+    def _report(self, why: str = "") -> None:
+        """Print what continues; `why` the sweep was not handed over to a run."""
         is_started = self.is_started
         if is_started is None:
             is_started = self._exists()
         if is_started is None:
             word = sweep_word(self._context, self._sweep)
             say(f"\nIt is unknown whether the sweep was started: batchml sweeps show {word}")
+        elif is_started and self._is_handed_over:
+            word = sweep_word(self._context, self._sweep)
+            say(f"\nDetached: the sweep goes on.\n{follow_and_stop_lines(word)}")
         elif is_started:
+            if why:
+                say(f"\nNo run took over the control: {why}")
             say(describe_what_continues(self._context, self._sweep, self._snapshot))
         else:
             say("\nNothing was started.")
@@ -333,6 +366,7 @@ class SweepInterrupt:
     def _as_json(self, is_started: bool | None) -> dict[str, object]:
         snapshot, sweep = self._snapshot, self._sweep
         continues = snapshot is not None and sweep.mode is not SubmitMode.BATCHES
+        continues = continues or self._is_handed_over
         status = "running" if continues else "paused"
         if snapshot is not None and snapshot.ended:
             status = "ended"
@@ -396,7 +430,10 @@ def follow_and_stop_lines(word: str) -> str:
 def control_here(context: Context, sweep: StartedSweep, store: SweepStore, *, json_: bool) -> None:
     """Control the sweep until it has ended, and exit with its code."""
     controller = control_sweep(context, sweep, store, say, lost=say_lost)
-    interrupt = SweepInterrupt(context, sweep, json_=json_)
+    interrupt = SweepInterrupt(
+        context, sweep, json_=json_,
+        hand_over=lambda: submit_controller(context, sweep, store, say),
+    )  # fmt: skip
     with interrupt.reported(), closing(controller.snapshots()) as snapshots:
         watched = interrupt.watch(snapshots)
         show_snapshots(watched if json_ else without_final_best(watched), sweep, to_stderr=json_)

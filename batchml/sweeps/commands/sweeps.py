@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app, command_group
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import DryRun, Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.errors import UsageError, did_you_mean
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # --- `sweep` --------------------------------------------------------------------------------------
 
 
-CHECK = "check"  # the word before FILE: print the forecast and the requests, and start nothing
+CHECK = "check"  # the word before FILE: print the forecast, and start nothing
 
 
 @app.command(epilog="Example: batchml sweep sweep.toml --trials 20")
@@ -60,13 +60,14 @@ def sweep(
     include_secrets: Annotated[
         bool, typer.Option("--include-secrets", help="Also send files that look like secrets.")
     ] = False,
+    dry_run: DryRun = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Search for the best parameters of a job.
 
     `sweep check FILE` prints the number of points and steps, the greatest
-    cost, three trials' commands and the AWS requests; nothing is sent.
+    cost and three trials' commands; nothing is sent.
     """
     from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep
 
@@ -84,8 +85,8 @@ def sweep(
     )  # fmt: skip
     for notice in prepared.notices:
         say(notice)
-    if is_check:
-        _check(prepared, json_=json_)
+    if is_check or dry_run:
+        _check(prepared, requests=dry_run, json_=json_)
         return
     _start(context, prepared, is_detached=detach, json_=json_)
 
@@ -106,10 +107,14 @@ def parse_arguments(words: list[str]) -> tuple[bool, str]:
     raise UsageError(f"sweep takes one file at a time, found {len(words)} words: {example}.")
 
 
-def _check(prepared: "PreparedSweep", *, json_: bool) -> None:
+def _check(prepared: "PreparedSweep", *, requests: bool, json_: bool) -> None:
+    """Print the forecast, or with `requests` the first AWS requests, as `submit --dry-run` does."""
     from batchml.sweeps.start import check_sweep
 
     checked = check_sweep(prepared.sweep)
+    if requests:
+        print_json(checked.requests)
+        return
     if json_:
         print_json(checked.to_json())
         return

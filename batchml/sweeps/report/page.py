@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from batchml.cli.render import time_json
 from batchml.clock import Clock
 from batchml.model.sweep import Trial
 from batchml.runtime.storage.files import write_atomically
@@ -142,18 +143,18 @@ def to_json(sweep: StartedSweep, state: SweepState, now: float) -> str:
     NaN and infinity, which JSON does not have, are null.
     """
     trials = [
-        {**_finite(msgspec.to_builtins(trial)), "ran": round(trial.ran(now), 3)}
+        {**_times_as_text(_finite(msgspec.to_builtins(trial))), "ran": round(trial.ran(now), 3)}
         for _, trial in sorted(state.trials.items())
     ]
     document = {
         "sweepId": sweep.key,
         "name": sweep.name,
         "env": sweep.env,
-        "createdAt": sweep.created_at,
-        "writtenAt": now,
+        "createdAt": _time_json(sweep.created_at),
+        "writtenAt": _time_json(now),
         "ended": state.ended.why if state.ended else None,
         "best": next((trial.number for trial in rank_trials(state, sweep.spec)), None),
-        "reports": "each: [step, [values of the goals], seconds since the epoch]",
+        "reports": "each: [step, [values of the goals], time]",
         "decisions": "each: [step, value, cut-off or null, its version, whether it went on]",
         "spec": msgspec.to_builtins(sweep.spec),
         "trials": trials,
@@ -161,6 +162,17 @@ def to_json(sweep: StartedSweep, state: SweepState, now: float) -> str:
     if len(trials) < 200:  # short enough to be read by people
         return json.dumps(document, indent=1, allow_nan=False)
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def _times_as_text(trial: dict[str, Any]) -> dict[str, Any]:
+    """The trial, with its times in ISO 8601."""
+    times = {name: _time_json(value) for name, value in trial.items() if name.endswith("_at")}
+    reports = [[step, values, _time_json(at)] for step, values, at in trial["reports"]]
+    return {**trial, **times, "reports": reports}
+
+
+def _time_json(seconds: float | None) -> str | None:
+    return time_json(None if seconds is None else round(seconds * 1000))
 
 
 def _finite(value: Any) -> Any:

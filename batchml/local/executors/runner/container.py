@@ -76,12 +76,26 @@ class ContainerSetup:
             config["NetworkingConfig"] = {"EndpointsConfig": endpoints}
         self.check_stop("CannotCreateContainerError")
         try:
-            self.ask(lambda api: api.create_container_from_config(config, self._spec["name"]))
+            self._create(config)
         except EngineRefused as error:
             if error.status != 409:
                 raise AttemptNotStarted(
                     f"CannotCreateContainerError: {describe_error(error)}"
                 ) from error
+
+    def _create(self, config: dict[str, Any]) -> None:
+        """Create the container: without processors of its own if the engine does not have them.
+
+        The engine may run in a virtual machine with fewer processors. Raises EngineRefused.
+        """
+        name = self._spec["name"]
+        try:
+            self.ask(lambda api: api.create_container_from_config(config, name))
+        except EngineRefused as error:
+            if "Requested CPUs are not available" not in str(error):
+                raise
+            del config["HostConfig"]["CpusetCpus"]
+            self.ask(lambda api: api.create_container_from_config(config, name))
 
     def ask(self, call: Callable[[Any], T], to: str = "created") -> T:
         """The engine's answer to a call. `to` is the state that the call leads to, for the message

@@ -28,6 +28,7 @@ import sys
 from typing import Any
 
 from batchml.local.executors.cgroup import Groups, Slot, make_slot, slot_name
+from batchml.local.executors.processors import claim_processors
 from batchml.local.executors.runner.files import RecordFile, folder_of, now_ms, write_failure
 from batchml.local.executors.runner.link import (
     SIGNALS,
@@ -89,12 +90,15 @@ class Runner:
         io = AttemptIo(self._link, folder, task_id, record, message.get("quick", False))
         report: dict[str, Any] = {"task_id": task_id}
         ended: dict[str, Any] = {}
+        claim = claim_processors(spec.get("processors", ()))
         try:
             ended = self._kind.run(spec, io)
         except AttemptWithdrawn as error:
             report["withdrawn"] = str(error)
         finally:
             self._kill()
+            if claim is not None:
+                claim.close()
         ended["log"], reason = io.close()
         if reason:
             ended["reason"] = reason

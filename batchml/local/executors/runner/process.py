@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from batchml.local.executors.cgroup import Slot, max_pids
+from batchml.local.executors.processors import bound_to
 from batchml.local.executors.runner.files import now_ms, until_it_works
 from batchml.local.executors.runner.fork_server import ForkServer
 from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn, read_now
@@ -190,7 +191,8 @@ class _ProcessAttempt:
             slot.oom_kills()
         started_at = now_ms()
         try:
-            child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
+            with bound_to(self._spec.get("processors", ())):
+                child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
         except OSError as error:
             return self._cannot_run(error, started_at)
         except ValueError as error:  # a NUL, or `=` in a variable's name

@@ -27,6 +27,7 @@ from batchml.runtime.nodes.ray.worker import (
     ray_variables,
 )
 from batchml.runtime.processes import descendants, send, shell_code
+from batchml.runtime.processors import count_processors, thread_variables, with_counts
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD, LaunchPlan, WorkerGroup
 from batchml.runtime.storage.store import StoreError
@@ -146,7 +147,8 @@ def run_head(
             why = f"cannot run {command[:1]}: no such command in this image."
             return ending.without_workers(rules.LeaveCluster(127, why))
         ray, address = find_ray(environ), own_address(environ) or LOOPBACK
-        env = {**environ, **ray_variables(environ, token, address)}
+        processors = count_processors(environ)
+        env = with_counts({**environ, **ray_variables(environ, token, address)}, processors)
         node, why = start_ray(ray, address, env, signals)
         if node is None:
             code = STOPPED if signals.stop_signal else TRY_ELSEWHERE
@@ -164,7 +166,8 @@ def run_head(
                     return rules.LeaveCluster(TRY_ELSEWHERE, why)
                 ending.rendezvous.publish(record)
                 say(f"Ray {ray.version} runs on this head, {record.gcs}")
-                program = RayProgram(command, {**env, "RAY_ADDRESS": record.gcs})
+                own = {**thread_variables(env, processors), **env, "RAY_ADDRESS": record.gcs}
+                program = RayProgram(command, own)
                 loop = _HeadLoop(plan, node, server, program, signals, say)
                 leave = loop.run()
                 ending.announce(leave, loop)

@@ -37,6 +37,7 @@ from batchml.runtime.nodes.ray import rules
 from batchml.runtime.nodes.ray.batch_api import BatchApi, attempts_of, is_head_over
 from batchml.runtime.nodes.supervisor.settings import prepend_path
 from batchml.runtime.processes import kill_descendants
+from batchml.runtime.processors import count_processors, with_counts
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR
 from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
 from batchml.runtime.storage.store import StoreError
@@ -275,7 +276,8 @@ class _WorkerLoop:
         self._ray = find_ray(environ)
         self._rendezvous = rules.HeadRendezvous.of(environ)
         self._address = own_address(environ) or LOOPBACK
-        self._env = {**environ, **ray_variables(environ, token, self._address)}
+        env = {**environ, **ray_variables(environ, token, self._address)}
+        self._env = with_counts(env, count_processors(environ))
         self._grace = _seconds(environ.get(GRACE, ""), rules.HEAD_GRACE)
         until = time.monotonic() + plan.start_within
         self._state = rules.WorkerState(until, attempts=attempts_of(environ))

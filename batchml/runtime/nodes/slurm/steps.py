@@ -38,6 +38,7 @@ from batchml.runtime.nodes.link.remote_start import (
 from batchml.runtime.nodes.link.server import Rendezvous
 from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
 from batchml.runtime.processes import shell_code
+from batchml.runtime.processors import divide
 from batchml.runtime.protocol.variables import RuntimeEnv, number_of
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import StoreError
@@ -102,6 +103,7 @@ def task_variables(step: SrunStep, node: StepNode, task: int) -> Dict[str, str]:
         "SLURM_NPROCS": total,
         "SLURM_STEP_NUM_TASKS": total,
         "SLURM_NTASKS_PER_NODE": str(step.tasks),
+        **divide(node.environ, step.tasks),
     }
     if len(step.nodes) > 1 and "PET_RDZV_CONF" not in node.environ:
         # torchrun would look its address up by the name of the machine, which DNS may not know.

@@ -36,7 +36,7 @@ class AgentSettings(NamedTuple):
     output: str  # the folder of outputs
     metrics: str  # the metrics file, whose changes are signs of life
     stop_file: str
-    cores: int
+    processors: int
     interface: str  # the network interface that has this node's address
     fetch: Mapping[str, str] = {}  # environment of checkpoint_fetch.py, on nodes that need it
     fetch_within: float = 600.0  # seconds
@@ -152,7 +152,7 @@ class NodeAgent:
             generation=message["generation"],
             restarts=message["restarts"],
             run=self._settings.run,
-            cores=self._settings.cores,
+            processors=self._settings.processors,
             interface=self._settings.interface,
             members=tuple((address, count) for _, count, address in members),
             control_port=message["control"],

@@ -40,7 +40,6 @@ from batchml.runtime.nodes.supervisor.settings import (
     StopOrder,
     SupervisorTimes,
     command_environment,
-    count_cores,
     count_processes,
     ranks_grace,
     read_stop,
@@ -51,6 +50,7 @@ from batchml.runtime.nodes.supervisor.settings import (
 )
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper, boot_id, die_with_parent, shell_code
+from batchml.runtime.processors import count_processors
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import TOKEN, LaunchPlan, RankCommand
 from batchml.runtime.protocol.variables import RuntimeEnv
@@ -126,7 +126,7 @@ class Supervisor:
             output=self._env.output_dir,
             metrics=self._env.metrics,
             stop_file=self._env.stop_file,
-            cores=count_cores(environ),
+            processors=count_processors(environ),
             interface=interface_of(address),
             fetch=environ if fetches else {},
             fetch_within=self._times.fetch_within,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import time
@@ -18,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.nodes.link.connection import Message
-from batchml.runtime.nodes.supervisor import rank_site
-from batchml.runtime.nodes.supervisor.settings import RankLayout, prepend_path, rank_environment
+from batchml.runtime.nodes.supervisor.settings import RankLayout, rank_environment
 from batchml.runtime.processes import descendants, die_with_parent, kill_descendants, send
 from batchml.runtime.protocol.launch import MAIN
 from batchml.runtime.protocol.log_marks import LineSplitter
@@ -68,12 +66,10 @@ class RankProcesses:
     def start(self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout) -> None:
         """Start the ranks. Raises OSError and ValueError, as Popen does, with no rank left."""
         self._begin()
-        site = self._site()
         try:
             for local in range(layout.here):
                 rank = layout.first + local
                 files = self._files(rank, layout.generation)
-                files["PYTHONPATH"] = prepend_path(environ, "PYTHONPATH", site)
                 found = rank_environment(environ, layout, local, files)
                 label = f"[r{rank}] ".encode() if layout.here > 1 else b""
                 error_file = files["TORCHELASTIC_ERROR_FILE"]
@@ -231,14 +227,6 @@ class RankProcesses:
                 self._temporary, f"error-{generation}-{rank}.json"
             ),
         }
-
-    def _site(self) -> str:
-        """The folder with the `sitecustomize` of Python ranks."""
-        folder = os.path.join(self._temporary, "site")
-        if not os.path.isdir(folder):
-            os.makedirs(folder)
-            shutil.copy(rank_site.__file__, os.path.join(folder, "sitecustomize.py"))
-        return folder
 
 
 class _Rank:

@@ -7,12 +7,13 @@ import os
 import platform
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Tuple
 
 from batchml.runtime.nodes.launcher import ASKED, OWN_PYTHONPATH, UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import interface_variables
+from batchml.runtime.processors import with_processors
 from batchml.runtime.protocol.exit_codes import STOPPED
-from batchml.runtime.protocol.launch import TOKEN, VCPUS
+from batchml.runtime.protocol.launch import TOKEN
 from batchml.runtime.storage.files import write_atomically
 
 _LIMITS = "BATCHML_GANG_LIMITS"  # JSON: seconds of `SupervisorTimes`, for tests and slow networks
@@ -142,7 +143,7 @@ class RankLayout(NamedTuple):
     generation: int
     restarts: int  # generations before this one in this attempt
     run: str  # the id of the multi-node job
-    cores: int = 1  # of this node
+    processors: int = 1  # of this node
     interface: str = ""  # the network interface that has this node's address
     members: Tuple[Tuple[str, int], ...] = ()  # address and number of ranks of each node
     control_port: int = 0  # on which the main node listens for supervisors
@@ -180,7 +181,6 @@ def rank_environment(
 def node_environment(environ: Mapping[str, str], layout: RankLayout) -> Dict[str, str]:
     """The variables that all ranks of a node share."""
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, layout.cores // layout.here)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONUNBUFFERED": "1",  # printed lines are signs of life
         **interface_variables(layout.interface),
@@ -192,7 +192,8 @@ def node_environment(environ: Mapping[str, str], layout: RankLayout) -> Dict[str
         "MASTER_PORT": layout.port,
         "BATCHML_GENERATION": layout.generation,
     }
-    return {**defaults, **environ, **{k: str(v) for k, v in variables.items()}}
+    own = with_processors(environ, max(1, layout.processors // layout.here))
+    return {**defaults, **own, **{k: str(v) for k, v in variables.items()}}
 
 
 def prepend_path(environ: Mapping[str, str], name: str, folder: str) -> str:
@@ -212,34 +213,3 @@ def count_processes(requested: int, environ: Mapping[str, str], devices: Sequenc
     if visible in ("", "void", "none") or not count:
         return 1
     return count if visible == "all" else max(1, sum(bool(x.strip()) for x in visible.split(",")))
-
-
-def count_cores(environ: Mapping[str, str]) -> int:
-    """The cores of this node, at least 1: the job's vCPUs, but no more than the machine has.
-
-    AWS Batch lets a container use idle cores of its host beyond its vCPUs, until another container
-    takes them. Threads that count on those cores would then wait for each other.
-    """
-    vcpus = environ.get(VCPUS, "")
-    available = _available_cores()
-    return max(1, min(int(vcpus), available)) if vcpus.isdigit() else available
-
-
-def _available_cores() -> int:
-    """The cores that this process may use, by its affinity and its control group."""
-    root = "/sys/fs/cgroup"
-    count = float(len(os.sched_getaffinity(0)))
-    quota = _numbers(f"{root}/cpu.max") or (
-        _numbers(f"{root}/cpu/cpu.cfs_quota_us") + _numbers(f"{root}/cpu/cpu.cfs_period_us")
-    )
-    if len(quota) == 2 and quota[0] > 0 and quota[1] > 0:
-        count = min(count, quota[0] / quota[1])
-    return max(1, int(count))
-
-
-def _numbers(path: str) -> List[float]:
-    try:
-        with open(path, encoding="ascii") as file:
-            return [float(word) for word in file.read().split() if word != "max"]
-    except (OSError, ValueError):
-        return []

@@ -1,11 +1,20 @@
-"""The `sitecustomize` of Python ranks: SIGUSR1 makes a rank write the stacks of all its threads.
+"""The `sitecustomize` of a run's Python programs: the first folder of their PYTHONPATH has it.
 
-The supervisor copies this file into a folder that comes first on the PYTHONPATH of the ranks
-(`ranks.py`), so a program that hangs needs no change. Another `sitecustomize` runs as before.
+os.cpu_count() is the number in PYTHON_CPU_COUNT, as in Python 3.13, also in older versions. In a
+rank, SIGUSR1 writes the stacks of all threads, so a program that hangs needs no change. Another
+`sitecustomize` runs as before.
 """
 
 import os
 import sys
+
+
+def _count_processors() -> None:
+    text = os.environ.get("PYTHON_CPU_COUNT", "")
+    if sys.version_info >= (3, 13) or not text.isdigit() or int(text) < 1:
+        return
+    count = int(text)
+    os.cpu_count = lambda: count
 
 
 def _listen() -> None:
@@ -36,5 +45,6 @@ def _run_next() -> None:
 
 
 if __name__ == "sitecustomize":
+    _count_processors()
     _listen()
     _run_next()
