@@ -352,3 +352,36 @@ def test_a_network_of_an_unknown_kind_is_refused(home: Home) -> None:
         capture_output=True, text=True, env={**os.environ, "BATCHML_NODE_NETWORK": "carrier"},
     )  # fmt: skip
     assert "BATCHML_NODE_NETWORK is 'carrier': use namespace, loopback or auto." in done.stdout
+
+
+NAMED = """
+import os, socket, subprocess, time
+meet, index = os.environ["MEET"], int(os.environ["AWS_BATCH_JOB_NODE_INDEX"])
+name = subprocess.check_output(["hostname"], text=True).strip()
+with open(f"{meet}/.{index}", "w") as file:
+    file.write(name)
+os.rename(f"{meet}/.{index}", f"{meet}/{index}")
+while not os.path.exists(f"{meet}/{1 - index}"):
+    time.sleep(0.02)
+other = open(f"{meet}/{1 - index}").read()
+own = socket.gethostbyname(name) == os.environ["BATCHML_NODE_ADDRESS"]
+with socket.create_server(("0.0.0.0" if index else name, 7000 + index)) as server:
+    open(f"{meet}/listens-{index}", "w").close()
+    while not os.path.exists(f"{meet}/listens-{1 - index}"):
+        time.sleep(0.02)
+    socket.create_connection((other, 7001 - index), timeout=20).close()
+    open(f"{meet}/met-{index}", "w").close()
+    while not os.path.exists(f"{meet}/met-{1 - index}"):
+        time.sleep(0.02)
+print(name != other, own, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_name_of_a_node_is_its_own_and_others_find_it_by_it(
+    kind: str, start: Start
+) -> None:
+    cluster = start(kind)
+    job_id = cluster.submit(cluster.define(2, NAMED))
+    assert wait_for_job(cluster.batch, job_id)["status"] == "SUCCEEDED", cluster.lines(job_id, 0)
+    assert [cluster.lines(job_id, index)[-1] for index in (0, 1)] == ["True True"] * 2

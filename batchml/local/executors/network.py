@@ -8,10 +8,15 @@ interface leads outside.
 
     node -- eth0 -- [v2, v3, ... br0, up0: the switch] -- bml<home> -- the machine, NAT
 
+A node's host name is `ip-10-77-0-2`, as on EC2, for which it gets a UTS namespace; in its mount
+namespace `/etc/hosts` has the names of all nodes.
+
 Without the rights each node gets a loopback address (127.77.x.y): then only programs that bind
-their own address avoid conflicts. Names contain the identity of the state folder, so that servers
-do not touch each other's. A file beside the journal records the owner of each address: no two live
-nodes share one, and leftovers of a killed server are found.
+their own address avoid conflicts, and a stand-in for `hostname` prints that address.
+
+Names contain the identity of the state folder, so that servers do not touch each other's. A file
+beside the journal records the owner of each address: no two live nodes share one, and leftovers of
+a killed server are found.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,12 +66,42 @@ class NodeAddress(Struct, frozen=True):
 
     address: str
     namespace: str = ""  # the name of its namespace; empty on the machine's own loopback
+    hosts: str = ""  # the file with the names of all nodes; empty: the node has no name of its own
+    tools: str = ""  # a folder with a stand-in for `hostname`; empty where none is needed
 
     def command(self, command: list[str]) -> list[str]:
-        """The command, run in the node's namespace."""
+        """The command, run in the node's namespaces."""
         if not self.namespace:
             return command
+        if self.hosts:
+            command = [
+                *_named(),
+                "sh",
+                "-c",
+                _NAME,
+                "sh",
+                host_name(self.address),
+                self.hosts,
+                *command,
+            ]
         return [_tool("nsenter"), f"--net={_RUN}/{self.namespace}", "--", *command]
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the node, with those in `environ`."""
+        found = {**environ, "BATCHML_NODE_ADDRESS": self.address}
+        if self.tools:
+            found["PATH"] = os.pathsep.join(filter(None, (self.tools, environ.get("PATH"))))
+        return found
+
+
+# A program that gives the namespaces their content, and then becomes the node's command.
+_NAME = 'echo "$1" > /proc/sys/kernel/hostname; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+_STAND_IN = '#!/bin/sh\necho "$BATCHML_NODE_ADDRESS"\n'
+
+
+def _named() -> list[str]:
+    """The program that runs a command with a host name and `/etc/hosts` of its own."""
+    return [_tool("unshare"), "--uts", "--mount", "--propagation", "slave"]
 
 
 class AddressTable(Struct):
@@ -121,6 +156,11 @@ def address_in(subnet: str, index: int) -> str:
     return str(IPv4Network(subnet)[index])
 
 
+def host_name(address: str) -> str:
+    """The name of the node with this address, as EC2 names hosts."""
+    return f"ip-{address.replace('.', '-')}"
+
+
 def loopback_address(tag: str, index: int) -> str:
     """127.77.x.y; different servers begin with different addresses."""
     number = (int(tag[:4], 16) + index) % 65_536
@@ -143,6 +183,9 @@ class NodeNetwork:
         self._port = port
         self._switch = f"batchml-{self._tag}"
         self._uplink = f"bml{self._tag}"
+        self._hosts = path.with_name("hosts")
+        self._tools = path.with_name("node-tools")
+        self._has_names: bool | None = None  # None: not tried yet
         self._table = read_record(path, AddressTable) or AddressTable()
         # Whether namespaces are used; None: not decided yet.
         self._namespaces = {AUTO: None, NAMESPACES: True, LOOPBACK: False}[kind]
@@ -235,8 +278,40 @@ class NodeNetwork:
     def _address_of(self, task_id: str) -> NodeAddress:
         index = self._table.indexes[task_id]
         if not self._table.subnet:
-            return NodeAddress(loopback_address(self._tag, index))
-        return NodeAddress(address_in(self._table.subnet, index), f"{self._switch}-{index}")
+            return NodeAddress(loopback_address(self._tag, index), tools=self._put_tools())
+        address = address_in(self._table.subnet, index)
+        return NodeAddress(address, f"{self._switch}-{index}", self._put_name(address))
+
+    def _put_name(self, address: str) -> str:
+        """Add a node to the file of host names; "" if nodes cannot have names here.
+
+        Nodes that run have the file mounted, so it is written in place and only grows.
+        """
+        if self._has_names is None:
+            try:
+                _run(*_named(), "true")
+                self._has_names = True
+            except NodeNetworkError as error:
+                self._has_names = False
+                log.warning("all nodes have this machine's host name: %s", error)
+        if not self._has_names:
+            return ""
+        line = f"{address} {host_name(address)}\n"
+        if not self._hosts.exists():
+            self._hosts.write_text(Path("/etc/hosts").read_text("utf-8", "replace"), "utf-8")
+        if line not in self._hosts.read_text("utf-8"):
+            with self._hosts.open("a", encoding="utf-8") as file:
+                file.write(line)
+        return str(self._hosts)
+
+    def _put_tools(self) -> str:
+        """The folder with the stand-in for `hostname`."""
+        program = self._tools / "hostname"
+        if not program.exists():
+            self._tools.mkdir(exist_ok=True)
+            program.write_text(_STAND_IN, "ascii")
+            program.chmod(0o755)
+        return str(self._tools)
 
     def _make(self, task_id: str) -> NodeAddress:
         if self._wants_namespaces():

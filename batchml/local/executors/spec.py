@@ -460,7 +460,7 @@ def with_address(spec: dict[str, Any], node: NodeAddress) -> dict[str, Any]:
     return {
         **spec,
         "command": node.command(spec["command"]) if spec["command"] else [],
-        "env": {**spec["env"], "BATCHML_NODE_ADDRESS": node.address},
+        "env": node.variables(spec["env"]),
         "address": node.address,
         "preamble": spec["preamble"]
         and f"{spec['preamble']} network={kind} address={node.address}",
