@@ -309,6 +309,11 @@ def _describe_hosts(candidates: Sequence[str], host: RunHost) -> str:
     return " or ".join(names[:3]) + more + (f" in {host.zone}" if host.zone else "")
 
 
+def unused_cost(bill: Bill, part: float) -> Usd:
+    """The cost of a part, from 0 to 1, of what a run requested."""
+    return bill.usd.times(Decimal(str(round(part, 4))))
+
+
 def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
     """The sum of amounts, without those that are unknown."""
     return sum((each for each in amounts if each is not None), Usd())

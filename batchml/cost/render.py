@@ -16,6 +16,7 @@ from batchml.cost.bill import (
     group_costs,
     round_usd,
     sum_costs,
+    unused_cost,
 )
 from batchml.cost.estimate import (
     MONTH,
@@ -28,6 +29,7 @@ from batchml.cost.quote import HOUR, LOCAL_PRICE, NOT_COUNTED, Offer, Quote, Usd
 from batchml.model.names import dollar_range, dollars, duration
 from batchml.model.run import Run, max_seconds
 
+_MENTIONED = 0.005  # the least part of a request that is said to be unused
 ATTEMPTS_SHOWN = 20  # attempts of a run; for more, only their number and total are shown
 FREE = "This machine costs nothing. `usd_per_hour` in [env.local] of batchml.toml gives it a price."
 _FRACTIONS = {1: "", 2: "half of ", 3: "a third of ", 4: "a quarter of "}
@@ -118,8 +120,8 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
 # --- bill -----------------------------------------------------------------------------------
 
 
-def bill_lines(run: Run, bill: Bill) -> list[str]:
-    """A bill as text."""
+def bill_lines(run: Run, bill: Bill, unused: float | None = None) -> list[str]:
+    """A bill as text. `unused`: the part of the request that the run did not use, if known."""
     if bill.is_from_history:
         return [f"Cost: {money(bill.usd)}, from the history: AWS Batch has forgotten the run."]
     free = [FREE] if bill.is_free else []
@@ -140,9 +142,21 @@ def bill_lines(run: Run, bill: Bill) -> list[str]:
         count = sum(1 for attempt in bill.attempts if attempt.has_failed)
         what = "1 attempt" if count == 1 else f"{count} attempts"
         lines.append(f"Of this, {money(bill.failed)} went into {what} that failed.")
+    lines += _unused_lines(run, bill, unused)
     lines += _budget_lines(run, bill)
     lines += _unknown_lines(bill.unknown)
     return lines + _source_lines(bill.rates) + free
+
+
+def _unused_lines(run: Run, bill: Bill, unused: float | None) -> list[str]:
+    """What the requested GPUs, or else the requested vCPUs, cost while nothing used them."""
+    if unused is None or unused < _MENTIONED:
+        return []
+    many = f"{run.gpus} GPU" if run.gpus else f"{run.vcpus} vCPU"
+    what = f"{unused * 100:.0f} % of {many}{'' if many.startswith('1 ') else 's'}"
+    if bill.is_free:
+        return [f"It does not use {what}." if bill.is_running else f"It did not use {what}."]
+    return [f"Of this, {money(unused_cost(bill, unused))} paid for {what} that it did not use."]
 
 
 def _budget_lines(run: Run, bill: Bill) -> list[str]:
@@ -154,12 +168,16 @@ def _budget_lines(run: Run, bill: Bill) -> list[str]:
     return [f"--max-cost allows {duration(limit)} of running time; {duration(left)} is left."]
 
 
-def bill_json(run: Run, bill: Bill) -> dict[str, Any]:
+def bill_json(run: Run, bill: Bill, unused: float | None = None) -> dict[str, Any]:
+    rest: dict[str, float] | None = None
+    if unused is not None:
+        rest = {"part": round(unused, 3), **_bounds_json(unused_cost(bill, unused))}
     return {
         "jobId": run.job_id,
         "jobName": run.job_name or run.name,
         "status": run.status.value,
         "cost": cost_json(bill),
+        "unused": rest,
     }
 
 

@@ -107,6 +107,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
+def format_used(amount: float) -> str:
+    """Format cores or GPUs in use as `0.93` or `3.1`."""
+    return f"{amount:.2f}" if amount < 1 else f"{amount:.1f}"
+
+
 def long_duration(seconds: float) -> str:
     """Format seconds as `5 seconds`, `90 minutes` or `1.5 hours`.
 

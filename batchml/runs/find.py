@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from batchml.aws.batch.jobs import USAGE, LogMark
 from batchml.context import Context
 from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
 from batchml.model.fallback import MOVED_MARK
@@ -36,16 +37,18 @@ from batchml.runs.search import (
     search,
     with_metrics,
 )
+from batchml.runtime.protocol.log_marks import MARK
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
     from batchml.history import HistoryRecords
 
+_USAGE = f"{MARK}{USAGE} "
 READING_TIME = 5.0  # seconds for which a log is read for its metrics; the rest is not read
 
 
 class RunMetrics(NamedTuple):
-    """The metrics in a run's log.
+    """The metrics in a run's log, and the marks with its usage.
 
     `is_whole` is False if the log was too long to read all of it, or if `is_damaged`: the log is
     not what the run wrote.
@@ -54,6 +57,7 @@ class RunMetrics(NamedTuple):
     series: dict[str, Series]
     is_whole: bool
     is_damaged: bool = False
+    usage: tuple[LogMark, ...] = ()
 
     @property
     def last(self) -> dict[str, float]:
@@ -217,6 +221,7 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
     end = context.clock.monotonic() + READING_TIME
     late: list[bool] = []
     damaged: list[bool] = []
+    usage: list[LogMark] = []
 
     def messages(stream: str) -> Iterator[tuple[int, str]]:
         reader = context.open_log(run, stream)
@@ -224,6 +229,8 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
             if context.clock.monotonic() > end:
                 late.append(True)
                 return
+            if line.message.startswith(_USAGE):
+                usage.append(LogMark(stream, line.timestamp, line.message))
             yield line.timestamp, line.message
         if reader.check is not None and reader.check.is_damaged:
             damaged.append(True)
@@ -235,7 +242,7 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
         )
     except (AccessError, ServiceError):
         return RunMetrics({}, False)
-    found = RunMetrics(series, not (late or damaged), bool(damaged))
+    found = RunMetrics(series, not (late or damaged), bool(damaged), tuple(usage))
     is_new = record is not None and (not record.measured or lacks_ranges(record))
     if is_new and run.status.is_terminal and found.is_whole:
         with suppress(OSError):  # a full disk must not hide the metrics

@@ -3,6 +3,7 @@
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from batchml.cost.bill import (
     need_of,
     sum_costs,
     time_span,
+    unused_cost,
     usual_duration,
 )
 from batchml.cost.quote import Candidate, Usd, make_quote, share_of
@@ -196,6 +198,31 @@ def test_children_that_are_forgotten_leave_the_cost_of_an_array_unknown() -> Non
     assert "Price unknown: AWS Batch has forgotten them (2 children)." in lines
     free = merge_bills("j-1", [free_bill(child, "this machine", T0)], forgotten=2)
     assert (free.is_free, free.is_lower_bound) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("unused", "words"),
+    [
+        (0.25, ["Of this, $1.00 paid for 25 % of 1 GPU that it did not use."]),
+        (0.004, []),
+        (None, []),
+    ],
+)
+def test_the_resources_that_a_run_did_not_use_have_a_price(
+    unused: float | None, words: list[str]
+) -> None:
+    one = run(attempt(0, 4), gpus=1)
+    bill = make_bill(one, [kind(G5, one)], {}, RATES, T0)
+    assert [line for line in bill_lines(one, bill, unused) if "not use" in line] == words
+    told = bill_json(one, bill, unused)["unused"]
+    assert told == (unused and {"part": unused, "low": 4 * unused, "high": 4 * unused})
+
+
+def test_without_a_price_the_unused_resources_are_still_named() -> None:
+    one = replace(run(attempt(0, 1)), vcpus=4, gpus=0)
+    free = free_bill(one, "this machine", T0)
+    assert "It did not use 78 % of 4 vCPUs." in bill_lines(one, free, 0.775)
+    assert unused_cost(free, 0.775) == usd("0")
 
 
 def test_a_machine_without_a_price_is_free() -> None:

@@ -20,15 +20,20 @@ from batchml.runs.metrics.usage import (
     MAX_MARK_AGE,
     MAX_NODES,
     NodeRun,
+    ResourceUse,
     SlowRank,
     UsageSample,
     collect_usage,
     describe_slow_ranks,
+    describe_use,
     find_nodes,
     find_slow_ranks,
     read_run_metrics,
     read_usage,
+    unused_part,
     usage_charts,
+    use_json,
+    use_of,
 )
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import (
@@ -298,6 +303,54 @@ def test_cells_say_what_was_used_of_what_was_given() -> None:
     assert cells_of(run, quota) == ["0.46/0.5", "2048M", "", "", "1.25 GB/s", "999 B/s"]
     assert cells_of(run, {"cpu": 1.5, "cores": 8.0})[0] == "1.5/2"
     assert cells_of(run, {"net_in": 12_345.0})[4] == "12.3 kB/s"
+
+
+# --- use beside request ---
+
+
+def used(*marks: str, status: str = "RUNNING", **more: Any) -> ResourceUse | None:
+    owner = node(0, status, **more)
+    lines = [LogMark("s0", NOW - 10_000 * i, f"::batchml usage {m}") for i, m in enumerate(marks)]
+    return use_of(collect_usage([owner], reversed(lines), NOW)[0])
+
+
+def test_a_running_container_has_the_mean_of_the_last_minutes() -> None:
+    found = used("cpu=1.5 memory=900", "cpu=0.5 memory=1000")
+    assert found is not None
+    assert describe_use(found) == "1.0 of 2 vCPU, 1000 of 2048 MiB"
+    assert use_json(found) == {"vcpus": 1.0, "memory": 1000.0, "gpus": None}
+    assert found.unused == 0.5
+
+
+def test_a_container_that_has_ended_has_the_mean_that_its_last_mark_says() -> None:
+    last = "cpu=0 memory=1 seconds=60 mean_cpu=0.5 mean_gpu=25 most_memory=1500"
+    found = used(last, "cpu=2 memory=1000 gpu=100", status="SUCCEEDED", gpus=2)
+    assert found is not None and found.seconds == 60
+    assert describe_use(found) == "0.50 of 2 vCPU, 0.50 of 2 GPU, 1500 of 2048 MiB"
+    assert found.unused == 0.75, "its GPUs count, and not its vCPUs"
+
+
+def test_before_a_container_has_reported_its_use_is_unknown() -> None:
+    assert used() is None
+    assert use_json(None) is None
+
+
+def test_containers_count_for_the_unused_part_by_their_time() -> None:
+    one = ResourceUse(2, 2.0, 100, 0, 0, None, seconds=300)
+    other = ResourceUse(2, 0.0, 100, 0, 0, None, seconds=100)
+    assert unused_part([one, other]) == 0.25
+    assert unused_part([structs.replace(one, cpu=2.4)]) == 0, "idle processors of the host"
+    assert unused_part([]) is unused_part([structs.replace(one, gpus=1)]) is None
+    busy = structs.replace(one, gpus=1, gpu=1.0)
+    assert unused_part([busy]) == 0
+    assert unused_part([busy, other]) is None, "their hosts have different prices"
+
+
+def test_gpus_in_use_stand_beside_those_requested() -> None:
+    run = structs.replace(node(0).run, gpus=8)
+    assert cells_of(run, {"gpu": 97.0})[2] == "7.8/8"
+    assert cells_of(structs.replace(run, gpus=1), {"gpu": 71.0})[2] == "0.71/1"
+    assert cells_of(run, {})[2] == "8"
 
 
 # --- drawn ---

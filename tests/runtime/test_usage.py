@@ -215,7 +215,7 @@ class Attempt:
 
 
 def told_at(attempt: Attempt, seconds: int) -> list[int]:
-    usage = UsageReporter(cast(Any, attempt))
+    usage = UsageReporter(cast(Any, attempt), lambda: float(seconds))
     told: list[int] = []
     for second in range(seconds):
         usage.tick(float(second))
@@ -240,6 +240,27 @@ def test_use_is_told_early_then_every_10_seconds_and_after_two_minutes_every_30(
     _, words = parse(attempt.marks[0]) or ("", {})
     assert set(words) >= {"cpu", "memory"}
     assert 1 < float(words["memory"]) < 100_000
+
+
+@pytest.mark.parametrize("seconds", [3, 60])
+def test_at_the_end_the_use_of_the_whole_attempt_is_told(seconds: int) -> None:
+    attempt = Attempt(os.getpid())
+    told_at(attempt, seconds)
+    _, words = parse(attempt.marks[-1]) or ("", {})
+    assert float(words["seconds"]) == seconds
+    assert float(words["mean_cpu"]) > 0
+    has_samples = seconds > FIRST
+    assert ("memory" in words) == ("most_memory" in words) == has_samples
+    assert not has_samples or float(words["most_memory"]) >= float(words["memory"])
+
+
+def test_an_attempt_that_has_just_begun_tells_nothing() -> None:
+    attempt = Attempt()
+    UsageReporter(cast(Any, attempt), lambda: 0.5).finish()
+    usage = UsageReporter(cast(Any, attempt), lambda: 0.5)
+    usage.tick(0.0)
+    usage.finish()
+    assert attempt.marks == []
 
 
 def test_a_busy_child_is_counted_also_once_it_has_ended() -> None:

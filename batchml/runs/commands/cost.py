@@ -25,6 +25,7 @@ from batchml.jobs.find import find_job, load_job
 from batchml.model.names import to_name
 from batchml.runs.find import select
 from batchml.runs.groups.members import group_bill
+from batchml.runs.metrics.usage import read_unused_part
 
 
 @app.command(epilog="Example: batchml cost @last")
@@ -75,12 +76,12 @@ def _show_bill(context: Context, word: str, json_: bool) -> None:
         _show_quote(context, word, None, json_)
         return
     found, bill = group_bill(context, job_id)
+    unused = read_unused_part(context, found)
     if json_:
-        print_json(bill_json(found, bill))
+        print_json(bill_json(found, bill, unused))
     else:
-        print_line(
-            "\n".join([f"{job_title(found)} {found.status.value}", *bill_lines(found, bill)])
-        )
+        lines = bill_lines(found, bill, unused)
+        print_line("\n".join([f"{job_title(found)} {found.status.value}", *lines]))
 
 
 def _is_job(context: Context, word: str) -> bool:

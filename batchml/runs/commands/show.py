@@ -44,15 +44,20 @@ from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import write_plot
 from batchml.runs.metrics.series import child_of, describe_unmatched, metric_lines, metric_texts
 from batchml.runs.metrics.usage import (
-    NodeRun,
+    ResourceUse,
     UsageSample,
+    collect_usage,
+    describe_use,
     find_nodes,
+    own_container,
     read_restarts,
     read_run_metrics,
     read_usage,
     restarts_json,
     restarts_text,
     usage_charts,
+    use_json,
+    use_of,
 )
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
 from batchml.runs.search import FoundRun, code_digest
@@ -217,33 +222,25 @@ def show(
         read_run_metrics(context, known, nodes, found.record) if known else RunMetrics({}, False)
     )
     found = FoundRun(known, measured.added_to(found.record)) if measured.series else found
-    uses = read_usage(context, nodes, whole=plot is not None)
+    single = own_container(known) if not nodes else []
+    if single and measured.is_whole:  # its log has been read already
+        uses = collect_usage(single, measured.usage, int(context.clock.now() * 1000))
+    else:
+        uses = read_usage(context, nodes or single, whole=plot is not None)
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
-        _draw(plot, context, found, measured, uses)
+        write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
+        say(f"Drawn: {plot}")
     if tensorboard is not None:
         _write_events(tensorboard, found, measured)
+    used = use_of(uses[0]) if single else None
+    uses = uses if nodes else []
     if json_:
-        more = _more_json(context, found)
-        more |= restarts_json(restarts[0])
+        more = _more_json(context, found) | {"used": use_json(used)} | restarts_json(restarts[0])
         print_json(found_json(context, found) | more | groups_json(parts) | nodes_json(uses))
         return
     now, again = int(context.clock.now() * 1000), restarts_text(*restarts)
-    print_line("\n".join(_fact_lines(context, found, parts, measured, uses, again, now)))
-
-
-def _draw(
-    plot: Path,
-    context: "Context",
-    found: FoundRun,
-    measured: RunMetrics,
-    uses: "Sequence[UsageSample]",
-) -> None:
-    """Draw the metrics and the usage of the nodes, or of the single container."""
-    if not uses and found.run is not None and found.run.attempts:
-        uses = read_usage(context, [NodeRun(found.name, found.run)], whole=True)
-    write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
-    say(f"Drawn: {plot}")
+    print_line("\n".join(_fact_lines(context, found, parts, measured, uses, used, again, now)))
 
 
 def _write_events(folder: Path, found: FoundRun, measured: RunMetrics) -> None:
@@ -314,6 +311,7 @@ def _fact_lines(
     parts: "Sequence[GroupWorkers]",
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
+    used: ResourceUse | None,
     restarted: str,
     now_ms: int,
 ) -> "Iterator[str]":
@@ -335,6 +333,7 @@ def _fact_lines(
     if run is not None:
         facts["failed"] = format_numbers(failed_children(context, found, run) or [])
     facts |= _asked_for(found)
+    facts["used"] = describe_use(used) if used else ""
     facts |= _times(found, now_ms)
     for name, value in facts.items():
         if value:

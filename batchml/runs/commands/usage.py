@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from batchml.model.names import format_used
+
 if TYPE_CHECKING:
     from batchml.model.run import Run
     from batchml.runs.metrics.usage import SlowRank, UsageSample
@@ -18,9 +20,9 @@ def cells_of(run: "Run", use: Mapping[str, float]) -> list[str]:
     cores = use.get("cores", 0.0)
     given = f"{cores:g}" if 0 < cores < (run.vcpus or cores + 1) else number(run.vcpus)
     return [
-        _of(_cores(use.get("cpu")), given),
+        _of(format_used(use["cpu"]) if "cpu" in use else "", given),
         _of(memory(int(use.get("memory", 0))), memory(run.memory_mib)),
-        f"{use['gpu']:.0f}%" if "gpu" in use else number(run.gpus),
+        _of(format_used(use["gpu"] / 100 * run.gpus) if "gpu" in use else "", number(run.gpus)),
         memory(int(use.get("gpu_memory", 0))),
         _rate(use.get("net_in")),
         _rate(use.get("net_out")),
@@ -90,10 +92,6 @@ def memory(mib: int) -> str:
 
 def _of(used: str, had: str) -> str:
     return f"{used}/{had}" if used and had else had or used
-
-
-def _cores(used: float | None) -> str:
-    return "" if used is None else f"{used:.2f}" if used < 1 else f"{used:.1f}"
 
 
 def _rate(speed: float | None) -> str:

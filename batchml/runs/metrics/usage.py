@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -10,6 +10,8 @@ from msgspec import Struct
 from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, LogMark
 from batchml.cli.render import time_json
 from batchml.errors import BatchmlError
+from batchml.model.group import GROUP_TAG
+from batchml.model.names import format_used
 from batchml.model.outcome import is_supervised, restarts_in_place
 from batchml.model.run import Record, Run
 from batchml.runs.find import RunMetrics, read_metrics
@@ -172,6 +174,87 @@ def describe_slow_ranks(slow: SlowRank) -> str:
     )
 
 
+# --- Use beside request ---------------------------------------------------------------------------
+
+
+class ResourceUse(Struct, frozen=True):
+    """The use of a container beside its request, over its last attempt, or the last ten minutes."""
+
+    vcpus: int
+    cpu: float  # cores, the mean
+    memory_mib: int
+    memory: float  # MiB, the most; 0 if unknown
+    gpus: int
+    gpu: float | None  # GPUs, the mean; None if unknown
+    seconds: float  # of the attempt
+
+    @property
+    def unused(self) -> float | None:
+        """The part of the request that was not used: of the GPUs if there are any, else of the
+        vCPUs. None if unknown.
+        """
+        if self.gpus:
+            return None if self.gpu is None else max(0.0, 1 - self.gpu / self.gpus)
+        return max(0.0, 1 - self.cpu / self.vcpus) if self.vcpus else None
+
+
+def use_of(sample: UsageSample) -> ResourceUse | None:
+    """The use of a container beside its request; None before it has reported any."""
+    run, last = sample.node.run, sample.usage
+    cpu = last.get("mean_cpu", _mean_of(sample, "cpu"))
+    if cpu is None:
+        return None
+    gpu = last.get("mean_gpu", _mean_of(sample, "gpu"))
+    memory = sample.series.get("memory")
+    began, series = (run.attempts[-1].started_at or 0) / 1000, sample.series.get("cpu")
+    return ResourceUse(
+        run.vcpus,
+        cpu,
+        run.memory_mib,
+        last.get("most_memory", max(memory.values) if memory else 0.0),
+        run.gpus,
+        None if gpu is None else gpu / 100 * run.gpus,
+        last.get("seconds", max(0.0, series.samples[-1].time - began) if series else 0.0),
+    )
+
+
+def _mean_of(sample: UsageSample, name: str) -> float | None:
+    series = sample.series.get(name)
+    return mean(series.values) if series else None
+
+
+def unused_part(uses: Iterable[ResourceUse]) -> float | None:
+    """The part of the requests of several containers that was not used, weighted by their time.
+
+    None if it is unknown, or if only some of them have GPUs, whose price differs.
+    """
+    known = list(uses)
+    parts = [(each.unused, each.seconds) for each in known if each.unused is not None]
+    total = sum(seconds for _, seconds in parts)
+    if not total or len({bool(each.gpus) for each in known}) > 1:
+        return None
+    return sum(part * seconds for part, seconds in parts) / total
+
+
+def describe_use(use: ResourceUse) -> str:
+    """`0.93 of 4 vCPU, 1.4 of 2 GPU, 812 of 2048 MiB`."""
+    words = [f"{format_used(use.cpu)} of {use.vcpus} vCPU"]
+    words += [f"{format_used(use.gpu)} of {use.gpus} GPU"] if use.gpu is not None else []
+    words += [f"{use.memory:.0f} of {use.memory_mib} MiB"] if use.memory else []
+    return ", ".join(words)
+
+
+def use_json(use: ResourceUse | None) -> dict[str, float | None] | None:
+    """The use for `--json`: mean cores and GPUs, the most memory in MiB."""
+    if use is None:
+        return None
+    return {
+        "vcpus": round(use.cpu, 3),
+        "memory": use.memory or None,
+        "gpus": None if use.gpu is None else round(use.gpu, 3),
+    }
+
+
 # --- Curves ---------------------------------------------------------------------------------------
 
 CHARTS = {
@@ -293,6 +376,12 @@ def find_nodes(
     return [NodeRun(name, each) for name, each in known.items() if each.attempts]
 
 
+def own_container(run: Run | None) -> list[NodeRun]:
+    """The container of a run that has only one, and has begun."""
+    is_single = run is not None and run.attempts and not (run.nodes or run.array_size)
+    return [NodeRun(run.name, run)] if run is not None and is_single else []
+
+
 def read_usage(
     context: "Context", nodes: Sequence[NodeRun], whole: bool = False
 ) -> list[UsageSample]:
@@ -328,6 +417,22 @@ def read_usage(
     except BatchmlError:
         pass  # usage is optional information
     return collect_usage(nodes, seen, now)
+
+
+def read_unused_part(context: "Context", run: Run) -> float | None:
+    """The part of a run's request that it did not use, as in `unused_part`; None if unknown.
+
+    Of a run with several containers, the first `MAX_NODES` count. Head and workers of a group run
+    request different resources, so nothing is known of them. At most one call, and few for logs.
+    """
+    if GROUP_TAG in run.tags:
+        return None
+    children = [f"{run.job_id}#{i}" for i in range(run.nodes)]
+    children += [f"{run.job_id}:{i}" for i in range(run.array_size or 0)]
+    told = context.describe(children[:MAX_NODES]).values() if children else [run]
+    nodes = [NodeRun(each.name, each) for each in told if each.attempts]
+    uses = map(use_of, read_usage(context, nodes))
+    return unused_part(each for each in uses if each is not None)
 
 
 def read_run_metrics(

@@ -174,7 +174,8 @@ def _is_number(value: object) -> bool:
 
 def usage_mark(sample: Mapping[str, float]) -> str:
     """The current usage of an attempt: `cpu` in cores, `cores` as its limit, `memory` in MiB, `gpu`
-    in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second.
+    in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second. At its end also that
+    of the whole attempt: `seconds`, `mean_cpu`, `mean_gpu`, `most_memory`.
     """
     return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
 

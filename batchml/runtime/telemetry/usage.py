@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -298,6 +299,7 @@ class RankMeter:
 # --- Usage of the attempt -------------------------------------------------------------------------
 
 
+LEAST = 1.0  # seconds of an attempt that has a mark
 FIRST = 5.0  # seconds from the start to the first mark
 EARLY = 10.0  # seconds between two marks in the first EARLY_UNTIL seconds
 EARLY_UNTIL = 120.0
@@ -329,28 +331,46 @@ def rates(before: Counters, now: Counters) -> Dict[str, float]:
 class UsageReporter:
     """An attempt plug-in that writes marks such as `usage cpu=1.93 memory=812 net_in=1200
     net_out=90` and `ranks 0=cpu:0.96,...`: after 5 s, every 10 s for two minutes, then every 30 s.
+
+    The last mark, at the end of the attempt, repeats the values before it, and has those of the
+    whole attempt: `seconds`, `mean_cpu`, `mean_gpu` and `most_memory`.
     """
 
-    def __init__(self, attempt: AttemptHandle) -> None:
+    def __init__(self, attempt: AttemptHandle, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt = attempt
+        self._clock = clock
         self._gpus = GpuMonitor(attempt.environ)
         self._ranks = RankMeter()
         self._group: Optional[Cgroup] = None
         self._interfaces: Optional[Tuple[str, ...]] = None
-        self._began = 0.0
+        self._began: Optional[Counters] = None
         self._last: Optional[Counters] = None
+        self._sample: Dict[str, float] = {}
+        self._gpu_time = self._gpu_seconds = 0.0  # measured seconds; percent times seconds
+        self._most_memory = 0.0
         self._interval = seconds_of(attempt.environ.get(INTERVAL), least=0.5, default=0.0)
         self._wait = self._interval or FIRST
 
     def tick(self, now: float) -> None:
-        if self._last is None:
-            self._began = now
-            self._last = self._begin(now)
+        if self._began is None or self._last is None:
+            self._began = self._last = self._begin(now)
         elif now - self._last.at >= self._wait:
             self._report(now, self._last)
+            self._wait = self._interval or (EARLY if now - self._began.at < EARLY_UNTIL else EVERY)
 
     def finish(self) -> None:
         self._gpus.close()
+        seconds = self._clock() - self._began.at if self._began is not None else 0.0
+        if self._began is None or seconds < LEAST:
+            return
+        cpu = self._group.cpu_seconds() if self._group else None
+        used = (cpu_seconds(self._attempt.pids()) if cpu is None else cpu) - self._began.cpu
+        whole = {"seconds": seconds, "mean_cpu": max(0.0, used) / seconds}
+        if self._gpu_time:
+            whole["mean_gpu"] = self._gpu_seconds / self._gpu_time
+        if self._most_memory:
+            whole["most_memory"] = self._most_memory
+        self._attempt.mark(usage_mark({**self._sample, **whole})[len(MARK) :])
 
     def _begin(self, now: float) -> Counters:
         from batchml.runtime.nodes.link.address import interface_of
@@ -380,8 +400,12 @@ class UsageReporter:
             **({"cores": cores} if cores else {}),
         }
         self._attempt.mark(usage_mark(sample)[len(MARK) :])
+        self._sample = sample
+        self._most_memory = max(self._most_memory, sample["memory"])
+        if "gpu" in sample:
+            self._gpu_time += now - last.at
+            self._gpu_seconds += sample["gpu"] * (now - last.at)
         ranks = self._ranks.measure(pids, now - last.at, gpus)
         if ranks:
             self._attempt.mark(ranks_mark(ranks)[len(MARK) :])
         self._last = found
-        self._wait = self._interval or (EARLY if now - self._began < EARLY_UNTIL else EVERY)
