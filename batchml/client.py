@@ -49,8 +49,12 @@ class Client:
         environ: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         tell: Notify | None = None,
+        project: str | None = None,
     ) -> None:
         """Open the environment `env`, or by default that of BATCHML_ENV or of batchml.toml.
+
+        `project` is the project to which runs and sweeps belong, and in which names and `@last` are
+        looked up; by default that of BATCHML_PROJECT, of batchml.toml, or the folder's.
 
         `folder`, by default the current folder, is searched for `batchml.toml`, `jobs/` and
         `images/`, and holds the code of a command without a job. `environ` replaces `os.environ`,
@@ -63,7 +67,8 @@ class Client:
         here = Path(folder).absolute() if folder is not None else current_folder()
         if not here.is_dir():
             raise UsageError(f"{here} is not a folder.")
-        settings = load_settings(os.environ if environ is None else environ, here, env)
+        environ = os.environ if environ is None else environ
+        settings = load_settings(environ, here, env, project)
         self._tell = tell or _ignore
         self._context = Context(settings, clock or SystemClock(), here, self._tell)
 
@@ -74,6 +79,11 @@ class Client:
     def env(self) -> str:
         """The name of the environment."""
         return self._context.env
+
+    @property
+    def project(self) -> str:
+        """The project: its name, or NAME.1a2b3c4d for a folder without a name in batchml.toml."""
+        return self._context.project
 
     # --- submitting -------------------------------------------------------------------------
 
@@ -186,18 +196,21 @@ class Client:
     def sweeps(self, word: str) -> SweepHandle: ...
 
     @overload
-    def sweeps(self) -> list[SweepHandle]: ...
+    def sweeps(self, *, all_projects: bool = False) -> list[SweepHandle]: ...
 
-    def sweeps(self, word: str | None = None) -> SweepHandle | list[SweepHandle]:
+    def sweeps(
+        self, word: str | None = None, *, all_projects: bool = False
+    ) -> SweepHandle | list[SweepHandle]:
         """Return the sweep that a word means: its key, a unique prefix of it, its name, or `@last`.
-        Without a word, return all sweeps, the newest first.
+        Without a word, return the sweeps of the project or of all projects, the newest first.
 
         Raises NotFound, and UsageError for a prefix of several keys.
         """
         if word is None:
             context = self._context
-            listed = (each for each in list_sweeps(context) if each.name)  # the others are damaged
-            return [SweepHandle(context, each.key, self._tell) for each in listed]
+            listed = list_sweeps(context, "" if all_projects else self.project)
+            # A sweep without a name is damaged.
+            return [SweepHandle(context, each.key, self._tell) for each in listed if each.name]
         return SweepHandle(self._context, find_sweep_store(self._context, word).key, self._tell)
 
     # --- finding and waiting ----------------------------------------------------------------
@@ -222,8 +235,9 @@ class Client:
         commit: str = "",
         since: float | None = None,
         limit: int = 30,
+        all_projects: bool = False,
     ) -> list[RunHandle]:
-        """Return the newest `limit` runs that match all filters, the newest first.
+        """Return the project's newest `limit` runs that match all filters, the newest first.
 
         The attribute `seen` of each handle has the run as it was found. Runs that AWS Batch has
         forgotten are included if they were submitted from this machine. Runs of sweeps are left out
@@ -235,6 +249,7 @@ class Client:
         metric: conditions such as "val_accuracy>0.98", all of which a run meets.
         commit: the start of a git commit.
         since: the earliest time of creation, in seconds since the epoch.
+        all_projects: whether to return the runs of all projects.
 
         Raises UsageError for a state or a condition that cannot be read.
         """
@@ -247,6 +262,7 @@ class Client:
             params={name: param_text(value) for name, value in (params or {}).items()},
             metrics=tuple(read_condition(text, "metric") for text in _as_list(metric)),
             commit=read_commit(commit, "commit") if commit else "",
+            project="" if all_projects else self.project,
         )
         found = find(self._context, run_filter, limit).runs
         return [

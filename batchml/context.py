@@ -18,6 +18,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.naming import PLATFORM_STACKS, queue_name, stack_name
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
+from batchml.config.project import PROJECT_VARIABLE, choose_project
 from batchml.config.settings import Settings
 from batchml.errors import UsageError
 from batchml.history import History
@@ -104,6 +105,7 @@ class Context:
         self.tell = tell
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
+        self._project: str | None = None
 
     def with_settings(self, settings: Settings) -> "Context":
         """Return a context with these settings and a session of its own."""
@@ -125,6 +127,26 @@ class Context:
     def env_option(self) -> str:
         """The option of a command that is shown to the user: ` --env NAME`; "" on `local`."""
         return "" if self.settings.is_local else f" --env {self.env}"
+
+    @property
+    def project(self) -> str:
+        """The identity of the project; "" for a program that belongs to none.
+
+        Raises UsageError if --project or the variable names no project, or several.
+        """
+        if self._project is None:
+            given = self.settings.project
+            self._project = given.value
+            if given.source in ("--project", PROJECT_VARIABLE):
+                known = [self.settings.own_project, *self.history.projects()]
+                self._project = choose_project(given.value, known, given.source)
+        return self._project
+
+    @property
+    def project_option(self) -> str:
+        """The option of a command that is shown to the user; "" for the folder's own project."""
+        is_own = self.project == self.settings.own_project
+        return "" if is_own else f" --project {self.project}"
 
     @property
     def pace(self) -> PollIntervals:

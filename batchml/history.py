@@ -100,6 +100,11 @@ class History:
         """The names of the runs of `newest_first`. To decode all fields would take longer."""
         return [run.name() for run in reversed(_group_by_run(self._lines())) if run.env == env]
 
+    def projects(self) -> list[str]:
+        """The projects of all runs, those of the newest runs first."""
+        runs = reversed(_group_by_run(self._lines()))
+        return list(dict.fromkeys(run.head.project for run in runs if run.head.project))
+
     def records(self, env: str | None = None) -> "HistoryRecords":
         """The records of `newest_first` that have a job id. Each is decoded when it is used."""
         return HistoryRecords(
@@ -195,7 +200,7 @@ class _RunLines(Struct, gc=False):
         head = self.head
         return RunName(
             head.key, self.job_id, head.name, head.job_name, self.refused, head.gang, self.moved,
-            head.fallback,
+            head.fallback, head.project,
         )  # fmt: skip
 
     def add(self, head: _LineFields, line: bytes) -> None:

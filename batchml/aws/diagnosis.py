@@ -26,7 +26,7 @@ from batchml.model.explanation import (
     WaitingJob,
 )
 from batchml.model.names import bare_name
-from batchml.model.run import Run
+from batchml.model.run import PROJECT_TAG, Run
 
 MOST_CALLS = 6
 LAST_LINES = 200
@@ -213,6 +213,7 @@ def to_queue(detail: Mapping[str, Any]) -> QueueState:
         environments=tuple(bare_name(each["computeEnvironment"]) for each in order),
         policy=bare_name(detail.get("schedulingPolicyArn", "")),
         priority=detail.get("priority", 0),
+        project=detail.get("tags", {}).get(PROJECT_TAG, ""),
     )
 
 

@@ -13,6 +13,11 @@ from batchml.errors import UsageError
 from batchml.model.tables import parse_duration
 
 Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Use this environment.")]
+Project = Annotated[
+    str | None,
+    typer.Option("--project", metavar="NAME", help="Use this project."),
+]
+AllProjects = Annotated[bool, typer.Option("--all", help="Include all projects.")]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -44,9 +49,11 @@ def read_seconds(text: str | None, flag: str) -> int | None:
     return seconds
 
 
-def open_context(env_flag: str | None) -> Context:
-    """Open the environment of a command: --env, or the default. Raises ConfigError, NotFound,
-    UsageError.
+def open_context(env_flag: str | None, project_flag: str | None = None) -> Context:
+    """Open the environment of a command: --env, or the default. `project_flag`: --project.
+
+    Raises ConfigError, NotFound, UsageError.
     """
     here = current_folder()
-    return Context(load_settings(os.environ, here, env_flag), SystemClock(), here, say)
+    settings = load_settings(os.environ, here, env_flag, project_flag)
+    return Context(settings, SystemClock(), here, say)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import LIVE
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import AllProjects, Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line
 from batchml.cli.render import (
     cells,
@@ -23,7 +23,7 @@ from batchml.cli.render import (
 )
 from batchml.cli.terminal import Rest, Screen, reading_keys, screen
 from batchml.cluster.service import HostPrices, open_poller, poll_pause
-from batchml.cluster.snapshot import ClusterSnapshot, RunRow
+from batchml.cluster.snapshot import ClusterSnapshot, RunRow, narrow_to_project
 from batchml.cluster.tables import (
     LONGEST,
     age_text,
@@ -39,6 +39,7 @@ from batchml.cluster.tables import (
     total_json,
     total_line,
 )
+from batchml.context import Context
 from batchml.errors import ServiceError, ServiceUnreachable
 from batchml.model.names import short_id
 from batchml.model.run import describe_state
@@ -97,29 +98,47 @@ def top(
         float, typer.Option(min=1, metavar="SECONDS", help="Update at this interval.")
     ] = 3.0,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit.")] = False,
+    all_: AllProjects = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
-    """Show queues, runs and hosts live, and their usage.
+    """Show queues, the project's runs, and hosts live, and their usage.
 
-    A waiting run shows its position in the queue, (#1) is next, and the reason. VCPUS 12+40: held
-    by running runs, and requested by waiting runs. Keys: h switches between runs and hosts, s sorts
-    runs, q or Ctrl-C quits. Without a terminal, and with --json, it prints once.
+    A waiting run shows its position among all runs of the queue, (#1) is next, and the reason.
+    VCPUS 12+40: held by running runs, and requested by waiting runs. Keys: h switches
+    between runs and hosts, s sorts runs, q or Ctrl-C quits. Without a terminal, and with --json, it
+    prints once.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     queues = [context.queue(name) for name in queue or ()]
     check_queues(context.batch, queues)
     poller, add_prices, view = open_poller(context), HostPrices(context).add_to, TopView(hosts)
-    if json_:
-        print_json(_json(add_prices(poller.poll(queues)), context.env))
-    elif once or not sys.stdout.isatty():
+    only = "" if all_ else context.project
+
+    def poll() -> ClusterSnapshot:
         snapshot = poller.poll(queues)
+        return _narrow(context, snapshot, only, queues) if only else snapshot
+
+    if json_:
+        print_json(_json(add_prices(poll()), context.env, only))
+    elif once or not sys.stdout.isatty():
+        snapshot = poll()
         snapshot = add_prices(snapshot) if hosts else snapshot
         print_line(_view(snapshot, context.env, screen(), FEW, view=view))
     else:
         with reading_keys(context.clock.sleep) as rest:
             now = context.clock.now
-            _live(lambda: poller.poll(queues), add_prices, view, context.env, every, rest, now)
+            _live(poll, add_prices, view, context.env, every, rest, now)
+
+
+def _narrow(
+    context: Context, snapshot: ClusterSnapshot, project: str, queues: Sequence[str]
+) -> ClusterSnapshot:
+    known = {}
+    if not all(row.run.tags for row in snapshot.runs):  # waiting runs that were not described
+        known = {each.job_id: each.project for each in context.history.names(context.env)}
+    return narrow_to_project(snapshot, project, known, queues)
 
 
 def _live(
@@ -169,6 +188,7 @@ def _draw(
 
     tables = len(snapshot.computes) if view.hosts else len(snapshot.queues)
     extra = bool(trouble) + (snapshot.hosts is not None) + bool(snapshot.missing)
+    extra += bool(snapshot.others)
     room = console.size.height - tables - 6 - extra
     on = screen()._replace(width=console.size.width)
     text = Text.from_ansi(_view(snapshot, env, on, max(1, room), trouble, view.hint, view))
@@ -200,13 +220,15 @@ def _view(
 
 
 def _run_lines(snapshot: ClusterSnapshot, on: Screen, most: int, sort: str) -> list[str]:
+    runs = "1 run" if snapshot.others == 1 else f"{snapshot.others} runs"
+    rest = [f"{runs} of other projects: --all shows them."] if snapshot.others else []
     if not snapshot.runs:
-        return ["Nothing runs and nothing waits."]
+        return rest or ["Nothing runs and nothing waits."]
     first = _take_lines(_sort(snapshot.runs, sort), most)
     rows = narrow_columns(_run_rows(first, snapshot), on.width, _RUN_GIVES_WAY)
     rows = narrow_columns(_cut_hosts(rows, on.width), on.width, _RUN_GIVES_WAY_LATER)
     more = len(snapshot.runs) - len(first)
-    return [table(rows, on), *([f"and {more} more"] if more else [])]
+    return [table(rows, on), *([f"and {more} more"] if more else []), *rest]
 
 
 def _cut_hosts(rows: list[list[str]], width: int) -> list[list[str]]:
@@ -297,15 +319,17 @@ def _run_rows(runs: Iterable[RunRow], snapshot: ClusterSnapshot) -> list[list[st
     return rows
 
 
-def _json(snapshot: ClusterSnapshot, env: str) -> dict[str, Any]:
+def _json(snapshot: ClusterSnapshot, env: str, project: str = "") -> dict[str, Any]:
     return {
         "env": env,
+        "project": project or None,
         "at": time_json(snapshot.at),
         "total": total_json(snapshot),
         "queues": [{"jobQueue": queue.name, **queue_json(queue)} for queue in snapshot.queues],
         "runs": [
             {
                 **run_json(row.run),
+                "project": row.run.project or None,
                 "usage": row.usage or None,
                 **position_json(row),
                 **({"head": row.head} if row.head else {}),
@@ -315,6 +339,7 @@ def _json(snapshot: ClusterSnapshot, env: str) -> dict[str, Any]:
         ],
         "computeEnvironments": [compute_json(row) for row in snapshot.computes],
         "hosts": None if snapshot.hosts is None else [host_json(row) for row in snapshot.hosts],
+        "otherRuns": snapshot.others,
         "missing": list(snapshot.missing),
     }
 

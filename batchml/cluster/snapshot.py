@@ -296,6 +296,7 @@ class ClusterSnapshot(Struct, frozen=True):
     hosts: tuple[HostRow, ...] | None = None
     missing: tuple[str, ...] = ()
     is_local: bool = False
+    others: int = 0  # runs of other projects, which are not in `runs`
 
     @property
     def total(self) -> HostTotal:
@@ -359,6 +360,27 @@ def make_snapshot(
         missing=cluster.missing,
         is_local=cluster.is_local,
     )
+
+
+def narrow_to_project(
+    snapshot: ClusterSnapshot, project: str, known: Mapping[str, str], asked: Sequence[str] = ()
+) -> ClusterSnapshot:
+    """The runs of a project, and its queues or those in `asked`. Numbers and positions count all.
+
+    `known`: projects by job id, for runs that were not described.
+    """
+    runs = tuple(
+        row
+        for row in snapshot.runs
+        if (row.run.project or known.get(row.run.job_id, "")) == project
+    )
+    queues = tuple(
+        row
+        for row in snapshot.queues
+        if row.state is None or row.state.project in ("", project) or row.name in asked
+    )
+    count = sum(not row.head for row in snapshot.runs) - sum(not row.head for row in runs)
+    return replace(snapshot, runs=runs, queues=queues, others=count)
 
 
 def _reason(run: Run, position: int | None, cluster: ClusterState, at: int) -> str:

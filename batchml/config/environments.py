@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.config.project import MAX_PROJECT_NAME, is_project_name
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.environment import (
     LOCAL,
@@ -141,6 +142,7 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys at the top of `batchml.toml`."""
 
     default: str = LOCAL
+    project: str = ""  # "": the folder
     env: dict[str, dict[str, Any]] = {}
 
 
@@ -154,6 +156,7 @@ class ConfigContent(Struct, frozen=True):
     default: str
     environments: dict[str, Environment]
     mistakes: dict[str, tuple[str, ...]]
+    project: str = ""
 
     def mistakes_of(self, *names: str) -> list[str]:
         """All mistakes of the file, if these environments or the rest of the file have some."""
@@ -196,7 +199,13 @@ def read_config(table: Mapping[str, Any]) -> ConfigContent:
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
         general.append(f"default: there is no environment {config.default!r}.{meant}")
-    return ConfigContent(config.default, environments, {"": tuple(general), **mistakes})
+    if isinstance(table.get("project"), str) and not is_project_name(config.project):
+        general.append(
+            f"project: found {config.project!r}. Expected 1 to {MAX_PROJECT_NAME} letters, digits, "
+            "- and _; the first is a letter or digit, and no two hyphens are together."
+        )
+    mistakes = {"": tuple(general), **mistakes}
+    return ConfigContent(config.default, environments, mistakes, config.project)
 
 
 def _tables_of_keys(environments: object) -> dict[str, str]:

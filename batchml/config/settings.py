@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.config.environments import ConfigContent, read_config
+from batchml.config.project import PROJECT_VARIABLE, folder_project
 from batchml.errors import ConfigError, NotFound
 from batchml.model.environment import LOCAL, Environment
 
@@ -25,13 +26,19 @@ class Setting(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """All settings. `content` is the content of batchml.toml."""
+    """All settings. `content` is the content of batchml.toml.
+
+    `project` is the word of a flag or variable, or the identity of the project; `own_project` is
+    the identity of the folder's project.
+    """
 
     env: Setting
     home: Setting
     data_dir: Setting | None
     content: ConfigContent
     config: str | None = None  # the path of batchml.toml, if there is one
+    project: Setting = Setting("", "")  # "": the program belongs to no project
+    own_project: str = ""
 
     def check(self, name: str) -> None:
         """Raise ConfigError if an environment has mistakes."""
@@ -62,7 +69,9 @@ def check_config(content: ConfigContent, where: str, *names: str) -> None:
         raise ConfigError(where, mistakes)
 
 
-def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None) -> Settings:
+def load_settings(
+    environ: Mapping[str, str], folder: Path, env_flag: str | None, project_flag: str | None = None
+) -> Settings:
     """Read the settings for a command in `folder`.
 
     Raises ConfigError for a wrong file, NotFound for an unknown environment.
@@ -87,6 +96,7 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
     # Mistakes in other environments are ignored: runs in this one can be listed and stopped.
     check_config(content, source, env.value)
     data_dir = environ.get("BATCHML_DATA_DIR")
+    own = _own_project(folder, content, source)
     return Settings(
         env=env,
         home=_home(environ),
@@ -95,7 +105,22 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
         else None,
         content=content,
         config=str(path) if path is not None else None,
+        project=_named_project(environ, project_flag) or own,
+        own_project=own.value,
     )
+
+
+def _named_project(environ: Mapping[str, str], flag: str | None) -> Setting | None:
+    if flag is not None:
+        return Setting(flag, "--project")
+    named = environ.get(PROJECT_VARIABLE)
+    return Setting(named, PROJECT_VARIABLE) if named else None
+
+
+def _own_project(folder: Path, content: ConfigContent, source: str) -> Setting:
+    if content.project:
+        return Setting(content.project, source)
+    return Setting(folder_project(str(folder)), "the folder")
 
 
 def _home(environ: Mapping[str, str]) -> Setting:

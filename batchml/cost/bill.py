@@ -337,6 +337,7 @@ class RunCost(Struct, frozen=True):
     seconds: float = 0
     is_running: bool = False
     unknown: tuple[str, ...] = ()  # hosts without a price, with the reasons
+    project: str = ""  # its identity
 
 
 class CostTotal(Struct, frozen=True):
@@ -379,6 +380,7 @@ def cost_of_bill(run: Run, bill: Bill) -> RunCost:
         seconds=bill.seconds,
         is_running=bill.is_running,
         unknown=tuple(f"{why} ({what})" for what, why in bill.unknown.items()),
+        project=run.project,
     )
 
 
@@ -386,8 +388,9 @@ def cost_of_record(record: Record, cost: float) -> RunCost:
     """The cost of a run that AWS Batch has forgotten, from the history."""
     usd, seconds = Decimal(str(cost)), ran_seconds(record.attempts)
     return RunCost(
-        record.job_id, record.name, record.queue, record.at, Usd(usd, usd), seconds=seconds
-    )
+        record.job_id, record.name, record.queue, record.at, Usd(usd, usd), seconds=seconds,
+        project=record.project,
+    )  # fmt: skip
 
 
 def sum_costs(name: str, spent: Iterable[RunCost]) -> CostTotal:

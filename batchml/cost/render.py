@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from batchml.cli.render import printable, table, time_json
+from batchml.config.project import short_project
 from batchml.cost.bill import (
     AttemptCost,
     Bill,
@@ -241,7 +242,10 @@ def spending_lines(spent: Sequence[RunCost], rates: Sequence[Rate], since: str) 
     if not spent:
         return [f"No runs in the last {since}."]
     lines = []
-    for heading, groups in (("QUEUE", _by_queue(spent)), ("JOB", _by_job(spent))):
+    tables = [("QUEUE", _by_queue(spent)), ("JOB", _by_job(spent))]
+    if len({each.project for each in spent}) > 1:
+        tables.append(("PROJECT", _by_project(spent)))
+    for heading, groups in tables:
         rows = [[heading, "RUNS", "RAN", "COST", "FAILED"]]
         rows += [_total_row(each) for each in groups]
         lines += [table(rows), ""]
@@ -257,9 +261,12 @@ def spending_lines(spent: Sequence[RunCost], rates: Sequence[Rate], since: str) 
     return lines + _source_lines(rates)
 
 
-def spending_json(spent: Sequence[RunCost], rates: Sequence[Rate], since: int) -> dict[str, Any]:
+def spending_json(
+    spent: Sequence[RunCost], rates: Sequence[Rate], since: int, project: str = ""
+) -> dict[str, Any]:
     return {
         "currency": "USD",
+        "project": project or None,
         "since": time_json(since),
         "total": _total_json(sum_costs("", spent)),
         "queues": {each.name: _total_json(each) for each in _by_queue(spent)},
@@ -276,6 +283,11 @@ def _by_queue(spent: Iterable[RunCost]) -> list[CostTotal]:
 
 def _by_job(spent: Iterable[RunCost]) -> list[CostTotal]:
     return group_costs(spent, lambda each: each.name)
+
+
+def _by_project(spent: Sequence[RunCost]) -> list[CostTotal]:
+    known = [each.project for each in spent]
+    return group_costs(spent, lambda each: short_project(each.project, known) or "none")
 
 
 def _total_row(each: CostTotal) -> list[str]:
@@ -299,6 +311,7 @@ def _spent_json(each: RunCost) -> dict[str, Any]:
         "jobId": each.job_id,
         "jobName": each.name,
         "jobQueue": each.queue,
+        "project": each.project or None,
         "createdAt": time_json(each.at),
         **_bounds_json(each.usd),
         "failed": _bounds_json(each.failed),

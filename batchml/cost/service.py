@@ -304,24 +304,29 @@ def _spot_prices(
 
 
 def list_spending(
-    context: "Context", since: int, queue: str = ""
+    context: "Context", since: int, queue: str = "", project: str = ""
 ) -> tuple[list[RunCost], tuple[Rate, ...]]:
     """The cost of an environment's runs since a time (ms), and the prices that were used.
 
     Runs come from AWS Batch; runs that it has forgotten come from this user's history. `queue`: its
-    name in AWS; all queues unless given.
+    name in AWS; all queues unless given. `project`: its identity; all projects unless given.
     """
+    recent = [
+        record
+        for record in context.history.newest_first(context.env)
+        if record.at >= since and queue in ("", record.queue)
+    ]
+    records = {each.job_id: each for each in recent if project in ("", each.project)}
+    elsewhere = {each.job_id for each in recent if each.project not in ("", project) and project}
     listed = [
         run.job_id
         for each in ([queue] if queue else context.batch.queues())
         for run in context.batch.list_recent(each, since)
+        if run.job_id not in elsewhere
     ]
     live = context.describe(listed) if listed else {}
-    records = {
-        record.job_id: record
-        for record in context.history.newest_first(context.env)
-        if record.at >= since and queue in ("", record.queue)
-    }
+    if project:
+        live = {job_id: run for job_id, run in live.items() if run.project == project}
     old = [record for job_id, record in records.items() if job_id not in live]
     recorded = [cost_of_record(each, each.cost) for each in old if each.cost is not None]
     forgotten = [run for each in old if each.cost is None for run in [run_from_record(each)] if run]

@@ -433,7 +433,8 @@ def refused_submission(context: Context, word: str) -> str:
     """A note for `@last`, if a later submission was refused, so that it is no run; else empty."""
     if word != "@last":
         return ""
-    newest = next(iter(context.history.names(context.env)), None)
+    names = context.history.names(context.env)
+    newest = next((each for each in names if each.project == context.project), None)
     if newest is None or not newest.refused:
         return ""
     return f"The submission after it, {newest.name}, was refused: {newest.refused}"

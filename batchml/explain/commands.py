@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, OneRun, open_context
+from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import job_title, printable, run_json
 from batchml.explain.ask import ExplainedRun, explain_run
@@ -17,12 +17,12 @@ _NARROWEST = 20  # columns of a terminal below which lines are not folded
 
 
 @app.command(epilog="Example: batchml explain @last")
-def explain(run: OneRun, env: Env = None, json_: Json = False) -> None:
+def explain(run: OneRun, env: Env = None, project: Project = None, json_: Json = False) -> None:
     """Say why a run waits or failed: one verdict, its evidence, one command.
 
     It makes at most six calls to AWS, and reads only the last page of the log.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     explained = explain_run(context, run)
     if json_:
         print_json(to_json(explained))

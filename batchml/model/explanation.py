@@ -32,6 +32,7 @@ class QueueState(Struct, frozen=True):
     environments: tuple[str, ...] = ()  # compute environments, in the queue's order
     policy: str = ""  # the scheduling policy of a queue with fair share
     priority: int = 0
+    project: str = ""  # whose `setup` made it on `local`; "" for a queue of all projects
 
 
 class ComputeState(Struct, frozen=True):

@@ -87,6 +87,9 @@ def is_spent(
 # --- Run ------------------------------------------------------------------------------------------
 
 
+PROJECT_TAG = "batchml:project"  # on every run: the identity of its project
+
+
 class Attempt(Struct, frozen=True):
     """One execution of a run's container. Times are in ms since the epoch."""
 
@@ -143,6 +146,11 @@ class Run(Struct, frozen=True):
     max_attempts: int = 1
     timeout: int | None = None  # seconds, of one attempt
     host: str = ""  # of the last attempt
+
+    @property
+    def project(self) -> str:
+        """The identity of its project; "" for runs of other programs, and of earlier versions."""
+        return self.tags.get(PROJECT_TAG, "")
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -383,6 +391,7 @@ class RunName(Struct, frozen=True, omit_defaults=True, gc=False):
     gang: str = ""  # for a worker: the key of its group run
     moved: str = ""  # the id of its earlier job, if it has moved to another queue
     fallback: str = ""  # the queue to which it may move: QUEUE:SECONDS
+    project: str = ""  # its identity; "" in records of versions before projects
 
 
 class Record(RunName, frozen=True, omit_defaults=True, gc=False):

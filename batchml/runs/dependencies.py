@@ -78,12 +78,12 @@ def split_env(context: "Context", word: str) -> tuple[str, str]:
     if colon and rest and not rest.isdigit() and first in context.settings.environments:
         return first, rest
     run = bare_id(word)
-    if run.startswith("@") or _has_run(context.history.names(context.env), run):
+    if run.startswith("@") or _has_run(context.history.names(context.env), run, context.project):
         return context.env, word
     others = [
         env
         for env in context.settings.environments
-        if env != context.env and _has_run(context.history.names(env), run)
+        if env != context.env and _has_run(context.history.names(env), run, context.project)
     ]
     if len(others) > 1:
         choices = " or ".join(f"--after {env}:{word}" for env in others)
@@ -91,10 +91,11 @@ def split_env(context: "Context", word: str) -> tuple[str, str]:
     return (others[0] if others else context.env), word
 
 
-def _has_run(names: "Sequence[RunName]", word: str) -> bool:
+def _has_run(names: "Sequence[RunName]", word: str, project: str) -> bool:
     is_prefix = len(word) >= _MIN_ID_PREFIX
     return any(
-        word in (name.key, name.name, name.job_name)
+        word in (name.key, name.job_name)
+        or (word == name.name and name.project in ("", project))
         or (is_prefix and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
         for name in names
         if name.job_id

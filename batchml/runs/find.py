@@ -25,12 +25,13 @@ from batchml.model.run import (
     has_begun,
 )
 from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
-from batchml.runs.names import bare_id, select_run
+from batchml.runs.names import ProjectScope, bare_id, select_run
 from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
 from batchml.runs.search import (
     FoundRun,
     MetricValue,
     RunFilter,
+    SkippedRuns,
     keep_ends,
     lacks_ranges,
     run_from_history,
@@ -78,11 +79,11 @@ class RunMetrics(NamedTuple):
 
 
 class NewestRuns(NamedTuple):
-    """The result of a search. `sweeps` are the keys of sweeps whose runs were left out."""
+    """The result of a search."""
 
     runs: list[FoundRun]
     has_more: bool
-    sweeps: frozenset[str]
+    left_out: SkippedRuns
 
 
 def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
@@ -90,9 +91,9 @@ def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
     now = int(context.clock.now() * 1000)
-    sweeps: set[str] = set()
+    left_out = SkippedRuns()
     found = search(
-        api, context.history, context.env, queues, wanted, _measure(context), now, sweeps
+        api, context.history, context.env, queues, wanted, _measure(context), now, left_out
     )
     try:
         newest = list(found if limit is None else islice(found, limit + 1))
@@ -101,7 +102,7 @@ def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
             check_queues(api, [wanted.queue] if wanted.queue else [])
         raise
     has_more = limit is not None and len(newest) > limit
-    return NewestRuns(newest[:limit], has_more, frozenset(sweeps))
+    return NewestRuns(newest[:limit], has_more, left_out)
 
 
 def _measure(context: Context) -> Callable[[Run, Record], Record]:
@@ -272,11 +273,15 @@ def select(context: Context, words: Sequence[str]) -> list[str]:
         runs.sort(key=lambda run: run.created_at or 0, reverse=True)
         return [(run.job_id, run.job_name or run.name) for run in runs]
 
+    def find_projects(job_ids: Sequence[str]) -> dict[str, str]:
+        return {job_id: run.project for job_id, run in context.describe(job_ids).items()}
+
     history = context.history.names(context.env)
+    scope = ProjectScope(context.project, find_projects)
     found = []
     for word in words:
         try:
-            job_id = _to_aws_child(context, word, select_run(word, history, listed))
+            job_id = _to_aws_child(context, word, select_run(word, history, listed, scope))
             found.append(_follow_move(context, history, job_id))
         except NotFound as error:
             others = (import_module(name).suggest(context, word) for name in _SUGGESTERS)

@@ -6,9 +6,10 @@ or `@last~2` for the run that was submitted two before the last. `WORD:3` is chi
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
+from batchml.config.project import project_name, short_project
 from batchml.errors import NotFound, UsageError
 from batchml.model.names import bare_name, is_key, short_id, split_key
 from batchml.model.run import RunName
@@ -21,15 +22,55 @@ MIN_PREFIX = 4  # characters: a shorter start would often belong to several runs
 SURE_PREFIX = 8  # characters of a start for which AWS is not asked about other runs
 
 ListRuns = Callable[[], Iterable[tuple[str, str]]]
+FindProjects = Callable[[Sequence[str]], Mapping[str, str]]
+
+_MAX_ASKED = 100  # runs of one name whose projects are asked for: one call
 
 
-def select_run(word: str, history: Sequence[RunName], list_runs: ListRuns) -> str:
+class ProjectScope(NamedTuple):
+    """The project whose runs a word names, "" for all runs.
+
+    `find_projects` returns the projects of runs in AWS by job id; it is called only for runs that
+    are not in the history.
+    """
+
+    project: str = ""
+    find_projects: FindProjects = lambda job_ids: {}
+
+    def narrow(self, history: Iterable[RunName]) -> list[RunName]:
+        """The runs of the project; without any, the runs of no project. The order is kept."""
+        runs = list(history)
+        own = [each for each in runs if each.project == self.project or not self.project]
+        return own or [each for each in runs if not each.project]
+
+    def narrow_ids(self, job_ids: Sequence[str], projects: Mapping[str, str]) -> list[str]:
+        """The same for job ids; `projects` has the projects that are known without a call."""
+        if not self.project:
+            return list(job_ids)
+        asked = [each for each in job_ids if each not in projects][:_MAX_ASKED]
+        known = {**projects, **(self.find_projects(asked) if asked else {})}
+        own = [each for each in job_ids if known.get(each) == self.project]
+        return own or [each for each in job_ids if known.get(each) == ""]
+
+
+ALL_PROJECTS = ProjectScope()
+
+
+def select_run(
+    word: str,
+    history: Sequence[RunName],
+    list_runs: ListRuns,
+    scope: ProjectScope = ALL_PROJECTS,
+) -> str:
     """The job id of the run that `word` names.
 
     `history` has this machine's runs of the environment, newest first. `list_runs` returns (job id,
     name in AWS) of all runs of the environment, newest first; it is called only if the history does
     not have the answer. It also has submissions whose job ids are not in the history: a word can
     name whatever `ls` lists.
+
+    An id, eight characters of its start, and a key name any run. `@last` names only runs of the
+    project; a name or a shorter start also runs that have no project, but never runs of others.
 
     Raises NotFound, or UsageError for a start of ids that is too short or belongs to several runs.
     """
@@ -38,32 +79,58 @@ def select_run(word: str, history: Sequence[RunName], list_runs: ListRuns) -> st
         raise UsageError("An empty word names no run: give a job id, a name or @last.")
     part = _CHILD.fullmatch(word)
     if part:
-        return _select(part[1], history, list_runs) + part[2]
-    return _select(word, history, list_runs)
+        return _select(part[1], history, list_runs, scope) + part[2]
+    return _select(word, history, list_runs, scope)
 
 
-def _select(word: str, history: Sequence[RunName], list_runs: ListRuns) -> str:
+def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: ProjectScope) -> str:
     if _JOB_ID.fullmatch(word.lower()):
         return word.lower()
-    submitted = [record for record in history if record.job_id]
     last = _LAST.fullmatch(word)
     if last:
         sent = [each for each in history if not each.gang and (each.job_id or not each.refused)]
-        return _job_id_of(word, _nth_last(word, int(last[1] or 0), sent), list_runs)
-    named = [record for record in history if word in (record.key, record.job_name, record.name)]
-    if named:  # a refused submission has no run: the word names an older run
-        record = next((each for each in named if each.job_id or not each.refused), named[0])
+        own = [each for each in sent if scope.project in ("", each.project)]
+        record = _nth_last(word, int(last[1] or 0), own, len(sent) - len(own), scope.project)
         return _job_id_of(word, record, list_runs)
-    by_prefix = _ids_with_prefix(word, (record.job_id for record in submitted))
+    keyed = [each for each in history if each.key and word in (each.key, each.job_name)]
+    named = keyed or [each for each in history if word in (each.job_name, each.name)]
+    chosen = keyed or scope.narrow(named)
+    if chosen:  # a refused submission has no run: the word names an older run
+        record = next((each for each in chosen if each.job_id or not each.refused), chosen[0])
+        return _job_id_of(word, record, list_runs)
+    projects = {each.job_id: each.project for each in history if each.job_id}
+    by_prefix = _ids_with_prefix(word, projects)
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
     found = list(list_runs())
-    by_name = [job_id for job_id, name in found if word in (name, *split_key(name))]
-    if by_name:  # a name comes before ids that happen to start like it
-        return by_name[0]
-    return _by_prefix(
-        word, [*by_prefix, *_ids_with_prefix(word, (job_id for job_id, _ in found))], found
-    )
+    by_key = [job_id for job_id, name in found if word in (name, split_key(name)[1])]
+    by_name = [job_id for job_id, name in found if word == split_key(name)[0]]
+    own_ids = by_key or scope.narrow_ids(by_name, projects)
+    if own_ids:  # a name comes before ids that happen to start like it
+        return own_ids[0]
+    by_prefix = [*by_prefix, *_ids_with_prefix(word, (job_id for job_id, _ in found))]
+    by_prefix = list(dict.fromkeys(by_prefix))
+    own_ids = by_prefix
+    if len(word) < SURE_PREFIX:
+        own_ids = scope.narrow_ids(by_prefix, projects)
+    elsewhere = [*(each.job_id for each in named if each.job_id), *by_name, *by_prefix]
+    if elsewhere and not own_ids:
+        raise _run_elsewhere(word, elsewhere[0], projects, scope)
+    return _by_prefix(word, own_ids, found)
+
+
+def _run_elsewhere(
+    word: str, job_id: str, projects: Mapping[str, str], scope: ProjectScope
+) -> NotFound:
+    """The error for a word that only names runs of other projects."""
+    project = projects.get(job_id) or scope.find_projects([job_id]).get(job_id, "")
+    other = short_project(project, [*projects.values(), scope.project])
+    return NotFound(
+        "Run", word, [],
+        f"{short_id(job_id)} of the project {other} is meant by {short_id(job_id)}, or with "
+        f"--project {other}.",
+        where=f"in the project {project_name(scope.project)}",
+    )  # fmt: skip
 
 
 def bare_id(job_id: str) -> str:
@@ -79,12 +146,17 @@ def _job_id_of(word: str, record: RunName, list_runs: ListRuns) -> str:
     return next(found, "") or _raise_no_job(word, record)
 
 
-def _nth_last(word: str, before: int, submitted: list[RunName]) -> RunName:
+def _nth_last(
+    word: str, before: int, submitted: list[RunName], others: int, project: str
+) -> RunName:
+    """The run `before` runs before the last; `others` is the number of runs of other projects."""
     if before < len(submitted):
         return submitted[before]
-    if not submitted:
-        raise NotFound("Run", word, [], "Nothing was submitted from here yet.")
-    raise NotFound("Run", word, [], f"Only {len(submitted)} runs were submitted from here.")
+    count = f"Only {len(submitted)} runs were" if submitted else "Nothing was"
+    place = f"in the project {project_name(project)}" if project else "from here"
+    yet = "" if submitted else " yet"
+    more = "; `batchml ls --all` shows the runs of other projects" if others else ""
+    raise NotFound("Run", word, [], f"{count} submitted {place}{yet}{more}.")
 
 
 def _raise_no_job(word: str, record: RunName) -> NoReturn:

@@ -19,6 +19,7 @@ from batchml.aws.batch.requests import (
     params_variable,
 )
 from batchml.aws.naming import make_platform, owner_tags, qualified
+from batchml.config.project import PROJECT_VARIABLE
 from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import NoQueue
 from batchml.jobs.code import CodeArchive, check_command_size
@@ -26,7 +27,7 @@ from batchml.jobs.find import ImageSource, find_source
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
-from batchml.model.run import Record
+from batchml.model.run import PROJECT_TAG, Record
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import check_image_runs, image_reference, own_image_notices
 from batchml.runs.options import (
@@ -225,14 +226,22 @@ def _cost_limit_variables(
 def environment_variables(context: Context) -> dict[str, str]:
     """The environment variables of every run of this environment."""
     data = context.settings.data_dir
-    return {"BATCHML_DATA_DIR": data.value} if data and context.settings.is_local else {}
+    variables = {PROJECT_VARIABLE: context.project} if context.project else {}
+    if data and context.settings.is_local:
+        variables["BATCHML_DATA_DIR"] = data.value
+    return variables
 
 
 def _tags(
     context: Context, request: RunRequest, job: ResolvedJob, key: str, commit: str
 ) -> dict[str, str]:
     """The user's tags, and the tags by which batchml finds a run."""
-    ours = {"batchml:key": key, "batchml:commit": commit, "batchml:job": job.job}
+    ours = {
+        "batchml:key": key,
+        "batchml:commit": commit,
+        "batchml:job": job.job,
+        PROJECT_TAG: context.project,
+    }
     if not context.settings.is_local:
         ours |= owner_tags(context.env)
     ours |= request.own_tags
@@ -255,6 +264,7 @@ def _record(
         key=submission.key,
         name=to_name(spec.name),
         job_name=sent["jobName"],
+        project=submission.tags.get(PROJECT_TAG, ""),
         env=context.env,
         queue=sent["jobQueue"],
         job=str(job.folder) if job.job else "",

@@ -39,7 +39,9 @@ RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 _NAMED_STDIN = "stdin"
 
 # Flags that a script cannot set: they change what the command does, not the run.
-_COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cancel-on-interrupt"}
+_COMMAND_FLAGS = {
+    "--wait", "--detach", "--dry-run", "--env", "--project", "--json", "--cancel-on-interrupt",
+}  # fmt: skip
 
 
 def check_script_exists(context: "Context", job: str) -> None:

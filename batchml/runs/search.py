@@ -10,7 +10,7 @@ from contextlib import suppress
 from heapq import merge
 from itertools import islice
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import MAX_DESCRIBE, JobApi
@@ -20,6 +20,7 @@ from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
 from batchml.model.run import (
+    PROJECT_TAG,
     JobStatus,
     OutcomeClass,
     Record,
@@ -39,6 +40,7 @@ SWEEP_TAG = "batchml:sweep"  # on the runs of a sweep: its key
 _STORE_VARIABLE = "BATCHML_SWEEP"
 LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: AWS Batch has forgotten the run
 LISTED_WITHIN = 60_000  # ms after its submission: until then AWS Batch may not return the run
+MAX_OTHERS = 1_000  # jobs of other projects that a search reads: about ten calls of each kind
 MIN_COMMIT = 4  # characters, as in git
 
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
@@ -102,6 +104,7 @@ class RunFilter(Struct, frozen=True):
     metrics: tuple[MetricCondition, ...] = ()
     commit: str = ""
     include_workers: bool = False  # list the workers of group runs beside their heads
+    project: str = ""  # its identity; runs of no project do not match
 
     @property
     def is_deep(self) -> bool:
@@ -131,6 +134,20 @@ class RunFilter(Struct, frozen=True):
 def code_digest(address: str) -> str:
     """The SHA-256 in the name of a code package; "" without an address."""
     return address.rpartition("/")[2].partition(".")[0]
+
+
+class SkippedRuns(Struct):
+    """The runs that a search has left out.
+
+    `sweeps`: keys of sweeps. `others`: the number of runs of other projects that would be listed;
+    `passed` counts all their jobs. `is_cut`: AWS Batch has more runs than were read, of which some
+    may be of the project.
+    """
+
+    sweeps: set[str] = field(default_factory=set)
+    others: int = 0
+    passed: int = 0
+    is_cut: bool = False
 
 
 class FoundRun(Struct, frozen=True):
@@ -202,6 +219,10 @@ class FoundRun(Struct, frozen=True):
         """The address of the code package; its name begins with the SHA-256. "" without code."""
         sent = self.run.environment.get("BATCHML_CODE", "") if self.run else ""
         return self._known.code or sent
+
+    @property
+    def project(self) -> str:
+        return self._known.project or self.tags.get(PROJECT_TAG, "")
 
     @property
     def sweep(self) -> str:
@@ -332,16 +353,17 @@ def search(
     filters: RunFilter,
     measure: Callable[[Run, Record], Record] | None = None,
     now: int = 0,
-    left_out: set[str] | None = None,
+    left_out: SkippedRuns | None = None,
 ) -> Iterator[FoundRun]:
     """The runs that match the filter, newest first; calls are made as the caller iterates.
 
     A round is one page of ListJobs for each queue, and one DescribeJobs for up to a hundred runs
     whose end is not in the history. The history keeps their ends. `measure` adds the metrics in a
     run's log to its record; it is called if the filter has metrics that are not in the history.
-    `now` is in milliseconds since the epoch. `left_out` gets the keys of the sweeps whose runs were
-    left out.
+    `now` is in milliseconds since the epoch. `left_out` is filled. After `MAX_OTHERS` jobs of other
+    projects only runs of the history are searched.
     """
+    left_out = SkippedRuns() if left_out is None else left_out
     records = history.records(env)
     newest: dict[str, str] = {}  # key -> the newest job of the run: a run that moves has several
 
@@ -351,16 +373,19 @@ def search(
 
     candidates = (
         found
-        for found in map(note_newest, _candidates(api, records, queues, filters))
-        if _may_match(found, filters) and _may_have_state(found, filters)
+        for found in map(note_newest, _candidates(api, records, queues, filters, left_out))
+        if _may_match(found, filters)
+        and _may_have_state(found, filters)
+        and not (found.record and _is_elsewhere(found, filters, left_out))
     )
     without_metrics = replace(filters, metrics=())
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
         for found in describe_candidates(api, history, chunk, now):
             if matches(found, without_metrics):
+                if _is_elsewhere(found, filters, left_out):
+                    continue
                 if filters.leaves_out_sweeps and found.sweep:
-                    if left_out is not None:
-                        left_out.add(found.sweep)
+                    left_out.sweeps.add(found.sweep)
                     continue
                 is_superseded = filters.queue or newest[found.key] != found.job_id
                 if found.has_moved and is_superseded:
@@ -370,6 +395,15 @@ def search(
                 measured = with_metrics(found, filters.values, measure)
                 if matches(measured, filters):
                     yield measured
+
+
+def _is_elsewhere(found: FoundRun, filters: RunFilter, left_out: SkippedRuns) -> bool:
+    """Whether a run is of another project, which is counted as `ls` would list it."""
+    if filters.project in ("", found.project):
+        return False
+    left_out.passed += 1
+    left_out.others += not (found.is_worker or found.has_moved or found.sweep)
+    return True
 
 
 def with_metrics(
@@ -399,22 +433,31 @@ def _may_have_state(found: FoundRun, filters: RunFilter) -> bool:
 
 
 def _candidates(
-    api: JobApi, records: HistoryRecords, queues: Iterable[str], filters: RunFilter
+    api: JobApi,
+    records: HistoryRecords,
+    queues: Iterable[str],
+    filters: RunFilter,
+    left_out: SkippedRuns,
 ) -> Iterator[FoundRun]:
     """Every run once, newest first, as ListJobs or the history has it."""
     # A job's name in AWS is the run's name and the key; ListJobs takes an asterisk at the end.
     name = f"{filters.name}*" if filters.name else ""
     since = max(0, filters.since)  # AWS refuses times before 1970
-    listed = (
-        (FoundRun(run, records.get(run.job_id)) for run in api.list_recent(queue, since, name))
-        for queue in queues
-    )
+
+    def listed_in(queue: str) -> Iterator[FoundRun]:
+        for run in api.list_recent(queue, since, name):
+            if left_out.passed >= MAX_OTHERS:
+                left_out.is_cut = True
+                return
+            yield FoundRun(run, records.get(run.job_id))
+
     kept = (
         FoundRun(run_from_record(record), record)
         for record in records
         if record.at >= filters.since
     )
     seen: set[str] = set()
+    listed = map(listed_in, queues)
     for found in merge(*listed, kept, key=lambda each: each.created_at, reverse=True):
         if found.job_id not in seen:
             seen.add(found.job_id)

@@ -172,7 +172,7 @@ def sole_notebook(context: "Context") -> Run:
         return runs[0]
     if not runs:
         raise UsageError(
-            "--end: none of your notebooks runs in this environment. To start a notebook that ends "
+            "--end: none of your notebooks runs in this project. To start a notebook that ends "
             "together with the command: batchml notebook --new --end"
         )
     lines = [f"  batchml notebook {run.job_id}{context.env_option} --end" for run in runs]
@@ -180,12 +180,12 @@ def sole_notebook(context: "Context") -> Run:
 
 
 def unfinished_notebooks(context: "Context") -> list[Run]:
-    """Return the unfinished notebooks of the environment that were started from this machine.
+    """Return the unfinished notebooks of the project that were started from this machine.
 
     Running notebooks come first, then the newest. AWS gets one call, or none if the history has no
     notebook.
     """
-    records = notebook_records(context.history.recent(context.env))
+    records = notebook_records(context.history.recent(context.env), context.project)
     ids = [each.job_id for each in records if not each.has_ended][:_MAX_UNFINISHED]
     found = context.describe(ids) if ids else {}
     runs = [found[job_id] for job_id in ids if job_id in found]
@@ -193,9 +193,15 @@ def unfinished_notebooks(context: "Context") -> list[Run]:
     return sorted(alive, key=lambda run: run.status.value != "RUNNING")
 
 
-def notebook_records(records: Iterable[Record]) -> list[Record]:
-    """Return the notebooks of the history, the newest first. Pure."""
-    found = [each for each in records if each.job_id and each.tags.get(HELD_TAG) == NOTEBOOK]
+def notebook_records(records: Iterable[Record], project: str = "") -> list[Record]:
+    """Return the notebooks of a project and of none, or all, the newest first. Pure."""
+    found = [
+        each
+        for each in records
+        if each.job_id
+        and each.tags.get(HELD_TAG) == NOTEBOOK
+        and (not project or each.project in ("", project))
+    ]
     return sorted(found, key=lambda each: each.at, reverse=True)
 
 
@@ -230,7 +236,7 @@ def describe_earlier(context: "Context") -> list[str]:
 
     AWS gets no call if the history has no such notebook.
     """
-    records = notebook_records(context.history.recent(context.env))
+    records = notebook_records(context.history.recent(context.env), context.project)
     unseen = [each for each in records if not each.has_ended][:_MAX_DESCRIBED]
     if not unseen:
         return []

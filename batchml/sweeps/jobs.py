@@ -191,6 +191,7 @@ def batch_record(
         key=batch.key,
         name=batch_name(sweep, batch),
         job_name=requests.submit["jobName"],
+        project=sweep.project,
         env=sweep.env,
         queue=requests.submit["jobQueue"],
         folder=sweep.folder,

@@ -234,6 +234,7 @@ def controller_record(sweep: StartedSweep, key: str, requests: SubmissionRequest
         key=key,
         name=controller_name(sweep),
         job_name=request["jobName"],
+        project=sweep.project,
         env=sweep.env,
         queue=request["jobQueue"],
         command=tuple(request["containerOverrides"]["command"]),

@@ -26,7 +26,7 @@ from batchml.jobs.find import ImageSource, find_job, find_source
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
-from batchml.model.run import MAX_ARRAY
+from batchml.model.run import MAX_ARRAY, PROJECT_TAG
 from batchml.model.sweep import SweepSpec
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import image_reference, own_image_notices, publish_image
@@ -271,13 +271,19 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
     archive = pack_code(context, request, resolved.job, packages, notices)
     key = new_key()
     commit = commit_query.read().id
-    tags = {SWEEP_TAG: key, "batchml:job": resolved.job.job, "batchml:commit": commit}
+    tags = {
+        SWEEP_TAG: key,
+        "batchml:job": resolved.job.job,
+        "batchml:commit": commit,
+        PROJECT_TAG: context.project,
+    }
     if not context.settings.is_local:
         tags |= owner_tags(context.env)
     sweep = StartedSweep(
         key=key,
         name=spec.name,
         env=context.env,
+        project=context.project,
         spec=spec,
         job=msgspec.json.decode(msgspec.json.encode(job)),  # as it will be read from the store
         queue=context.queue(job.queue or DEFAULT_QUEUE),

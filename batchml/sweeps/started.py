@@ -21,12 +21,13 @@ from batchml.sweeps.control.plan import ChosenMode, SubmitMode, choose_mode
 SPEC = "spec.json"  # the key in the sweep's store
 
 
-class StartedSweep(Struct, frozen=True, omit_defaults=True):
+class StartedSweep(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A sweep with all that its controllers need. Written once, before the first trial."""
 
     key: str
     name: str
     env: str
+    project: str = ""  # its identity; "" for sweeps of versions before projects
     spec: SweepSpec
     job: dict[str, Any]  # the JobSpec as a table
     queue: str = ""  # the name of the job queue in AWS Batch

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from batchml.aws.errors import ErrorClass, classify_error
 from batchml.aws.s3 import BucketStore
+from batchml.config.project import project_name, short_project
 from batchml.context import Context, open_cache
 from batchml.errors import BatchmlError, ConfigError, NotFound, SweepStoreError, UsageError
 from batchml.model.names import is_key, to_name
@@ -17,11 +18,13 @@ from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store, StoreError
 from batchml.sweeps.started import SPEC
 
+SURE_PREFIX = 8  # letters of a sweep's key that name a sweep of any project
 MIN_PREFIX = 4  # the fewest letters of a sweep's key that can name the sweep
 # The folder beside the stores in a bucket that has an empty object for each sweep. The object's
 # name has the sweep's time, key and name, so that one call lists all sweeps. No run has this key.
 _LIST = "sweeps"
-_LIST_KEY = re.compile(r"(\d{13})-([2-7][a-z2-7]{16})-(.+)")
+# In lists of versions before projects, the name of the object ends with that of the sweep.
+_LIST_KEY = re.compile(r"(\d{13})-([2-7][a-z2-7]{16})-([^@]+)(?:@(.+))?")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")
 
 
@@ -88,6 +91,7 @@ class ListedSweep(Struct, frozen=True):
     key: str
     name: str
     created_at: float  # seconds since the epoch
+    project: str = ""  # its identity; "" for sweeps of versions before projects
 
 
 def open_sweep_store(context: Context, key: str) -> SweepStore:
@@ -121,8 +125,8 @@ def sweep_store_at(context: Context, where: str) -> SweepStore:
     return SweepStore(key, where, _in_bucket(context, bucket, prefix))
 
 
-def list_sweeps(context: Context) -> list[ListedSweep]:
-    """The sweeps of an environment, newest first; in AWS one call for each 1,000.
+def list_sweeps(context: Context, project: str = "") -> list[ListedSweep]:
+    """The sweeps of a project, or of the environment, newest first; one call for 1,000 in AWS.
 
     Raises ConfigError for an environment without a bucket, SweepStoreError.
     """
@@ -133,13 +137,16 @@ def list_sweeps(context: Context) -> list[ListedSweep]:
         with _translate_errors():
             names = list_store.keys("")
         matches = filter(None, map(_LIST_KEY.fullmatch, names))
-        sweeps = [ListedSweep(match[2], match[3], int(match[1]) / 1000) for match in matches]
+        sweeps = [
+            ListedSweep(match[2], match[3], int(match[1]) / 1000, match[4] or "")
+            for match in matches
+        ]
+    sweeps = [each for each in sweeps if project in ("", each.project)]
     return sorted(sweeps, key=lambda each: (each.created_at, each.key), reverse=True)
 
 
 def find_sweep_store(context: Context, word: str) -> SweepStore:
-    """The store of the sweep that a word names: its key, a prefix of the key, its name (then the
-    newest sweep of this name), `@last`, or `@last~2` for the second before the last.
+    """The store of the sweep that a word names, as `choose_sweep` does.
 
     Raises NotFound, UsageError.
     """
@@ -147,7 +154,8 @@ def find_sweep_store(context: Context, word: str) -> SweepStore:
         store = open_sweep_store(context, word)
         if store.get(SPEC) is not None:
             return store
-    return open_sweep_store(context, choose_sweep(word, list_sweeps(context)).key)
+    chosen = choose_sweep(word, list_sweeps(context), context.project)
+    return open_sweep_store(context, chosen.key)
 
 
 def suggest(context: Context, word: str) -> NotFound | None:
@@ -155,34 +163,60 @@ def suggest(context: Context, word: str) -> NotFound | None:
     if not context.settings.is_local or not (context.home.root / "sweeps").is_dir():
         return None
     try:
-        key = choose_sweep(word, [] if word.startswith("@") else list_sweeps(context)).key
+        sweeps = [] if word.startswith("@") else list_sweeps(context)
+        key = choose_sweep(word, sweeps, context.project).key
     except BatchmlError:
         return None
     return NotFound("Run", word, [], f"It is a sweep: batchml sweeps show {key}")
 
 
-def choose_sweep(word: str, sweeps: Sequence[ListedSweep]) -> ListedSweep:
-    """The sweep that a word names. `sweeps`: newest first. Raises NotFound, UsageError."""
+def choose_sweep(word: str, sweeps: Sequence[ListedSweep], project: str = "") -> ListedSweep:
+    """The sweep that a word names: its key, a prefix of the key, its name (then the newest sweep of
+    this name), `@last`, or `@last~2` for the second before the last.
+
+    `sweeps`: all of the environment, newest first. A key, and a prefix of eight letters, name any
+    sweep. `@last` names sweeps of the project; other words also sweeps without a project.
+
+    Raises NotFound, UsageError.
+    """
+    exact = [each for each in sweeps if len(word) >= SURE_PREFIX and each.key.startswith(word)]
+    if len(exact) == 1:
+        return exact[0]
     last = _LAST.fullmatch(word)
+    every = sweeps
+    sweeps = [each for each in every if project in ("", each.project)]
+    if not last and not _named(word, sweeps):
+        sweeps = [each for each in every if not each.project] if project else sweeps
     if last and int(last[1] or 0) < len(sweeps):
         return sweeps[int(last[1] or 0)]
-    named = [each for each in sweeps if word and word in (each.name, each.key)]
-    if named:
-        return named[0]
-    matching = [each for each in sweeps if len(word) >= MIN_PREFIX and each.key.startswith(word)]
-    if len(matching) == 1:
+    matching = _named(word, sweeps)
+    if matching and (len(matching) == 1 or word in (matching[0].name, matching[0].key)):
         return matching[0]
     if matching:
         keys = ", ".join(each.key for each in matching)
         raise UsageError(f"{word!r} is a prefix of several sweeps: {keys}. Give more letters.")
-    if not sweeps:
-        hint = "None was started in this environment yet: batchml sweep sweep.toml"
+    elsewhere = _named(word, every)
+    where = f"in the project {project_name(project)}" if project else "in this environment"
+    own = [each for each in every if project in ("", each.project)]
+    if elsewhere:
+        other = short_project(elsewhere[0].project, [project, *(each.project for each in every)])
+        hint = f"{elsewhere[0].key[:8]} of the project {other} is meant with --project {other}."
+    elif not own:
+        hint = f"None was started {where} yet: batchml sweep sweep.toml"
     elif last:
-        hint = f"Only {len(sweeps)} were started in this environment."
+        hint = f"Only {len(own)} were started {where}."
     else:
         hint = "`batchml sweeps ls` shows them."
-    names = [] if last else [each.name for each in sweeps[:20] if each.name]
-    raise NotFound("Sweep", word, names, hint)
+    names = [] if last or elsewhere else [each.name for each in own[:20] if each.name]
+    raise NotFound("Sweep", word, names, hint, where=where if elsewhere else "")
+
+
+def _named(word: str, sweeps: Sequence[ListedSweep]) -> list[ListedSweep]:
+    """The sweeps of this name, or key, or prefix of the key; a name comes before a prefix."""
+    named = [each for each in sweeps if word and word in (each.name, each.key)]
+    return named or [
+        each for each in sweeps if len(word) >= MIN_PREFIX and each.key.startswith(word)
+    ]
 
 
 class _SpecHead(Struct):
@@ -190,6 +224,7 @@ class _SpecHead(Struct):
 
     name: str
     created_at: float = 0.0
+    project: str = ""
 
 
 def _list_folders(context: Context) -> Iterator[ListedSweep]:
@@ -209,12 +244,13 @@ def _read_listed(key: str, path: Path) -> ListedSweep:
         head = msgspec.json.decode(path.read_bytes(), type=_SpecHead)
     except msgspec.DecodeError:
         return ListedSweep(key, "", min(each.stat().st_mtime for each in path.parent.iterdir()))
-    return ListedSweep(key, head.name, head.created_at)
+    return ListedSweep(key, head.name, head.created_at, head.project)
 
 
 def _list_key(key: str, spec: bytes) -> str:
     head = msgspec.json.decode(spec, type=_SpecHead)
-    return f"{round(head.created_at * 1000):013d}-{key}-{to_name(head.name)}"
+    project = f"@{head.project}" if head.project else ""
+    return f"{round(head.created_at * 1000):013d}-{key}-{to_name(head.name)}{project}"
 
 
 def _bucket(context: Context) -> str:

@@ -263,7 +263,7 @@ def test_after_a_refused_submission_last_says_that_it_means_the_run_before(tmp_p
     history = History(tmp_path / "history.jsonl")
     history.intend(Record(key="2a", name="first", env="local"))
     history.add_job_id("2a", "1234")
-    place: Any = SimpleNamespace(history=history, env="local")
+    place: Any = SimpleNamespace(history=history, env="local", project="")
     assert refused_submission(place, "@last") == ""
     history.intend(Record(key="2b", name="second", env="local"))
     history.add_refusal("2b", "ClientException: no")

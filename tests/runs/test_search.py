@@ -19,6 +19,7 @@ from batchml.runs.search import (
     FoundRun,
     MetricCondition,
     RunFilter,
+    SkippedRuns,
     matches,
     read_commit,
     read_condition,
@@ -344,19 +345,19 @@ TAGS = {"batchml:sweep": KEY}
 def test_runs_of_a_sweep_are_left_out_unless_they_are_asked_for(history: History) -> None:
     remembered(history, 2, tags=TAGS)  # from here
     api = FakeBatch(run(1), run(2), run(3, tags=TAGS), run(4))  # 3: from elsewhere
-    left_out: set[str] = set()
+    left_out = SkippedRuns()
     shown = search(api, history, "local", ["default"], ANY, left_out=left_out)
-    assert numbers(list(shown)) == [4, 1] and left_out == {KEY}
+    assert numbers(list(shown)) == [4, 1] and left_out.sweeps == {KEY}
     assert numbers(found(api, history, RunFilter(tags=TAGS))) == [3, 2]
     assert numbers(found(api, history, RunFilter(name="train"))) == [4, 3, 2, 1]
 
 
 def test_what_does_not_match_is_not_said_to_be_left_out(history: History) -> None:
     api = FakeBatch(run(1, tags=TAGS))
-    left_out: set[str] = set()
+    left_out = SkippedRuns()
     wanted = RunFilter(states=frozenset({"FAILED"}))
     assert not list(search(api, history, "local", ["default"], wanted, left_out=left_out))
-    assert not left_out
+    assert not left_out.sweeps
 
 
 def test_no_log_of_a_trial_is_read_for_a_metric(history: History) -> None:

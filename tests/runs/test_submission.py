@@ -148,7 +148,12 @@ def test_a_run_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
     assert sent["jobName"] == again["jobName"]  # the first was refused: one submission, one key
     name, key = split_key(sent["jobName"])
     assert name == "hello"
-    assert sent["tags"] == {"batchml:key": key, "batchml:job": "hello", "batchml:env": "dev"}
+    assert sent["tags"] == {
+        "batchml:key": key,
+        "batchml:job": "hello",
+        "batchml:project": place.project,
+        "batchml:env": "dev",
+    }
     (remembered,) = place.history.newest_first("dev")
     assert (remembered.key, remembered.name, remembered.gpus) == (key, "hello", 1)
     assert (remembered.job_id, remembered.queue) == ("j-1", "batchml-dev-gpu")

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.config.settings import load_settings
 from batchml.context import Context
@@ -75,8 +76,8 @@ PARETO = SweepSpec(
 def started(spec: SweepSpec = SPEC, hourly: float | None = 0.5) -> StartedSweep:
     job = {"name": "lenet", "image": "pytorch", "command": ["python", "train.py", "{params}"]}
     return StartedSweep(
-        "2bcdefgh2345abcde", spec.name, "dev", spec, job, "default", "pytorch", "", BEGAN, "ada",
-        "0dec0de", "", hourly,
+        key="2bcdefgh2345abcde", name=spec.name, env="dev", spec=spec, job=job, queue="default",
+        image="pytorch", created_at=BEGAN, user="ada", commit="0dec0de", hourly=hourly,
     )  # fmt: skip
 
 
@@ -219,7 +220,7 @@ def context(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cont
 
 def fill(context: Context, sweep: StartedSweep, events: Iterable[Event]) -> SweepStore:
     store = open_sweep_store(context, sweep.key)
-    assert write_started(store, sweep)
+    assert write_started(store, replace(sweep, project=context.project))
     SweepLedger(store).append(list(events))
     return store
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from batchml.config.settings import load_settings
 from batchml.context import Context, EnvironmentCache
@@ -56,7 +57,10 @@ def in_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]
 
 
 def started(context: Context, key: str, name: str, at: float) -> None:
-    started = StartedSweep(key, name, context.env, SWEEP, {}, created_at=at)
+    started = StartedSweep(
+        key=key, name=name, env=context.env, spec=SWEEP, job={}, created_at=at,
+        project=context.project,
+    )  # fmt: skip
     assert write_started(open_sweep_store(context, key), started)
 
 
@@ -92,7 +96,7 @@ def check_sweeps(there: Context) -> None:
     for listed in SWEEPS:
         started(there, listed.key, listed.name, listed.created_at)
     open_sweep_store(there, new_key(os.urandom)).put("course.json", b"{}")  # not started yet
-    assert list_sweeps(there) == SWEEPS
+    assert list_sweeps(there) == [replace(each, project=there.project) for each in SWEEPS]
     for word in ("@last~1", SECOND, "lenet"):
         store = find_sweep_store(there, word)
         sweep = read_started(store)
@@ -112,7 +116,7 @@ def test_sweeps_of_this_machine_are_found(tmp_path: Path) -> None:
     (folder / "else").mkdir()
     (folder / "else" / SPEC).write_bytes(msgspec.json.encode({"name": "no key"}))
     torn, *others = sorted(list_sweeps(here), key=lambda each: bool(each.name))
-    assert (torn.key, torn.name) == (FIRST, "") and others == SWEEPS[:2]
+    assert (torn.key, torn.name) == (FIRST, "") and [each.key for each in others] == [THIRD, SECOND]
 
 
 def test_sweeps_of_an_environment_are_found_in_its_bucket(in_aws: Context) -> None:

@@ -76,7 +76,8 @@ def test_the_list_has_the_newest_first_and_one_that_is_damaged_hides_no_other(
     fill(context, newer, story(20, PARETO))
     third = replace(started(), key="4bcdefgh2345abcde", created_at=BEGAN + 90, name="torn")
     (store := open_sweep_store(context, third.key)).put("spec.json", msgspec.json.encode(third))
-    store.put("spec.json", b'{"name": "torn", "created_at": 1790000090}')
+    torn = {"name": "torn", "created_at": 1790000090, "project": context.project}
+    store.put("spec.json", msgspec.json.encode(torn))
     code, out, _ = command("ls")
     assert code == 0
     rows = out.splitlines()

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context, read_seconds
+from batchml.cli.options import AllProjects, Env, Json, Project, open_context, read_seconds
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import job_title
+from batchml.config.project import project_name
 from batchml.context import Context
 from batchml.cost.bill import usual_duration
 from batchml.cost.render import (
@@ -49,21 +50,23 @@ def cost(
             metavar="NAME", help="Sum only runs of this queue; with --quote: use this queue."
         ),
     ] = None,
+    all_: AllProjects = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
-    """Show what a run costs so far or has cost; without RUN, the cost of the last runs."""
-    if run and (quote or since or queue):
-        raise UsageError("RUN cannot be combined with --quote, --since and --queue.")
-    if quote and since:
-        raise UsageError("--quote cannot be combined with --since.")
-    context = open_context(env)
+    """Show what a run costs or has cost; without RUN, the cost of the project's last runs."""
+    if run and (quote or since or queue or all_):
+        raise UsageError("RUN cannot be combined with --quote, --since, --queue and --all.")
+    if quote and (since or all_):
+        raise UsageError("--quote cannot be combined with --since and --all.")
+    context = open_context(env, project)
     if run:
         _show_bill(context, run, json_)
     elif quote:
         _show_quote(context, quote, queue, json_)
     else:
-        _show_spending(context, since or "7d", queue, json_)
+        _show_spending(context, since or "7d", queue, "" if all_ else context.project, json_)
 
 
 def _show_bill(context: Context, word: str, json_: bool) -> None:
@@ -101,12 +104,16 @@ def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> N
         print_line("\n".join(quote_lines(found, before)))
 
 
-def _show_spending(context: Context, since: str, queue: str | None, json_: bool) -> None:
+def _show_spending(
+    context: Context, since: str, queue: str | None, project: str, json_: bool
+) -> None:
     seconds = read_seconds(since, "--since") or 0
     start = int(context.clock.now() * 1000) - seconds * 1000
-    spent, rates = list_spending(context, start, context.queue(queue) if queue else "")
+    spent, rates = list_spending(context, start, context.queue(queue) if queue else "", project)
     if json_:
-        print_json(spending_json(spent, rates, start))
+        print_json(spending_json(spent, rates, start, project))
+    elif project and not spent:
+        print_line(f"No runs of the project {project_name(project)} in the last {since}.")
     else:
         print_line("\n".join(spending_lines(spent, rates, since)))
         if is_free(context):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cells as cells_of
 from batchml.cli.render import cut, printable, table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
 LONGEST = 48  # characters of a value in the table
 LEAST = 12
-MAX_LINES = 200  # of the code's diff, without --all
+MAX_LINES = 200  # of the code's diff, without --full
 _COLOURS = {"+": "good", "-": "bad", "@": "dim"}  # of lines of a diff, by their first character
 
 
@@ -32,10 +32,11 @@ _COLOURS = {"+": "good", "-": "bad", "@": "dim"}  # of lines of a diff, by their
 def diff(
     left: Word,
     right: Word,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also show equal values, and the whole code diff.")
+    full: Annotated[
+        bool, typer.Option("--full", help="Also show equal values, and the whole code diff.")
     ] = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Compare two runs.
@@ -43,12 +44,12 @@ def diff(
     Compares parameters, code, image, resources, outcome, times, cost and metrics, and shows what
     differs. Then it shows the files of the code that differ, as a unified diff.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     one, other = (
         _measured(context, each) for each in load_runs(context, select(context, [left, right]))
     )
     found = compare(one, other, int(context.clock.now() * 1000))
-    shown = [each for each in found if all_ or not each.same]
+    shown = [each for each in found if full or not each.same]
     files = _file_differences(context, one, other)
     if json_:
         print_json(
@@ -61,13 +62,13 @@ def diff(
             }
         )
         return
-    shown = shown if all_ else [each for each in summarize(shown) if not each.same]
+    shown = shown if full else [each for each in summarize(shown) if not each.same]
     if shown:
         print_line(_table(one, other, shown))
     if not any(not each.same for each in found):
         say("The two runs do not differ, as far as AWS Batch and the history describe them.")
     if files:
-        _print_files(files, None if all_ else MAX_LINES)
+        _print_files(files, None if full else MAX_LINES)
     elif files is None and one.commit and other.commit and one.commit != other.commit:
         say(f"The code: git diff {one.commit[:12]} {other.commit[:12]}")
 
@@ -101,7 +102,7 @@ def _print_files(files: "list[FileDifference]", most: int | None) -> None:
         text = printable(line)
         print_line(paint(text, _COLOURS.get(line[:1], "")) if screen().colour else text)
     if is_cut:
-        say("--all shows the whole diff.")
+        say("--full shows the whole diff.")
 
 
 def _measured(context: "Context", found: FoundRun) -> FoundRun:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, OneRun, open_context
+from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.model.names import short_id, to_name
@@ -26,6 +26,7 @@ def get(
         typer.Argument(metavar="[DEST]", help="Folder; default: NAME-ID in this folder."),
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Copy a run's outputs to a folder.
@@ -33,7 +34,7 @@ def get(
     Unchanged files are not copied again: after an interruption the same command goes on, and later
     it copies new files.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     (found,) = load_runs(context, select(context, [run]))
     folder = dest or Path(to_name(f"{found.name}-{short_id(found.job_id)}"))
     done = CopiedOutputs()

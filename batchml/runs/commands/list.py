@@ -4,11 +4,21 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context, read_pairs, read_seconds
+from batchml.cli.options import (
+    AllProjects,
+    Env,
+    Json,
+    Project,
+    open_context,
+    read_pairs,
+    read_seconds,
+)
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable, run_json, table
+from batchml.config.project import project_name, short_project
 from batchml.cost.render import FREE
 from batchml.cost.service import is_free
 from batchml.errors import UsageError, did_you_mean
@@ -28,9 +38,11 @@ from batchml.runs.compare.columns import (
 from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
 from batchml.runs.search import (
+    MAX_OTHERS,
     FoundRun,
     MetricValue,
     RunFilter,
+    SkippedRuns,
     read_commit,
     read_condition,
     read_states,
@@ -77,8 +89,8 @@ def ls(
     since: Annotated[
         str | None, typer.Option(metavar="DURATION", help='List only runs of the last "2h", "7d".')
     ] = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also list the workers of group runs.")
+    workers: Annotated[
+        bool, typer.Option("--workers", help="Also list the workers of group runs.")
     ] = False,
     columns: Annotated[
         str | None,
@@ -90,18 +102,20 @@ def ls(
         str | None,
         typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN for the greatest first."),
     ] = None,
+    all_: AllProjects = False,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most this many.")] = 30,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
-    """List runs, newest first.
+    """List the project's runs, newest first.
 
     Runs that were submitted from this machine are listed longer than AWS Batch keeps them. Runs of
     sweeps are listed only with --tag batchml:sweep=KEY or --job NAME.
     """
     if columns is not None and json_:
         raise UsageError("--columns cannot be combined with --json, which has all values.")
-    context = open_context(env)
+    context = open_context(env, project)
     now = int(context.clock.now() * 1000)
     seconds = read_seconds(since, "--since")
     wanted = RunFilter(
@@ -113,9 +127,10 @@ def ls(
         params=read_pairs(param, "--param"),
         metrics=tuple(read_condition(text, "--metric") for text in metric or ()),
         commit=read_commit(commit, "--commit") if commit else "",
-        include_workers=all_,
+        include_workers=workers,
+        project="" if all_ else context.project,
     )
-    found, more, sweeps = find(context, wanted, limit if sort is None else None)
+    found, more, left_out = find(context, wanted, limit if sort is None else None)
     chosen, key = _read_columns(context, found, wanted, columns, sort)
     found = _complete(context, found, [*chosen, *key])
     if sort is not None:
@@ -125,6 +140,7 @@ def ls(
         print_json([found_json(context, each) for each in found])
         return
     if found:
+        chosen = [_with_full_projects(each, found) for each in chosen]
         rows = [[printable(cell) for cell in row] for row in to_rows(chosen, found, now)]
         print_line(table(rows, keep=columns is not None))
         if FACTS["cost"] in chosen and is_free(context):
@@ -134,17 +150,18 @@ def ls(
             say(f"The {'first' if sort else 'newest'} {limit} are shown; --limit shows more.")
         elif sys.stdout.isatty():
             _say_next_commands(context, found)
-    elif sweeps:
-        pass  # the message about sweeps follows
-    elif wanted not in (RunFilter(), RunFilter(include_workers=True)):
-        say(f"No runs match.{_unknown_metrics(context, wanted)}")
+    elif not left_out.sweeps:  # else the message about sweeps follows
+        say(_nothing_found(context, wanted, left_out))
         say_without_direction(wanted.values, context.history.newest_first(context.env))
-    else:
-        say("No runs. `batchml submit --wait lenet` starts one.")
-    if sweeps:
-        say(_about_sweeps(context, sweeps))
+    if left_out.sweeps:
+        say(_about_sweeps(context, left_out.sweeps, all_=all_))
+    if left_out.is_cut and not context.settings.is_local:
+        say(
+            f"Over {MAX_OTHERS:,} newer runs are of other projects: older runs that were submitted "
+            "elsewhere are not listed. --job NAME searches further."
+        )
     _say_held_back(found)
-    _say_unconfirmed(context)
+    _say_unconfirmed(context, wanted.project)
 
 
 def _read_columns(
@@ -159,6 +176,7 @@ def _read_columns(
     Without `columns` the table has the usual ones, and those of the filter and of `sort`.
     """
     chosen = [FACTS[name] for name in DEFAULT]
+    chosen += [FACTS["project"]] if not wanted.project else []
     chosen += [metric_column(each) for each in dict.fromkeys(wanted.values)]
     chosen += [param_column(name) for name in wanted.params]
     if columns is None and sort is None:
@@ -169,6 +187,14 @@ def _read_columns(
         return [read_column(name, "--columns", known) for name in columns.split(",")], key
     headings = {column.heading for column in chosen}
     return [*chosen, *(column for column in key if column.heading not in headings)], key
+
+
+def _with_full_projects(column: Column, found: "Sequence[FoundRun]") -> Column:
+    """The column of projects tells two projects of one name apart."""
+    if column.heading != FACTS["project"].heading:
+        return column
+    known = [each.project for each in found]
+    return column._replace(text=lambda each, _: short_project(each.project, known))
 
 
 def _complete(
@@ -193,13 +219,29 @@ def say_without_direction(
             )
 
 
-def _about_sweeps(context: "Context", sweeps: "Collection[str]") -> str:
+def _nothing_found(context: "Context", wanted: RunFilter, left_out: SkippedRuns) -> str:
+    """Why the table is empty."""
+    is_filtered = replace(wanted, project="", include_workers=False) != RunFilter()
+    known = context.history.projects() if wanted.project else []
+    name = short_project(wanted.project, known)
+    if is_filtered:
+        where = f" in the project {name}; --all searches all projects" if left_out.passed else ""
+        return f"No runs match{where}.{_unknown_metrics(context, wanted)}"
+    if left_out.others:
+        meant = "" if wanted.project in known else did_you_mean(name, map(project_name, known))
+        more = " or more" if left_out.is_cut else ""
+        return f"No runs in the project {name}; {left_out.others}{more} in others: --all.{meant}"
+    return "No runs. `batchml submit --wait lenet` starts one."
+
+
+def _about_sweeps(context: "Context", sweeps: "Collection[str]", *, all_: bool) -> str:
     """The message about sweeps whose runs were left out."""
+    options = context.env_option + (" --all" if all_ else context.project_option)
     whose = "1 sweep" if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
     key = next(iter(sweeps)) if len(sweeps) == 1 else "KEY"
     return (
-        f"Runs of {whose} are left out: batchml sweeps ls{context.env_option} lists sweeps, and "
-        f"batchml ls --tag batchml:sweep={key}{context.env_option} the runs of one."
+        f"Runs of {whose} are left out: batchml sweeps ls{options} lists sweeps, and "
+        f"batchml ls --tag batchml:sweep={key}{options} the runs of one."
     )
 
 
@@ -237,6 +279,7 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         table = run_json(run_as_submitted(record)) | {"status": None}
     return table | {
         "env": context.env,
+        "project": found.project or None,
         "params": found.params,
         "tags": found.tags,
         "commit": found.commit or None,
@@ -254,9 +297,10 @@ def _say_held_back(found: "Sequence[FoundRun]") -> None:
         say(f"{held_back}. Waiting runs start by themselves once this is fixed.")
 
 
-def _say_unconfirmed(context: "Context") -> None:
+def _say_unconfirmed(context: "Context", project: str) -> None:
     """Print how many submissions have an unknown outcome, since they are not in the table."""
-    count = len(context.history.unconfirmed(context.env))
+    unconfirmed = context.history.unconfirmed(context.env)
+    count = sum(project in ("", each.project) for each in unconfirmed)
     if count:
         what = "submission" if count == 1 else "submissions"
         say(f"{count} {what} without an answer: `batchml reconcile` finds out if there is a run.")

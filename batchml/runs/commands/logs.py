@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, OneRun, open_context, read_seconds
+from batchml.cli.options import Env, Json, OneRun, Project, open_context, read_seconds
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, time_json
 from batchml.errors import NotFound, UsageError
@@ -59,6 +59,7 @@ def logs(
         typer.Option(metavar="NAME", help="Print only the workers of this group of a group run."),
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Print a run's output: every attempt, every node and every child of an array.
@@ -70,7 +71,7 @@ def logs(
             "--follow shows every attempt from its start: leave out --attempt and --tail."
         )
     wanted = _line_filter(grep)
-    context = open_context(env)
+    context = open_context(env, project)
     start = None if since is None else _read_time(since, context.clock)
     (job_id,) = select(context, [run])
     (found,) = load_runs(context, [job_id])

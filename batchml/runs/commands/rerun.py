@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import DryRun, Env, Json, OneRun, Wait, open_context
+from batchml.cli.options import DryRun, Env, Json, OneRun, Project, Wait, open_context
 from batchml.cli.output import print_json, say
 from batchml.runs.commands.options import takes_options
 from batchml.runs.commands.submit import send
@@ -40,6 +40,7 @@ def rerun(
     wait: Wait = False,
     dry_run: DryRun = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Submit a run again: the same code, image and command.
@@ -50,7 +51,7 @@ def rerun(
     With --resume the run must have ended. The new run gets a copy of its checkpoint folder before
     its command starts.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     (found,) = load_runs(context, select(context, [run]))
     prepared = prepare_again(
         context, found, failed=failed, resume=resume, code=code,

@@ -9,7 +9,7 @@ import typer
 from batchml.aws.batch.jobs import list_child_indices
 from batchml.cli import render
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, OneRun, open_context
+from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cut, duration, printable, time_json, timestamp
 from batchml.cli.terminal import screen
@@ -207,12 +207,13 @@ def show(
         Path | None, typer.Option(metavar="FOLDER", help="Write the metrics as TensorBoard events.")
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Show everything about a run."""
     from batchml.runs.groups.members import find_worker_groups
 
-    context = open_context(env)
+    context = open_context(env, project)
     (found,) = load_runs(context, select(context, [run]))
     found = with_first_start(context, found)
     known = found.run

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import DryRun, Env, Json, Wait, open_context
+from batchml.cli.options import DryRun, Env, Json, Project, Wait, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
@@ -36,6 +36,7 @@ def submit(
         bool, typer.Option("--cancel-on-interrupt", help="Cancel the run at Ctrl-C, do not detach.")
     ] = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Submit a run: a job, a script, a Python program, or the command after --.
@@ -43,7 +44,7 @@ def submit(
     A script (- reads stdin) sets options in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are
     read, too. The words after -- are the arguments of a script or program.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     prepared = prepare(context, to_request(job, {**options, "command": ctx.obj}), dry_run=dry_run)
     send(
         context, prepared, dry_run=dry_run, wait=wait, json_=json_,

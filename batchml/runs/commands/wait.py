@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, Runs, open_context, read_seconds
+from batchml.cli.options import Env, Json, Project, Runs, open_context, read_seconds
 from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import job_title, printable
 from batchml.errors import BatchmlError
@@ -37,6 +37,7 @@ def wait(
         ),
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Wait for runs to end, and exit with the code of the first failed run.
@@ -44,7 +45,7 @@ def wait(
     Of several failed runs, the first on the command line counts. The exit code is 0 if all
     succeeded.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     limit = read_seconds(timeout, "--timeout")
     asked = select(context, runs)
     known = {found.job_id: found for found in load_runs(context, asked)}
@@ -108,6 +109,7 @@ def cancel(
         str, typer.Option(metavar="TEXT", help="Record this reason with the run.")
     ] = "Cancelled by the user",
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Stop runs in any state.
@@ -118,7 +120,7 @@ def cancel(
     from batchml.model.fallback import moved_to
     from batchml.runs.groups.members import with_workers
 
-    context = open_context(env)
+    context = open_context(env, project)
     asked = with_workers(context, load_runs(context, select(context, runs)))
     found = {each.job_id: each for each in asked}
     before = {job_id: each.run for job_id, each in found.items() if each.run}

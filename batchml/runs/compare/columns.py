@@ -6,6 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from batchml.cli.render import duration, timestamp
+from batchml.config.project import project_name
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.names import dollars, short_id
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
@@ -110,6 +111,8 @@ def _params(found: FoundRun, _: int) -> Value:
 FACTS: Mapping[str, Column] = {
     "id": Column("ID", lambda found, _: found.job_id, lambda found, _: short_id(found.job_id)),
     "name": _column("NAME", lambda found, _: found.name),
+    "project": _column("PROJECT", lambda found, _: found.project or None,
+                       lambda project: project_name(str(project))),
     "queue": _column("QUEUE", lambda found, _: found.queue),
     "status": _column("STATUS", _state),
     "class": _column("CLASS", _of_run(_outcome)),

@@ -30,7 +30,7 @@ from batchml.jobs.images import pinned, read_recipe
 from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done, moved_to
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, short_duration, to_name
-from batchml.model.run import JobStatus, Record, Run, RunName
+from batchml.model.run import PROJECT_TAG, JobStatus, Record, Run, RunName
 from batchml.runs.controllers import (
     IMAGE,
     ControllerRun,
@@ -386,7 +386,8 @@ def start_watcher(context: Context, plan: FallbackPlan, job_id: str) -> str:
 def _watcher_requests(
     plan: FallbackPlan, command: tuple[str, ...], image: str, queue: str, platform: Platform
 ) -> SubmissionRequests:
-    owner = plan.record.tags.get("batchml:env")
+    inherited = ("batchml:env", PROJECT_TAG)
+    tags = {each: value for each in inherited if (value := plan.record.tags.get(each))}
     watcher = ControllerRun(
         name=to_name(f"{plan.record.name}-fallback"),
         command=command,
@@ -394,7 +395,7 @@ def _watcher_requests(
         queue=queue,
         platform=platform,
         memory="512 MiB",
-        tags={WATCHES_TAG: plan.key} | ({"batchml:env": owner} if owner else {}),
+        tags={WATCHES_TAG: plan.key, **tags},
     )
     return controller_requests(watcher, new_key(os.urandom))
 

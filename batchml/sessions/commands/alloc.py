@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.cli.app import app
-from batchml.cli.options import DryRun, Env, Json, open_context, read_seconds
+from batchml.cli.options import DryRun, Env, Json, Project, open_context, read_seconds
 from batchml.cli.output import print_json, say
 from batchml.cli.render import job_title
 from batchml.errors import BatchmlError, NotRunning, UsageError
@@ -65,6 +65,7 @@ def alloc(
     ] = True,
     dry_run: DryRun = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Allocate resources, and run a shell or the command after -- on them.
@@ -81,7 +82,7 @@ def alloc(
         json_=json_,
     )
     check_options(flags, wants_shell=shell)
-    context = open_context(env)
+    context = open_context(env, project)
     request = _request(options, timeout=time, code=code)
     raise typer.Exit(allocate(context, request, flags))
 

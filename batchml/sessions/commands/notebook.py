@@ -9,7 +9,7 @@ import typer
 from msgspec import Struct
 
 from batchml.cli.app import app
-from batchml.cli.options import DryRun, Env, Json, open_context, read_seconds
+from batchml.cli.options import DryRun, Env, Json, Project, open_context, read_seconds
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable, run_json
 from batchml.errors import BatchmlError, HeldRunEnded, NotRunning, UsageError
@@ -98,6 +98,7 @@ def notebook(
     ] = False,
     dry_run: DryRun = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Run JupyterLab in a run, and print its URL for the browser on this machine.
@@ -120,7 +121,7 @@ def notebook(
     _check_flags(run, used, end=end and not new)
     if end and detach:
         raise UsageError("--end and --detach: --end needs this command to stay. Leave one out.")
-    context = open_context(env)
+    context = open_context(env, project)
     if run is not None:
         raise typer.Exit(return_to(context, find_notebook(context, run), flags))
     if end and not new:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, OneRun, open_context
+from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import NotRunning, UsageError
 from batchml.sessions.exec.backends import capture_output, open_port_forward, run_inside
@@ -29,6 +29,7 @@ def shell(
     node: Node = None,
     wait: Wait = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Open a shell inside a RUNNING run, or run the command after -- in it.
@@ -41,7 +42,7 @@ def shell(
         raise UsageError("Nothing follows the --: give a command, or leave it out for a shell.")
     if json_ and not command:
         raise UsageError("--json needs a command: batchml shell RUN --json -- COMMAND")
-    context = open_context(env)
+    context = open_context(env, project)
     target = wait_for_target(context, run, node, wait)
     if json_:
         result = capture_output(context, target, command, limit=None)
@@ -88,13 +89,14 @@ def forward(
     node: Node = None,
     wait: Wait = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Forward a port of this machine, on 127.0.0.1, to a port inside a run, until Ctrl-C.
 
     The run's program may open its port later. Forwarding ends with the run.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     target = wait_for_target(context, run, node, wait)
     with open_port_forward(context, target, port, local_port) as opened:
         if json_:

@@ -11,7 +11,7 @@ import typer
 
 from batchml.aws.naming import WORKSPACE
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
 from batchml.runs.find import load_runs, select
@@ -53,6 +53,7 @@ def tensorboard(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Show runs in TensorBoard on this machine: their metrics, and event files that they wrote.
@@ -60,7 +61,7 @@ def tensorboard(
     Unfinished runs are followed until Ctrl-C. Nothing has to be installed, neither here nor in the
     runs.
     """
-    context = open_context(env)
+    context = open_context(env, project)
     folders = _workspace_folders(context, workspace or [])
     found = _find_runs(context, runs or ([] if folders else ["@last"]))
     python = prepare_environment(context, say)

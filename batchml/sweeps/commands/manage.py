@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import printable
 from batchml.errors import UsageError
@@ -41,6 +41,7 @@ def resume(
     include_secrets: Secrets = False,
     wait: Wait = True,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Continue a sweep that was stopped, or whose terminal was closed.
@@ -50,7 +51,7 @@ def resume(
     from batchml.sweeps.control.lease import refuse_second_controller
     from batchml.sweeps.manage import make_resume
 
-    context, sweep, store = _find(env, word)
+    context, sweep, store = _find(env, project, word)
     request = make_resume(store)
     if request is None:
         refuse_second_controller(store, context.clock, store.key)
@@ -68,6 +69,7 @@ def stop(
         str, typer.Option(metavar="TEXT", help="Record this reason.")
     ] = "stopped by the user",
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Let all trials save and end, and begin no other.
@@ -78,7 +80,7 @@ def stop(
     from batchml.sweeps.commands.render import identity_json, sweep_word
     from batchml.sweeps.manage import SweepStop
 
-    context, sweep, store = _find(env, word)
+    context, sweep, store = _find(env, project, word)
     stopping = SweepStop(context, sweep, store, say)
     if not stopping.begin(reason, now=now):
         with detaching(context, []):
@@ -108,6 +110,7 @@ def top_up(
     ] = None,
     wait: Wait = True,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Change the limits of a sweep, which then continues.
@@ -117,7 +120,7 @@ def top_up(
     """
     from batchml.sweeps import manage
 
-    context, sweep, store = _find(env, word)
+    context, sweep, store = _find(env, project, word)
     request = manage.make_top_up(
         sweep, store, trials=trials, hours=hours, cost=cost, parallel=parallel
     )  # fmt: skip
@@ -136,6 +139,7 @@ def rerun(
     include_secrets: Secrets = False,
     wait: Wait = True,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Run trials of a sweep again from their beginning.
@@ -147,7 +151,7 @@ def rerun(
 
     if failed == bool(trial):
         raise UsageError("rerun: give either --failed or --trial N.")
-    context, sweep, store = _find(env, word)
+    context, sweep, store = _find(env, project, word)
     request = manage.make_rerun(store, tuple(trial or ()))
     if request is None:
         say(f"No trial of {sweep.name} has failed. Nothing was done.")
@@ -169,12 +173,13 @@ def confirm(
     ] = None,
     wait: Wait = True,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Run the best trials again with other seeds."""
     from batchml.sweeps import manage
 
-    context, sweep, store = _find(env, word)
+    context, sweep, store = _find(env, project, word)
     request = manage.make_confirm(sweep, store, top, seeds)
     _hand_over(context, sweep, store, request, wait=wait, json_=json_)
 
@@ -226,8 +231,10 @@ def _hand_over(
         running.detach_here(context, sweep, store, json_=json_)
 
 
-def _find(env: str | None, word: str) -> "tuple[Context, StartedSweep, SweepStore]":
-    context = open_context(env)
+def _find(
+    env: str | None, project: str | None, word: str
+) -> "tuple[Context, StartedSweep, SweepStore]":
+    context = open_context(env, project)
     return context, *find_sweep(context, word)
 
 

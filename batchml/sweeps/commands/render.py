@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.cli.render import duration, pad, printable, table, time_json
+from batchml.config.project import short_project
 from batchml.context import Context
 from batchml.local import control
 from batchml.model.sweep import Trial, TrialState
@@ -27,11 +28,14 @@ _FAILED = 20  # failed trials that are listed
 # --- The list of sweeps ---------------------------------------------------------------------------
 
 
-def sweeps_table(rows: Sequence[SweepRow], now: float) -> str:
+def sweeps_table(rows: Sequence[SweepRow], now: float, *, has_projects: bool = False) -> str:
+    known = [row.listed.project for row in rows]
     lines = [["SWEEP", "NAME", "STATUS", "METHOD", "TRIALS", "BEST", "AGE"]]
+    lines[0] += ["PROJECT"] if has_projects else []
     for row in rows:
         age = duration(now - row.listed.created_at)
         lines.append([row.listed.key[:8], row.listed.name, *_row_cells(row), age])
+        lines[-1] += [short_project(row.listed.project, known)] if has_projects else []
     return table([[printable(cell) for cell in line] for line in lines])
 
 
@@ -49,6 +53,7 @@ def row_json(row: SweepRow) -> dict[str, Any]:
     listed: dict[str, Any] = {
         "sweepId": row.listed.key,
         "name": row.listed.name,
+        "project": row.listed.project or None,
         "createdAt": time_json(round(row.listed.created_at * 1000)),
     }
     if row.sweep is None or row.state is None:
@@ -66,7 +71,12 @@ def row_json(row: SweepRow) -> dict[str, Any]:
 
 
 def identity_json(sweep: StartedSweep) -> dict[str, Any]:
-    return {"sweepId": sweep.key, "name": sweep.name, "env": sweep.env}
+    return {
+        "sweepId": sweep.key,
+        "name": sweep.name,
+        "env": sweep.env,
+        "project": sweep.project or None,
+    }
 
 
 def counts_json(counts: Mapping[TrialState, int]) -> dict[str, int]:

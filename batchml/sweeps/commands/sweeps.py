@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app, command_group
-from batchml.cli.options import DryRun, Env, Json, open_context
+from batchml.cli.options import AllProjects, DryRun, Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
+from batchml.config.project import project_name
 from batchml.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def sweep(
     ] = False,
     dry_run: DryRun = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Search for the best parameters of a job.
@@ -74,7 +76,7 @@ def sweep(
     is_check, file = parse_arguments(words or [])
     if wait and detach:
         raise UsageError("--wait and --detach exclude each other.")
-    context = open_context(env)
+    context = open_context(env, project)
     changes = (*(set_ or ()), *limit_changes(trials, parallel))
     prepared = prepare_sweep(
         context,
@@ -164,22 +166,29 @@ def list_(
     limit: Annotated[
         int, typer.Option(min=1, metavar="N", help="List at most this many, the newest.")
     ] = 20,
+    all_: AllProjects = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
-    """List the environment's sweeps, newest first."""
+    """List the project's sweeps, newest first."""
     from batchml.sweeps.commands.render import row_json, sweeps_table
     from batchml.sweeps.stores import list_sweeps
     from batchml.sweeps.view import make_row
 
-    context = open_context(env)
-    sweeps = list_sweeps(context)
+    context = open_context(env, project)
+    every = list_sweeps(context)
+    # The project of a damaged sweep, which has no name, is not known: it is always listed.
+    sweeps = [each for each in every if all_ or each.project == context.project or not each.name]
     rows = [make_row(context, listed) for listed in sweeps[:limit]]
     if json_:
         return print_json([row_json(row) for row in rows])
+    if not rows and every:
+        name = project_name(context.project)
+        return say(f"No sweeps in the project {name}; {len(every)} in others: --all.")
     if not rows:
         return say("No sweeps. `batchml sweep sweep.toml` starts one.")
-    print_line(sweeps_table(rows, context.clock.now()))
+    print_line(sweeps_table(rows, context.clock.now(), has_projects=all_))
     if len(sweeps) > limit:
         say(f"Only the newest {limit} are listed; --limit lists more.")
 
@@ -194,6 +203,7 @@ def show(
         int | None, typer.Option("--trial", metavar="N", help="Show one trial, and why it failed.")
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Show the state of a sweep, once or live.
@@ -204,7 +214,7 @@ def show(
     from batchml.sweeps.commands.running import draw, open_view
     from batchml.sweeps.view import SweepView
 
-    context = open_context(env)
+    context = open_context(env, project)
     sweep, store = find_sweep(context, word)
     view = SweepView(context, sweep, store)
     if trial is not None:
@@ -273,6 +283,7 @@ def best(
         bool, typer.Option("--job", help="Print only a job.toml with the trial's parameters.")
     ] = False,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Show the best trials, or fetch the best one."""
@@ -281,7 +292,7 @@ def best(
 
     if sum((command, job, get is not None)) > 1:
         raise UsageError("--command, --job and --get exclude each other.")
-    context = open_context(env)
+    context = open_context(env, project)
     sweep, store = find_sweep(context, word)
     state = SweepView(context, sweep, store).state
     trials = sweep_best.best_first(sweep, state)[:count]
@@ -310,6 +321,7 @@ def report(
         ),
     ] = None,
     env: Env = None,
+    project: Project = None,
     json_: Json = False,
 ) -> None:
     """Write a report as an HTML page, with CSV and JSON files.
@@ -320,7 +332,7 @@ def report(
     from batchml.sweeps.report.page import data_files, write_report
     from batchml.sweeps.view import SweepView
 
-    context = open_context(env)
+    context = open_context(env, project)
     sweep, store = find_sweep(context, word)
     path = output or Path(f"{sweep.name}-{sweep.key[:8]}.html")
     if path.suffix.lower() not in (".html", ".htm"):
