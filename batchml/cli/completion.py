@@ -12,7 +12,8 @@ _HELP = os.path.join(os.path.dirname(__file__), "help")
 _HISTORY_BYTES = 256 * 1024  # read from the end of the history: some hundreds of runs
 _MAX_NAMES = 60  # of runs, and of sweeps, that are offered
 _SWEEP_TAG = "batchml:sweep"  # the tag of a sweep's runs: runs/search.py
-_SPEC_BYTES = 1024  # read from a sweep's spec.json, which begins with its key and its name
+# Read from a sweep's spec.json, which begins with its key, its name and its project.
+_SPEC_BYTES = 1024
 
 
 class CompletionWord(NamedTuple):
@@ -167,12 +168,15 @@ class Names:
         self._file = _read_toml(_config_path(sources))
         default = self._environ.get("BATCHML_ENV") or self._file.get("default") or "local"
         self._env = values.get("--env") or str(default)
+        self._project = values.get("--project") or self._environ.get("BATCHML_PROJECT") or ""
+        self._own_project = ""
 
     def for_value(self, flag: str, placeholder: str, path: list[str]) -> Completions:
         """Offer values of a flag, or of an argument (`flag` is "") by its placeholder."""
         group = path[1] if len(path) > 2 else ""
         by_flag: dict[str, Callable[[], Iterable[CompletionWord]]] = {
             "--env": self.environments,
+            "--project": self.projects,
             "--queue": self.queues,
             "--after": self.runs,
             "--image": self.images,
@@ -213,7 +217,7 @@ class Names:
 
     def queues(self) -> Iterable[CompletionWord]:
         described = [name for name, _ in _tables(self._environment().get("queues"))]
-        used = [str(run.get("queue") or "") for run in self._history()]
+        used = [str(run.get("queue") or "") for run in self._own_runs()]
         names = dict.fromkeys(["default", *described, *used])
         return (CompletionWord(name) for name in names if name)
 
@@ -247,7 +251,7 @@ class Names:
 
     def job_names(self) -> Iterable[CompletionWord]:
         yield from self.jobs()
-        runs = (run for run in self._history() if not _is_of_sweep(run))
+        runs = (run for run in self._own_runs() if not _is_of_sweep(run))
         yield from (CompletionWord(str(run.get("name") or "")) for run in runs)
 
     def params(self) -> Iterable[CompletionWord]:
@@ -263,8 +267,8 @@ class Names:
         return []
 
     def runs(self) -> Iterable[CompletionWord]:
-        """Offer names, of which each means the newest run of that name, then short ids."""
-        runs = [run for run in self._history() if run.get("job_id")]
+        """Offer names of the project, each for the newest run of that name, then short ids."""
+        runs = [run for run in self._own_runs() if run.get("job_id")]
         if runs:
             yield CompletionWord("@last", _describe(runs[0]))
         # People name a sweep, and rarely one of its runs.
@@ -275,13 +279,38 @@ class Names:
             yield CompletionWord(str(run["job_id"]).split("-", 1)[0], _describe(run))
 
     def sweeps(self) -> Iterable[CompletionWord]:
-        """Offer names of `local` sweeps, then short keys. Other environments keep theirs in AWS."""
-        sweeps = _newest_sweeps(os.path.join(_home(self._environ), "sweeps"))
-        if self._env != "local" or not sweeps:
+        """Offer names of the project's `local` sweeps, then short keys. Other environments keep
+        theirs in AWS.
+        """
+        if self._env != "local":
+            return
+        every = _newest_sweeps(os.path.join(_home(self._environ), "sweeps"))
+        sweeps = [(key, name) for key, name, project in every if self._is_own(project)]
+        if not sweeps:
             return
         yield CompletionWord("@last", sweeps[0][1])
         yield from (CompletionWord(name, key) for key, name in sweeps)
         yield from (CompletionWord(key[:8], name) for key, name in sweeps)
+
+    def projects(self) -> Iterable[CompletionWord]:
+        """Offer the names of projects with runs in the environment."""
+        from batchml.config.project import project_name
+
+        found = dict.fromkeys(str(run.get("project") or "") for run in self._history())
+        return (CompletionWord(project_name(each)) for each in found if each)
+
+    def _own_runs(self) -> list[dict[str, Any]]:
+        return [run for run in self._history() if self._is_own(run.get("project"))]
+
+    def _is_own(self, project: object) -> bool:
+        """Whether this is the project of the command line, or else of the folder."""
+        from batchml.config.project import folder_project, project_name
+
+        if self._project:  # a word that the user typed: an identity, or a folder's name
+            return bool(project) and self._project in (project, project_name(str(project)))
+        if not self._own_project:
+            self._own_project = str(self._file.get("project") or folder_project(self._folder))
+        return project == self._own_project
 
     def _environment(self) -> dict[str, Any]:
         return dict(_tables(self._file.get("env"))).get(self._env, {})
@@ -326,16 +355,20 @@ def _is_of_sweep(run: Mapping[str, Any]) -> bool:
     return isinstance(tags, dict) and _SWEEP_TAG in tags
 
 
-def _newest_sweeps(folder: str) -> list[tuple[str, str]]:
-    """Return (key, name) of the newest sweeps in the folder, the newest first."""
+def _newest_sweeps(folder: str) -> list[tuple[str, str, str]]:
+    """Return (key, name, project) of the newest sweeps in the folder, the newest first."""
     paths = [(key, os.path.join(folder, key, "spec.json")) for key in _inside(folder, "spec.json")]
     newest = sorted(((os.stat(path).st_mtime, key, path) for key, path in paths), reverse=True)
     named = []
     for _, key, path in newest[:_MAX_NAMES]:
         with open(path, "rb") as file:
-            name = file.read(_SPEC_BYTES).partition(b'"name":"')[2].partition(b'"')[0]
+            begin = file.read(_SPEC_BYTES)
+        name, project = (
+            begin.partition(b'"%s":"' % member)[2].partition(b'"')[0].decode("utf-8", "replace")
+            for member in (b"name", b"project")
+        )
         if name:
-            named.append((key, name.decode("utf-8", "replace")))
+            named.append((key, name, project))
     return named
 
 

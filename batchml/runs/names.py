@@ -152,7 +152,8 @@ def _nth_last(
     """The run `before` runs before the last; `others` is the number of runs of other projects."""
     if before < len(submitted):
         return submitted[before]
-    count = f"Only {len(submitted)} runs were" if submitted else "Nothing was"
+    few = "Only 1 run was" if len(submitted) == 1 else f"Only {len(submitted)} runs were"
+    count = few if submitted else "Nothing was"
     place = f"in the project {project_name(project)}" if project else "from here"
     yet = "" if submitted else " yet"
     more = "; `batchml ls --all` shows the runs of other projects" if others else ""

@@ -116,6 +116,7 @@ CONFIG = """\
 # To change a key, remove its #. The value shown is the default, or an example.
 
 default = "local"                     # the environment of commands without --env
+#project = "NAME"                      # default: the folder; a name is the same on all machines
 
 #[env.local]
 #usd_per_hour = 0.0                    # what this machine costs, for `batchml cost`

@@ -5,19 +5,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.cli.completion import SCRIPTS, CompletionSources, complete, main, parse_help, read_help
+from batchml.config.project import folder_project
 from batchml.model.job import Launch, read_job
 from batchml.model.run import JobStatus, OutcomeClass
 
 ROOT = Path(__file__).parents[2]
 TOML = """
 default = "dev"
+project = "ours"
 [env.dev]
 region = "us-east-1"
 [env.dev.compute.gpu-spot]
@@ -36,7 +38,7 @@ def sources(tmp_path: Path) -> CompletionSources:
     (job / "sweep.toml").touch()
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "job.toml").touch()
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"key": "2a", "name": "old", "env": "dev", "queue": "spot"},
         {"key": "2a", "job_id": "aaaa0000-1", "outcome": "succeeded"},
         {"key": "2b", "job_id": "bbbb0000-1", "name": "new", "env": "dev", "queue": "q"},
@@ -46,12 +48,17 @@ def sources(tmp_path: Path) -> CompletionSources:
         {"key": "2f", "job_id": "ffff0000-1", "name": "tiny-w1", "env": "dev", "at": 1,
          "tags": {"batchml:sweep": "2bcdefgh2345abcde"}},
     ]  # fmt: skip
+    lines = [{**line, "project": "ours"} if "name" in line else line for line in lines]
+    lines.insert(3, {"key": "2g", "job_id": "dddd0000-1", "name": "theirs", "env": "dev",
+                     "project": "theirs.1a2b3c4d"})  # fmt: skip
     home = tmp_path / "home"
     home.mkdir()
     for age, key, name in ((9, "2bcdefgh2345abcde", "tiny"), (5, "3bcdefgh2345abcde", "lenet")):
         store = home / "sweeps" / key
         store.mkdir(parents=True)
-        (store / "spec.json").write_text(f'{{"key":"{key}","name":"{name}","env":"local"}}')
+        (store / "spec.json").write_text(
+            f'{{"key":"{key}","name":"{name}","env":"local","project":"ours"}}'
+        )
         os.utime(store / "spec.json", (1e9 - age, 1e9 - age))
     (home / "sweeps" / "4bcdefgh2345abcde").mkdir()  # removed, or not written yet
     text = "\n".join(map(json.dumps, lines)) + '\n{"torn'
@@ -82,6 +89,8 @@ def offered(sources: CompletionSources, line: str) -> list[str]:
         ("ls --job m", ["mine"]),
         ("submit mine -p ", ["epochs=", "lr="]),
         ("submit mine --param e", ["epochs="]),
+        ("show --project theirs ", ["@last", "theirs", "dddd0000"]),
+        ("show --project t", ["theirs"]),
         ("submit mine --queue ", ["default", "urgent", "q", "spot"]),
         ("submit --queue=u", ["--queue=urgent"]),
         ("submit --after n", ["new"]),
@@ -184,6 +193,7 @@ def test_names_cannot_write_to_the_terminal(
 ) -> None:
     home = Path(sources.environ["BATCHML_HOME"])
     bad = {"key": "2e", "job_id": "d", "name": "\x1b]0;x\x07\nb", "env": "local"}
+    bad["project"] = folder_project(os.getcwd())
     (home / "history.jsonl").write_text(json.dumps(bad))
     monkeypatch.setenv("BATCHML_HOME", str(home))
     monkeypatch.setenv("BATCHML_ENV", "local")

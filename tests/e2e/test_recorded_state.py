@@ -21,7 +21,7 @@ from tests.support.cli import Cli
 
 RECORDED = Path(__file__).parent.parent / "recorded"
 SHOWN = {
-    "ls": ["ls"],
+    "ls": ["ls", "--all"],  # runs of that version have no project
     "show-run": ["show", "greeting"],
     "show-array": ["show", "children"],
     "show-nodes": ["show", "twins"],
@@ -31,9 +31,9 @@ SHOWN = {
     "explain": ["explain", "broken"],
     "wait": ["wait", "children"],
     "diff": ["diff", "greeting", "broken"],
-    "cost": ["cost", "--since", "36500d"],
+    "cost": ["cost", "--all", "--since", "36500d"],
     "cost-run": ["cost", "children"],
-    "sweeps-ls": ["sweeps", "ls"],
+    "sweeps-ls": ["sweeps", "ls", "--all"],
     "sweeps-show": ["sweeps", "show", "search"],
     "sweeps-best": ["sweeps", "best", "search"],
     "workspace-ls": ["workspace", "ls"],
@@ -120,8 +120,9 @@ def test_runs_go_on_in_a_recorded_folder_and_are_written_as_before(cli: Cli) -> 
     assert cli("submit", "--wait", "--name", "broken", "--", *command).code == 3
     now = rows(cli, "broken")
     assert now["history"] >= before["history"]  # later versions write more
-    assert now == {**before, "history": now["history"]}
-    assert [run["name"] for run in cli("ls", "--json").json][:2] == ["broken", "twins"]
+    job = before["job"] | {".tags.batchml:project"}
+    assert now == {**before, "history": now["history"], "job": job}
+    assert [run["name"] for run in cli("ls", "--all", "--json").json][:2] == ["broken", "twins"]
     again = cli("sweeps", "rerun", "search", "--trial", "0", "--json")
     assert again.code == 0, again.err
 

@@ -16,6 +16,7 @@ from batchml.runs.search import (
     COMMIT_TAG,
     LISTED_WITHIN,
     LOST_AFTER,
+    MAX_OTHERS,
     FoundRun,
     MetricCondition,
     RunFilter,
@@ -369,3 +370,30 @@ def test_no_log_of_a_trial_is_read_for_a_metric(history: History) -> None:
 
     api = FakeBatch(run(1, tags=TAGS))
     assert not list(search(api, history, "local", ["default"], wanted, measure))
+
+
+# --- projects -------------------------------------------------------------------------------
+
+
+def test_only_runs_of_the_project_are_found_and_the_others_are_counted(history: History) -> None:
+    remembered(history, 1, project="ours")
+    remembered(history, 2, project="theirs")
+    remembered(history, 3)  # of a version before projects
+    tags = {"batchml:project": "ours"}
+    api = FakeBatch(run(1), run(2), run(3), run(4, tags=tags), run(5))  # 4, 5: from elsewhere
+    left_out = SkippedRuns()
+    ours = RunFilter(project="ours")
+    shown = list(search(api, history, "local", ["default"], ours, left_out=left_out))
+    assert numbers(shown) == [4, 1] and left_out.others == 3
+    assert "DescribeJobs 3" in api.calls  # not the runs whose projects the history has
+    assert numbers(found(api, history)) == [5, 4, 3, 2, 1]
+
+
+def test_a_search_reads_a_limited_number_of_runs_of_others(history: History) -> None:
+    remembered(history, 1, project="ours")
+    api = FakeBatch(*(run(number) for number in range(1, MAX_OTHERS + 300)))
+    left_out = SkippedRuns()
+    ours = RunFilter(project="ours")
+    shown = list(search(api, history, "local", ["default"], ours, left_out=left_out))
+    assert numbers(shown) == [1] and left_out.is_cut
+    assert len(api.calls) <= 2 + MAX_OTHERS // 100

@@ -1,12 +1,12 @@
 """Which run a word means."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
 from batchml.errors import NotFound, UsageError
 from batchml.model.run import Record
-from batchml.runs.names import select_run
+from batchml.runs.names import ProjectScope, select_run
 
 IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
 KEY = "2abcdefghijklmnop"
@@ -112,3 +112,50 @@ def test_an_empty_word_is_no_run(word: str) -> None:
 def test_a_prefix_that_here_and_in_aws_means_two_is_refused() -> None:
     with pytest.raises(UsageError, match="2 job ids"):
         select_run("6b0e", HISTORY, lambda: [("6b0e9999-0000-4000-8000-000000000009", "x")])
+
+
+# --- projects -------------------------------------------------------------------------------
+
+OURS, THEIRS, OLD = (f"{number}b0e0000-0000-4000-8000-000000000000" for number in (1, 2, 3))
+SENT = [
+    Record(job_id=THEIRS, name="train", key="5" + KEY[1:], env="local", project="theirs.00000001"),
+    Record(job_id=OLD, name="old", key="7" + KEY[1:], env="local"),
+    Record(job_id=OURS, name="fit", key="6" + KEY[1:], env="local", project="ours"),
+]
+SCOPE = ProjectScope("ours")
+
+
+def test_last_and_names_are_of_the_project() -> None:
+    assert select_run("@last", SENT, nobody, SCOPE) == OURS
+    assert select_run("fit", SENT, nobody, SCOPE) == OURS
+    assert select_run("old", SENT, nobody, SCOPE) == OLD  # of no project
+    with pytest.raises(NotFound, match="Only 1 run was submitted in the project ours"):
+        select_run("@last~1", SENT, nobody, SCOPE)
+    with pytest.raises(NotFound, match="Nothing was submitted in the project ours yet"):
+        select_run("@last", SENT[:2], nobody, SCOPE)
+
+
+@pytest.mark.parametrize("word", ["train", "2b0e"])
+def test_a_word_that_only_names_a_run_of_another_project_is_an_error(word: str) -> None:
+    with pytest.raises(NotFound, match=r"2b0e0000 .* --project theirs"):
+        select_run(word, SENT, none, SCOPE)
+    assert select_run(word, SENT, none, ProjectScope("theirs.00000001")) == THEIRS
+
+
+@pytest.mark.parametrize("word", [THEIRS, "2b0e0000", "5" + KEY[1:]])
+def test_an_id_and_a_key_name_runs_of_any_project(word: str) -> None:
+    assert select_run(word, SENT, nobody, SCOPE) == THEIRS
+
+
+def test_a_name_of_another_machine_is_looked_up_with_its_project() -> None:
+    listed = [(THEIRS, f"fit-5{KEY[1:]}"), (OURS, f"fit-6{KEY[1:]}")]
+    asked: list[str] = []
+
+    def projects(job_ids: Sequence[str]) -> dict[str, str]:
+        asked.extend(job_ids)
+        return {THEIRS: "theirs", OURS: "ours"}
+
+    assert select_run("fit", [], lambda: listed, ProjectScope("ours", projects)) == OURS
+    assert asked == [THEIRS, OURS]
+    with pytest.raises(NotFound, match="--project theirs"):
+        select_run("fit", [], lambda: listed[:1], ProjectScope("other", projects))

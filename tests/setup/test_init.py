@@ -71,6 +71,7 @@ def test_every_key_is_shown(kind: type[msgspec.Struct], path: str) -> None:
 
 # Shown with an example, for what they are without it cannot be written, or is another's default.
 EXAMPLES = {
+    "project",
     "vpc", "subnets", "security_groups", "gpu_access", "usd", "email", "bid_percentage",
     "allocation_strategy", "ami", "shares", "decay", "reservation",
 }  # fmt: skip
