@@ -12,6 +12,7 @@ from batchml.errors import did_you_mean
 from batchml.explain.clues import ClueMatch
 from batchml.explain.suggest import CommandWriter, own_image
 from batchml.jobs.code import find_files
+from batchml.jobs.written import WRITTEN
 from batchml.model.explanation import Explanation, InstanceState
 from batchml.model.run import Run
 
@@ -261,6 +262,12 @@ def _explain_ignored(found: ClueMatch, item: MissingItem, ended: EndedRun) -> Ex
     data = "" if item.is_module else " Put large data into BATCHML_DATA_DIR instead."
     if findings.ignored_by == ".gitignore":
         fix = f"Add the line `!{findings.path}` to {findings.folder}/.batchmlignore.{data}"
+    elif findings.ignored_by == WRITTEN:
+        return Explanation(
+            found.cause, f"{what} was not sent: batchml itself wrote it.",
+            (found.line, f"{findings.path} is in {findings.folder}"),
+            f"Add the line `!{findings.path}` to {findings.folder}/.batchmlignore.", ended.submit(),
+        )  # fmt: skip
     else:
         fix = f"Remove its line from {findings.ignored_by}.{data}"
     return Explanation(

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from batchml.errors import ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
+from batchml.jobs.written import WRITTEN, read_written
 
 if TYPE_CHECKING:
     from batchml.runtime.storage.store import Store
@@ -57,13 +58,15 @@ class CodeFiles(Struct, frozen=True):
     files: tuple[str, ...]  # that belong to the package
     left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
     allowed: frozenset[str]  # files that a line with `!` of `.batchmlignore` includes
-    # Path (`name/` for a folder) -> name of the ignore file that excludes it. Caches and
-    # environments, which are ignored by default, are not listed.
+    # Path (`name/` for a folder) -> name of the ignore file that excludes it, or WRITTEN. Caches
+    # and environments, which are ignored by default, are not listed.
     ignored: dict[str, str] = {}
 
 
 def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
     """Find the files of the package: all but caches, environments, ignored files and `without`.
+
+    `without` is the state folder. Files that batchml has written are left out, too.
 
     `.gitignore` files, also those of the folders above in the same repository, have git's meaning.
     Rules of `.batchmlignore` come after them. Raises OSError.
@@ -193,6 +196,7 @@ class _Search:
     def __init__(self, root: Path, without: Path | None) -> None:
         self._root = root
         self._without = without
+        self._written = read_written(without)
         self._defaults = default_rules()
         above = _repository(root)
         # Rules match paths below the top of the repository, whose folders have rules, too.
@@ -243,7 +247,9 @@ class _Search:
                     )
                 continue
             included = own_match is False or (is_allowed and own_match is None)
-            if is_folder:
+            if not included and self._written.has(entry.path, is_folder=is_folder):
+                self.ignored[name + "/" * is_folder] = WRITTEN
+            elif is_folder:
                 if Path(entry.path) != self._without:
                     self._folders.append((name, git, own, included))
             elif self._is_file_inside(entry):

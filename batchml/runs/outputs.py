@@ -19,6 +19,7 @@ from msgspec import Struct
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound
 from batchml.jobs.ignore import IGNORE_FILE
+from batchml.jobs.written import note_written
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
 from batchml.runtime.transfer.tree import Tree
@@ -312,11 +313,27 @@ def copy_outputs(
 ) -> Iterable[OutputEntry | CopiedOutputs]:
     """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
 
-    The outputs of a child of an array go to a folder that is named by its number. A new `dest` is
+    The outputs of a child of an array go to a folder that is named by its number. The copies are
     excluded from the code of later runs. Raises NotFound for a run without outputs.
     """
     source = open_outputs(context, found)
-    return copy_files(source, dest) if os.path.lexists(dest) else _copy_to_new_folder(source, dest)
+    if not os.path.lexists(dest):
+        return _copy_to_new_folder(source, dest)
+    return _copy_into_folder(context, source, dest)
+
+
+def _copy_into_folder(
+    context: Context, source: OutputSource, dest: Path
+) -> Iterator[OutputEntry | CopiedOutputs]:
+    copied = []
+    try:
+        for each in copy_files(source, dest):
+            if isinstance(each, OutputEntry):
+                copied.append(dest / each.name)
+            yield each
+    finally:
+        if copied and not (dest / IGNORE_FILE).exists():
+            note_written(context.home, copied)
 
 
 def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:

@@ -6,12 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 from batchml.context import Context, Notify
+from batchml.jobs.written import note_written
 from batchml.model.sweep import Trial
 from batchml.sweeps.control.inbox import SweepRequest, put_request
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import check_code, describe_old_code, send_code
 from batchml.sweeps.manage import make_confirm, make_rerun, make_resume, make_top_up, stop_sweep
-from batchml.sweeps.report.page import write_report
+from batchml.sweeps.report.page import data_files, write_report
 from batchml.sweeps.results import best_trial
 from batchml.sweeps.run import control_sweep, detach_sweep
 from batchml.sweeps.started import StartedSweep, load_started
@@ -153,8 +154,10 @@ class SweepHandle:
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the report: one HTML file that needs no network, with CSV and JSON beside it."""
-        write_report(self._started(), self._state(), Path(path), self._context.clock)
-        return Path(path)
+        page = Path(path)
+        write_report(self._started(), self._state(), page, self._context.clock)
+        note_written(self._context.home, [page, *data_files(page)])
+        return page
 
     # --- Internals --------------------------------------------------------------------------
 

@@ -270,8 +270,11 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [".batchmlignore", "a"]
     assert "Left out: etc" in shown.err
     assert json.loads(cli("get", "@last", "--json").out)["unchanged"] == 1
+    (cli.folder / "old").mkdir()
+    assert cli("get", "@last", "old").code == 0
     sent = cli("submit", "--wait", "--", "sh", "-c", "ls -A; echo x > model.bin")
     assert f"made-{job_id[:8]}" not in sent.out  # what was got is no code of the next run
+    assert "] old" not in sent.out
     assert "model.bin (2 B) of the working folder is kept: batchml get" in sent.out
     assert cli("get", "@last", "left").code == 0
     assert (cli.folder / "left" / "work" / "model.bin").read_text() == "x\n"
@@ -279,4 +282,6 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     assert "\noutputs " not in cli("show", "@last").out
     nothing = cli("get", "@last")
     assert (nothing.code, "The run has no outputs" in nothing.err) == (0, True)
-    assert sorted(path.name for path in cli.folder.iterdir()) == sorted(["left", folder.name])
+    assert sorted(path.name for path in cli.folder.iterdir()) == sorted(
+        ["left", "old", folder.name]
+    )

@@ -14,6 +14,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cut, duration, printable, time_json, timestamp
 from batchml.cli.terminal import screen
 from batchml.errors import BatchmlError, UsageError
+from batchml.jobs.written import note_written
 from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.names import dollars, short_id
@@ -231,9 +232,10 @@ def show(
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
         write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
+        note_written(context.home, [plot])
         say(f"Drawn: {plot}")
     if tensorboard is not None:
-        _write_events(tensorboard, found, measured)
+        _write_events(context, tensorboard, found, measured)
     used = use_of(uses[0]) if single else None
     uses = uses if nodes else []
     if json_:
@@ -244,10 +246,11 @@ def show(
     print_line("\n".join(_fact_lines(context, found, parts, measured, uses, used, again, now)))
 
 
-def _write_events(folder: Path, found: FoundRun, measured: RunMetrics) -> None:
+def _write_events(context: "Context", folder: Path, found: FoundRun, measured: RunMetrics) -> None:
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
     written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
+    note_written(context.home, [written])
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
 
 

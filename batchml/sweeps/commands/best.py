@@ -17,6 +17,7 @@ from batchml.cli.render import duration, pad, printable
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound, UsageError
 from batchml.jobs.ignore import IGNORE_FILE
+from batchml.jobs.written import note_written
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
 from batchml.model.sweep import Params, Trial
@@ -114,7 +115,10 @@ def fetch_as_job(
     json_: bool,
 ) -> None:
     """Fetch a trial as a job: its code, a job.toml with its parameters, outputs and checkpoint."""
+    is_new = not dest.exists()
     copied = fetch_trial(context, sweep, store, trial, dest)
+    if is_new:  # it is a job of its own, and no code of a job whose folder it is in
+        note_written(context.home, [dest])
     code = "." if sweep.code else None
     (dest / JOB).write_text(trial_job_file(sweep, trial, code) + "\n", "utf-8")
     counts = {"code": copied.code, "outputs": copied.outputs, "checkpoint": copied.checkpoint}

@@ -329,6 +329,7 @@ def report(
     The page needs no network and no server. A report can be written at any
     time.
     """
+    from batchml.jobs.written import note_written
     from batchml.sweeps.report.page import data_files, write_report
     from batchml.sweeps.view import SweepView
 
@@ -342,6 +343,7 @@ def report(
     state = SweepView(context, sweep, store).state
     write_report(sweep, state, path, context.clock)
     table, document = data_files(path)
+    note_written(context.home, [path, table, document])
     if json_:
         files = {"html": path, "csv": table, "json": document}
         paths = {kind: str(file.absolute()) for kind, file in files.items()}

@@ -1,0 +1,107 @@
+"""The files that batchml itself has written: reports, plots, exports, fetched outputs.
+
+They are no code, so they are not sent with runs. The state folder lists them. A file that was
+changed since then, or moved, is the user's own and is sent.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from batchml.errors import LocalServerError
+from batchml.local.home import Home
+from batchml.runtime.storage.files import write_atomically
+
+LIST = "written.jsonl"  # in the state folder
+WRITTEN = "batchml wrote it"  # why such a file is not sent
+_MOST = 4 * 1024**2  # bytes of the list
+
+
+class _WrittenPath(Struct, frozen=True, omit_defaults=True):
+    """A line of the list. A path without `mtime` is a folder."""
+
+    path: str
+    size: int = 0
+    mtime: int | None = None  # ns
+
+
+class WrittenPaths(Struct, frozen=True):
+    """The paths in a list: path -> size and time in ns of files; folders."""
+
+    files: dict[str, tuple[int, int]] = {}
+    folders: frozenset[str] = frozenset()
+
+    def has(self, path: str, *, is_folder: bool) -> bool:
+        """Whether batchml wrote what is at a real path, and nobody has changed it. OSError: no."""
+        if is_folder:
+            return path in self.folders
+        known = self.files.get(path)
+        if known is None:
+            return False
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        return known == (found.st_size, found.st_mtime_ns)
+
+
+def note_written(home: Home, paths: Iterable[Path], most: int = _MOST) -> None:
+    """List files and folders that batchml has just written. A folder stands for its content.
+
+    From a list of more than `most` bytes, files that are gone are dropped first. A list
+    that cannot be written is no reason to fail: then the files are sent as others are.
+    """
+    with suppress(OSError, LocalServerError):
+        lines = [msgspec.json.encode(each) + b"\n" for each in map(_describe, paths)]
+        home.prepare()
+        path = home.root / LIST
+        if path.exists() and path.stat().st_size > most:
+            _drop_missing(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "ab") as file:
+            file.write(b"".join(lines))
+
+
+def read_written(root: Path | None) -> WrittenPaths:
+    """The list in a state folder; lines that cannot be read are skipped."""
+    if root is None:
+        return WrittenPaths()
+    files: dict[str, tuple[int, int]] = {}
+    folders = set()
+    for each in _read(root / LIST):
+        if each.mtime is None:
+            folders.add(each.path)
+        else:
+            files[each.path] = each.size, each.mtime
+    return WrittenPaths(files, frozenset(folders))
+
+
+def _describe(path: Path) -> _WrittenPath:
+    real = Path(os.path.realpath(path.parent)) / path.name
+    if path.is_dir():
+        return _WrittenPath(str(real))
+    found = path.stat()
+    return _WrittenPath(str(real), found.st_size, found.st_mtime_ns)
+
+
+def _read(path: Path) -> Iterable[_WrittenPath]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        with suppress(msgspec.DecodeError):
+            yield _LINE.decode(line)
+
+
+def _drop_missing(path: Path) -> None:
+    newest = {each.path: each for each in _read(path)}
+    kept = (each for each in newest.values() if os.path.lexists(each.path))
+    write_atomically(str(path), b"".join(msgspec.json.encode(each) + b"\n" for each in kept), 0o600)
+
+
+_LINE = msgspec.json.Decoder(_WrittenPath)
