@@ -15,7 +15,8 @@ LIMITS = {"imports of ours in functions": 250}
 COMMANDS = tuple(
     f"{room}/commands"
     for room in (
-        "jobs", "cost", "runs", "cluster", "explain", "sessions", "workspace", "setup", "sweeps"
+        "jobs", "cost", "runs", "cluster", "explain", "sessions", "workspace", "setup", "sweeps",
+        "adopt",
     )
 )  # fmt: skip
 

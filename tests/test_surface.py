@@ -18,7 +18,7 @@ COMMANDS = [
     ["sweep"], ["sweeps"], ["sweeps", "ls"], ["sweeps", "show"], ["sweeps", "best"],
     ["sweeps", "report"], ["sweeps", "resume"], ["sweeps", "stop"],
     ["sweeps", "top-up"], ["sweeps", "rerun"], ["sweeps", "confirm"],
-    ["submit"], ["alloc"], ["ls"], ["show"], ["logs"], ["shell"], ["forward"], ["wait"],
+    ["submit"], ["adopt"], ["alloc"], ["ls"], ["show"], ["logs"], ["shell"], ["forward"], ["wait"],
     ["cancel"], ["rerun"], ["get"], ["diff"],
     ["notebook"], ["tensorboard"], ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],

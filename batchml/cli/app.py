@@ -35,7 +35,7 @@ SYNONYMS = {
 
 # The sections of --help, and their commands in the order of use.
 SECTIONS = {
-    "Run": ("submit", "wait", "get", "rerun", "cancel", "reconcile"),
+    "Run": ("submit", "adopt", "wait", "get", "rerun", "cancel", "reconcile"),
     "Look": ("ls", "show", "logs", "top", "explain", "diff"),
     "Search": ("sweep", "sweeps"),
     "Work inside": ("shell", "notebook", "tensorboard", "forward", "alloc", "workspace"),
@@ -49,6 +49,7 @@ ORDER = tuple(name for names in SECTIONS.values() for name in names)
 # The modules that register each command. They register subcommands in the order of --help.
 _MODULES = {
     "init": ("setup.commands.doctor",), "doctor": ("setup.commands.doctor",),
+    "adopt": ("adopt.commands",),
     "submit": ("runs.commands.submit",), "alloc": ("sessions.commands.alloc",),
     "sweep": ("sweeps.commands.sweeps",),
     "sweeps": ("sweeps.commands.sweeps", "sweeps.commands.manage"),

@@ -89,7 +89,8 @@ def module_of(name: str) -> str:
 ORDER = (
     ("errors", "clock", "resources"), ("runtime",), ("model",), ("config",), ("aws", "local"),
     ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",), ("cluster",),
-    ("explain",), ("sessions",), ("workspace",), ("setup",), ("sweeps",), ("handles",), ("client",),
+    ("explain",), ("sessions",), ("workspace",), ("setup",), ("adopt",), ("sweeps",), ("handles",),
+    ("client",),
 )  # fmt: skip
 _LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

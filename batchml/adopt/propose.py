@@ -1,0 +1,279 @@
+"""Write a job.toml from what a program's source and one attempt of it say. Nothing is run here."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from msgspec import Struct
+
+from batchml.adopt.observe import (
+    DATA_FOLDERS,
+    Observation,
+    describe_files,
+    keep_patterns,
+    memory_to_request,
+)
+from batchml.adopt.packages import ImageChoice
+from batchml.adopt.source import Flag, ProgramSource
+from batchml.errors import UsageError
+from batchml.model.job import Scalar
+
+# Words in the names of flags whose value is a folder or a file, and the folder of the run for it.
+_FOLDERS = (
+    ("{checkpoints}", ("checkpoint", "checkpoints", "ckpt", "ckpts", "save", "snapshot")),
+    ("{data}", (*DATA_FOLDERS, "data-root", "root", "corpus", "train-data", "imagenet")),
+    ("{outputs}", (
+        "output", "outputs", "out", "results", "result", "log", "logs", "logdir", "work", "exp",
+        "experiment", "tensorboard", "tb", "runs", "model", "artifacts",
+    )),
+)  # fmt: skip
+_PLACE_WORDS = frozenset(("dir", "directory", "folder", "path", "file", "root", "filename", "to"))
+_IGNORED_VARIABLES = re.compile(
+    r"BATCHML_|AWS_BATCH_|SLURM_|OMP|MASTER_|(?:LOCAL_|GROUP_)?(?:RANK|WORLD_SIZE)$|CUDA_VISIBLE"
+    r"|(?:HOME|USER|PATH|PWD|TMPDIR|HOSTNAME|SHELL|LANG)$"
+)
+_COLUMN = 44  # of the comments
+
+
+class FoundArgument(Struct, frozen=True):
+    """A flag's value for the command. `word` is a placeholder, or None for a parameter."""
+
+    flag: Flag
+    value: Scalar
+    why: str
+    word: str = ""
+
+
+class Proposal(Struct, frozen=True):
+    """The arguments of the proposed command: flags with a folder, parameters, other words."""
+
+    placed: tuple[FoundArgument, ...] = ()
+    params: tuple[FoundArgument, ...] = ()
+    words: tuple[str, ...] = ()  # arguments as given: switches, positional ones, unknown flags
+    left_out: tuple[str, ...] = ()  # sentences about flags that are not in the command
+
+    @property
+    def is_kebab(self) -> bool:
+        return any("-" in each.flag.name for each in self.params)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether `{params}` can spell some flags only: `--batch-size` beside `--max_steps`."""
+        return self.is_kebab and any("_" in each.flag.name for each in self.params)
+
+
+def propose_arguments(source: ProgramSource, given: Sequence[str]) -> Proposal:
+    """Sort the flags of a program, and the arguments of the user, into those of a command."""
+    flags = {flag.name: flag for flag in source.flags}
+    values, words = _read_arguments(flags, given)
+    placed, params, left = [], [], []
+    for flag in source.flags:
+        default, where = flag.default, f"line {flag.line}"
+        value = values.get(flag.name, default)
+        if flag.kind != "value":
+            if flag.kind != "positional" and flag.name not in ("help", "version", "h"):
+                left.append(f"--{flag.name} ({where}) is no single value: add it if you need it")
+            continue
+        if flag.name in values and default is not None:
+            where += f"; its default is {json.dumps(default)}"
+        place = find_place(flag.name, value)
+        if place:
+            placed.append(FoundArgument(flag, value or "", where, place))
+        elif value is None or value == "":
+            left.append(f"--{flag.name} ({where}) has no default")
+        else:
+            params.append(FoundArgument(flag, value, where))
+    return Proposal(tuple(placed), tuple(params), tuple(words), tuple(left))
+
+
+def missing_arguments(source: ProgramSource, given: Sequence[str]) -> list[str]:
+    """The required flags and arguments that the user did not give."""
+    values, words = _read_arguments({flag.name: flag for flag in source.flags}, given)
+    positional = [flag for flag in source.flags if flag.kind == "positional" and flag.is_required]
+    plain = [word for word in words if not word.startswith("-")]
+    missing = [flag.name.upper() for flag in positional[len(plain) :]]
+    return missing + [
+        f"--{flag.name}"
+        for flag in source.flags
+        if flag.kind == "value" and flag.is_required and flag.name not in values
+        and not find_place(flag.name, None)
+    ]  # fmt: skip
+
+
+def _read_arguments(
+    flags: Mapping[str, Flag], given: Sequence[str]
+) -> tuple[dict[str, Scalar], list[str]]:
+    """The values that the user gave to flags of one value, and all other words."""
+    values: dict[str, Scalar] = {}
+    words: list[str] = []
+    rest = list(given)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        flag = flags.get(name.lstrip("-")) if name.startswith("--") else None
+        if flag is None or flag.kind != "value" or not (equals or rest):
+            words.append(word)
+            continue
+        values[flag.name] = _typed(value if equals else rest.pop(0), flag.default)
+    return values, words
+
+
+def _typed(text: str, default: Scalar | None) -> Scalar:
+    """The text as a number, if the default is a number or there is none."""
+    if isinstance(default, str):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def find_place(name: str, value: Scalar | None) -> str:
+    """The placeholder for a flag that names a folder or a file: `{outputs}/model.pt`; "" for none.
+
+    A flag is such a flag by its name and its value: `--save-dir`, `--out results/`,
+    `--checkpoint model.pt`, but not `--model resnet18` and not `--save 1`.
+    """
+    if value is not None and not isinstance(value, str):
+        return ""
+    words = [each for each in re.split(r"[^a-z0-9]+", name.lower()) if each]
+    whole = "-".join(words)
+    is_place = bool(_PLACE_WORDS & set(words)) or whole.endswith(("dir", "path"))
+    path = PurePosixPath(value or "")
+    looks_like_path = value is not None and (
+        "/" in value or bool(path.suffix) or value in (".", "..")
+    )
+    if "://" in (value or "") or words[:1] == ["resume"] or "pretrained" in words:
+        return ""
+    for placeholder, names in _FOLDERS:
+        hit = any(word in names or word.removesuffix("dir") in names for word in words)
+        is_alone = whole in names and (value is None or value == whole or looks_like_path)
+        if (hit or whole in names) and (is_place or looks_like_path or is_alone):
+            is_file = bool(path.suffix) and not (value or "").endswith("/")
+            return f"{placeholder}/{path.name}" if is_file else placeholder
+    return ""
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+
+def write_job(
+    script: str,
+    given: Sequence[str],
+    source: ProgramSource,
+    image: ImageChoice,
+    seen: Observation | None,
+) -> str:
+    """The text of the job.toml. `seen` is the attempt; None before it, or without one."""
+    found = propose_arguments(source, given)
+    lines = [
+        f"# Proposed by `batchml adopt {script}`. The comments say where each value comes from.",
+        _line(f"image = {_quote(image.image)}", image.why),
+        *_command_lines(script, found),
+    ]
+    kept = keep_patterns(seen.files) if seen is not None else ()
+    if seen is not None and kept:
+        patterns = ", ".join(map(_quote, kept))
+        lines.append(_line(f"keep = [{patterns}]", f"it wrote {describe_files(seen.files)}"))
+    if found.params:
+        lines += ["", _line("[params]", f"flags of {script}: -p NAME=VALUE changes one")]
+        lines += [
+            _line(f"{_param_name(each.flag.name, found)} = {_to_toml(each.value)}", each.why)
+            for each in found.params
+        ]
+    lines += ["", *_resource_lines(seen)]
+    if seen is not None and seen.metrics:
+        lines += ["", "[metrics]"]
+        for metric in seen.metrics:
+            best = f', best = "{metric.best}"' if metric.best else ""
+            lines.append(f"# it printed: {_comment(metric.line)}")
+            lines.append(f"{metric.name} = {{ pattern = {_quote(metric.pattern)}{best} }}")
+    variables = [name for name in source.variables if not _IGNORED_VARIABLES.match(name)]
+    if variables:
+        lines += [
+            "",
+            f"# It reads {', '.join(variables)}: set them in [env], secrets in [secrets].",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _command_lines(script: str, found: Proposal) -> Iterator[str]:
+    if found.left_out:
+        yield "# Not in the command: " + "; ".join(found.left_out) + "."
+    words = ["python", script, *found.words]
+    for each in found.placed:
+        words += [f"--{each.flag.name}", each.word]
+    if found.is_mixed:
+        for each in found.params:
+            words += [f"--{each.flag.name}", f"{{{_param_name(each.flag.name, found)}}}"]
+    elif found.params:
+        words.append("{params}")
+    yield f"command = [{', '.join(map(_quote, words))}]"
+    for each in found.placed:
+        was = f"; without: {json.dumps(each.value)}" if each.value else ""
+        yield f"# --{each.flag.name}: a folder of the run ({each.why}{was})"
+    if found.is_kebab and not found.is_mixed:
+        yield _line('flags = "kebab"', "{params} writes --batch-size for batch_size")
+
+
+def _param_name(name: str, found: Proposal) -> str:
+    name = name.replace("-", "_") if found.is_kebab else name
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quote(name)
+
+
+def _resource_lines(seen: Observation | None) -> Iterator[str]:
+    yield "[resources]"
+    if seen is not None and seen.memory_mib:
+        why = f"it used {seen.memory_mib:.0f} MiB on this machine"
+        yield _line(f'memory = "{memory_to_request(seen.memory_mib)}"', why)
+    else:
+        yield '#memory = "2 GiB"'
+    yield "#vcpus = 1"
+    yield "#gpus = 0"
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text.ljust(_COLUMN)} # {_comment(comment)}"
+
+
+def _comment(text: str) -> str:
+    printable = "".join(each if each.isprintable() else " " for each in text)
+    return printable[:120]
+
+
+def _quote(text: str) -> str:
+    """A TOML string: a literal one where that reads better."""
+    if "\\" in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    return '"' + "".join(map(_escape, text)) + '"'
+
+
+def _escape(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return "?" if "\ud800" <= char <= "\udfff" else f"\\U{ord(char):08x}"
+
+
+def _to_toml(value: Scalar) -> str:
+    if isinstance(value, str):
+        return _quote(value)
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
+
+
+def check_script(
+    script: str, given: Sequence[str], own_flags: Iterable[str], source: ProgramSource
+) -> None:
+    """Raise UsageError for flags of `adopt` after the script, which does not have them."""
+    known = {flag.name for flag in source.flags}
+    for word in given:
+        name = word.partition("=")[0]
+        if name in own_flags and name.lstrip("-") not in known:
+            raise UsageError(
+                f"{name} stands after {script}, so the program would get it, which has no such "
+                f"flag. Write: batchml adopt {name} ... {script}"
+            )

@@ -1,0 +1,359 @@
+"""Read from a Python program's source its flags, the packages that it imports, its variables.
+
+The program is parsed, never imported or run. Flags are those of argparse, click, typer and absl
+that the source declares with literal names.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from batchml.errors import UsageError
+from batchml.model.job import Scalar
+
+_MAX_FILES = 500  # modules of the folder that are read
+_MAX_BYTES = 4 * 1024**2  # of one module
+_SWITCHES = ("store_true", "store_false", "count", "version", "help", "store_const", "append_const")
+
+FlagKind = Literal["value", "switch", "positional", "several"]
+
+
+class Flag(Struct, frozen=True):
+    """A flag or an argument of the program. `name` has no hyphens in front.
+
+    `default` is None without a literal default. `switch`: it takes no value. `several`: it takes
+    more than one, or may be repeated.
+    """
+
+    name: str
+    kind: FlagKind = "value"
+    default: Scalar | None = None
+    line: int = 0
+    is_required: bool = False
+
+
+class ProgramSource(Struct, frozen=True):
+    """What the source tells. `imports` are top-level names outside the standard library and the
+    folder; `optional` those of them in a `try`. `variables` are the environment variables that it
+    reads.
+    """
+
+    flags: tuple[Flag, ...] = ()
+    imports: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+    variables: tuple[str, ...] = ()
+
+
+def read_program(script: Path, folder: Path) -> ProgramSource:
+    """Read a program, and the modules below `folder` that it imports.
+
+    Raises UsageError for a program that cannot be read or is no Python of this version.
+    """
+    tree = _parse(script, is_program=True)
+    assert tree is not None
+    constants = _constants(tree)
+    flags: dict[str, Flag] = {}
+    variables: dict[str, None] = {}
+    imports: dict[str, bool] = {}  # name -> whether all imports of it are in a `try`
+    for module in _local_modules(script, tree, folder):
+        for flag in _flags(module, constants):
+            flags.setdefault(flag.name, flag)
+        variables |= dict.fromkeys(_variables(module))
+        for name, is_optional in _imports(module):
+            imports[name] = imports.get(name, True) and is_optional
+    roots = (script.parent, folder)
+    others = {
+        name: is_optional
+        for name, is_optional in imports.items()
+        if name not in sys.stdlib_module_names
+        and name not in ("batchml", "__future__")
+        and not any(_is_local(name, root) for root in roots)
+    }
+    return ProgramSource(
+        tuple(flags.values()),
+        tuple(sorted(others)),
+        frozenset(name for name, is_optional in others.items() if is_optional),
+        tuple(sorted(variables)),
+    )
+
+
+def _parse(path: Path, *, is_program: bool) -> ast.Module | None:
+    try:
+        with open(path, "rb") as file:
+            return ast.parse(file.read(_MAX_BYTES + 1), str(path))
+    except SyntaxError as error:
+        if is_program:
+            where = f", line {error.lineno}" if error.lineno else ""
+            version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            raise UsageError(
+                f"{path}{where}: not Python {version}: {error.msg}. adopt reads Python programs."
+            ) from error
+    except (OSError, ValueError) as error:
+        if is_program:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{path} cannot be read: {why}.") from error
+    return None
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """The names that the module gives literal values."""
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            value = _literal(node.value, found)
+            if isinstance(target, ast.Name) and value is not None:
+                found[target.id] = value
+    return found
+
+
+def _literal(node: ast.AST | None, constants: Mapping[str, Any]) -> Any:
+    """The value of a literal, of a constant of the module, or of arithmetic with numbers."""
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if isinstance(node, ast.BinOp):
+        left, right = _literal(node.left, constants), _literal(node.right, constants)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return _compute(node.op, left, right)
+        return None
+    try:
+        return ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _compute(operator: ast.operator, left: float, right: float) -> float | None:
+    try:
+        if isinstance(operator, ast.Mult):
+            return left * right
+        if isinstance(operator, ast.Div):
+            return left / right
+        if isinstance(operator, ast.Pow) and abs(right) < 64:
+            return float(left**right) if right < 0 else left**right
+    except (ArithmeticError, ValueError):
+        pass
+    return None
+
+
+# --- Modules --------------------------------------------------------------------------------------
+
+
+def _local_modules(script: Path, tree: ast.Module, folder: Path) -> Iterator[ast.Module]:
+    """Yield the program's tree, and those of the modules of the folder that it imports."""
+    waiting, seen = [(tree, script)], {script.resolve()}
+    while waiting and len(seen) <= _MAX_FILES:
+        module, path = waiting.pop()
+        yield module
+        for file in _imported_files(module, (path.parent, script.parent, folder)):
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                parsed = _parse(file, is_program=False)
+                if parsed is not None:
+                    waiting.append((parsed, file))
+
+
+def _imported_files(tree: ast.Module, roots: Sequence[Path]) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+        for name in filter(None, names):
+            below = name.replace(".", "/")
+            for root in dict.fromkeys(roots):
+                for file in (root / f"{below}.py", root / below / "__init__.py"):
+                    if file.is_file():
+                        yield file
+
+
+def _is_local(name: str, root: Path) -> bool:
+    return (root / f"{name}.py").is_file() or any((root / name).glob("*.py"))
+
+
+def _imports(tree: ast.AST, in_try: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the top-level names of absolute imports, and whether each is in a `try`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.partition(".")[0], in_try
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0 and node.module:
+                yield node.module.partition(".")[0], in_try
+                if node.module == "torch.utils.tensorboard":  # it imports a package of its own
+                    yield "tensorboard", in_try
+        elif not (isinstance(node, ast.If) and _is_type_checking(node.test)):
+            yield from _imports(node, in_try or isinstance(node, ast.Try))
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+# --- Variables ------------------------------------------------------------------------------------
+
+
+def _variables(tree: ast.AST) -> Iterator[str]:
+    """Yield the names in `os.environ["NAME"]`, `os.environ.get("NAME")` and `os.getenv("NAME")`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and _ends_with(node.value, "environ"):
+            name = _literal(node.slice, {})
+        elif isinstance(node, ast.Call) and node.args and _reads_variable(node.func):
+            name = _literal(node.args[0], {})
+        else:
+            continue
+        if isinstance(name, str):
+            yield name
+
+
+def _reads_variable(function: ast.expr) -> bool:
+    if _ends_with(function, "getenv"):
+        return True
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr == "get"
+        and _ends_with(function.value, "environ")
+    )
+
+
+def _ends_with(node: ast.expr, name: str) -> bool:
+    return name in (getattr(node, "attr", ""), getattr(node, "id", ""))
+
+
+# --- Flags ----------------------------------------------------------------------------------------
+
+
+def _flags(tree: ast.Module, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+            if name == "add_argument":
+                yield from _argparse_flag(node, constants)
+            elif name in ("option", "argument") and _ends_with(node.func, name):
+                yield from _click_flag(node, name, constants)
+            elif name.startswith("DEFINE_"):
+                yield from _absl_flag(node, name, constants)
+        elif isinstance(node, ast.FunctionDef) and _is_typer_command(node, tree):
+            yield from _typer_flags(node, constants)
+
+
+def _keywords(call: ast.Call) -> dict[str, ast.expr]:
+    return {each.arg: each.value for each in call.keywords if each.arg}
+
+
+def _names(call: ast.Call) -> list[str]:
+    found = (_literal(each, {}) for each in call.args)
+    return [each for each in found if isinstance(each, str)]
+
+
+def _scalar(value: Any) -> Scalar | None:
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _long_name(names: Sequence[str]) -> str:
+    """`batch-size` of `-b`, `--batch-size`, and of click's `--amp/--no-amp`."""
+    long = [name for name in names if name.startswith("--")] or list(names)
+    return long[0].partition("/")[0].lstrip("-") if long else ""
+
+
+def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    given, names = _keywords(call), _names(call)
+    name = _long_name(names)
+    if not name:
+        return
+    action = _literal(given.get("action"), {}) or getattr(given.get("action"), "attr", "")
+    nargs = _literal(given.get("nargs"), constants)
+    kind: FlagKind = "value"
+    if action in _SWITCHES or action == "BooleanOptionalAction":
+        kind = "switch"
+    elif not names[0].startswith("-"):
+        kind = "positional"
+    elif action in ("append", "extend") or nargs not in (None, "?", 1):
+        kind = "several"
+    if kind == "value" and not any(each.startswith("--") for each in names):
+        kind = "several"  # only a short name
+    if kind == "value" and getattr(given.get("type"), "id", "") == "bool":
+        kind = "switch"  # bool("false") is True: a text cannot switch it off
+    default = _scalar(_literal(given.get("default"), constants))
+    required = bool(_literal(given.get("required"), {}))
+    if kind == "positional":
+        required = nargs not in ("?", "*") and default is None
+    yield Flag(name, kind, _as_type(default, given.get("type")), call.lineno, required)
+
+
+def _as_type(default: Scalar | None, type_: ast.expr | None) -> Scalar | None:
+    """The default as the flag's type: argparse takes `default=1` of a float as it is."""
+    if getattr(type_, "id", "") == "float" and type(default) is int:
+        return float(default)
+    return default
+
+
+def _click_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    given, names = _keywords(call), _names(call)
+    if not names or (name == "option" and not names[0].startswith("-")):
+        return
+    kind: FlagKind = "value"
+    if "/" in names[0] or _literal(given.get("is_flag"), {}) or "count" in given:
+        kind = "switch"
+    elif _literal(given.get("multiple"), {}) or _literal(given.get("nargs"), {}) not in (None, 1):
+        kind = "several"
+    elif name == "argument":
+        kind = "positional"
+    default = _scalar(_literal(given.get("default"), constants))
+    if isinstance(default, bool):
+        kind = "switch"
+    required = bool(_literal(given.get("required"), {})) or (kind == "positional" and not default)
+    yield Flag(_long_name(names), kind, default, call.lineno, required)
+
+
+def _absl_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    flag = _literal(call.args[0], {}) if call.args else None
+    if not isinstance(flag, str):
+        return
+    kinds: dict[str, FlagKind] = {"DEFINE_list": "several", "DEFINE_multi_string": "several"}
+    kind = kinds.get(name, "switch" if name in ("DEFINE_bool", "DEFINE_boolean") else "value")
+    given = call.args[1] if len(call.args) > 1 else _keywords(call).get("default")
+    yield Flag(flag, kind, _scalar(_literal(given, constants)), call.lineno)
+
+
+def _is_typer_command(function: ast.FunctionDef, tree: ast.Module) -> bool:
+    for each in function.decorator_list:
+        target = each.func if isinstance(each, ast.Call) else each
+        if isinstance(target, ast.Attribute) and target.attr == "command":
+            return _mentions(tree, "typer")
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "typer.run"
+        and [getattr(arg, "id", "") for arg in node.args] == [function.name]
+        for node in ast.walk(tree)
+    )
+
+
+def _mentions(tree: ast.Module, module: str) -> bool:
+    return any(name == module for name, _ in _imports(tree))
+
+
+def _typer_flags(function: ast.FunctionDef, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults))
+    defaults += arguments.defaults
+    pairs = [*zip(plain, defaults, strict=True)]
+    pairs += [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    for argument, given in pairs:
+        name, default, is_option = argument.arg.replace("_", "-"), given, given is not None
+        if isinstance(given, ast.Call):
+            default = given.args[0] if given.args else _keywords(given).get("default")
+            name = _long_name([each for each in _names(given) if each.startswith("-")]) or name
+            is_option = _ends_with(given.func, "Option")
+        value = _scalar(_literal(default, constants))
+        kind: FlagKind = "value" if is_option else "positional"
+        if isinstance(value, bool) or getattr(argument.annotation, "id", "") == "bool":
+            kind = "switch"
+        yield Flag(name, kind, value, argument.lineno, is_required=given is None)

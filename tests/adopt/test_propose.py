@@ -1,0 +1,236 @@
+"""What an attempt shows, and the job.toml that is proposed."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.adopt.observe import (
+    Observation,
+    find_metrics,
+    keep_patterns,
+    memory_to_request,
+    written_files,
+)
+from batchml.adopt.packages import ImageChoice
+from batchml.adopt.propose import check_script, find_place, missing_arguments, write_job
+from batchml.adopt.service import AttemptWatch, find_script
+from batchml.adopt.source import Flag, ProgramSource
+from batchml.errors import UsageError
+from batchml.model.job import JobSpec, read_job
+from batchml.model.run import JobStatus, Run
+from batchml.runs.watch.events import OutputLine, PollingPaused, RunEnded, StatusChanged
+from batchml.runs.watch.events import UsageReported as Usage
+from tests.support.fakes import FakeClock
+
+# --- Metrics --------------------------------------------------------------------------------------
+
+
+def values_of(text: str) -> dict[str, list[str]]:
+    """The values that the found patterns find in the output itself."""
+    return {
+        metric.name: [
+            each for line in text.splitlines() for each in re.findall(metric.pattern, line)
+        ]
+        for metric in find_metrics(text.splitlines())
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("epoch 1 loss=0.5 acc=0.9\nepoch 2 loss=0.4 acc=0.8",
+         {"loss": ["0.5", "0.4"], "acc": ["0.9", "0.8"]}),
+        ("Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.3\nTest set: Average loss: 0.05, "
+         "Accuracy: 9842/10000 (98%)",
+         {"loss": ["2.3"], "average_loss": ["0.05"], "accuracy": ["98"]}),
+        ("step 0: train loss 4.19, val loss 4.2\niter 0: loss 4.1, time 12.5ms, mfu -100.00%",
+         {"loss": ["4.1"], "train_loss": ["4.19"], "val_loss": ["4.2"]}),
+        ("469/469 [====] - 3s 6ms/step - loss: 0.25 - accuracy: 0.9 - val_loss: 0.1",
+         {"loss": ["0.25"], "accuracy": ["0.9"], "val_loss": ["0.1"]}),
+        ("{'loss': 0.5, 'grad_norm': 2.5}\n{'loss': 0.3, 'grad_norm': 1.5}",
+         {"loss": ["0.5", "0.3"], "grad_norm": ["2.5", "1.5"]}),
+        ("Epoch: [0][ 10/50]\tTime 0.5 (1.2)\tLoss 6.98e+00 (7.0)\tAcc@1   0.39 ( 0.10)\n"
+         " * Acc@1 10.1", {"acc_1": ["0.39", "10.1"], "loss": ["6.98e+00"]}),
+        ("[0]\tvalidation_0-logloss:0.55", {"validation_0_logloss": ["0.55"]}),
+        ("epoch=1 lr=0.1 seed: 3 time: 1.5s eta 00:12 size=12.5MB at 10:31 device: 0\nepoch=2",
+         {}),
+        ("version: 2.5\nversion: 2.5\nthreshold=0.5\nthreshold=0.5", {}),  # they never change
+    ],
+)  # fmt: skip
+def test_metrics_of_an_output(text: str, found: dict[str, list[str]]) -> None:
+    assert values_of(text) == found
+
+
+def test_a_metric_whose_name_says_so_has_a_best_value() -> None:
+    (loss, accuracy) = find_metrics(["loss=0.5 val_acc=0.9"])
+    assert (loss.best, accuracy.best) == ("min", "max")
+
+
+@given(st.lists(st.text(max_size=80), max_size=5))
+def test_any_output_makes_patterns_with_one_group(lines: list[str]) -> None:
+    for metric in find_metrics([*lines, *(f"{line} loss=1.5" for line in lines)]):
+        assert re.compile(metric.pattern).groups == 1
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def test_files_of_the_working_folder_become_patterns() -> None:
+    outputs = [
+        ("work/model.pt", 9), ("work/best.pt", 9), ("work/runs/a/events", 1), ("work/.done", 0),
+        ("work/data/MNIST/raw", 50), ("report.json", 1), ("work/odd[1]*.npz", 3), ("work/LOG", 1),
+    ]  # fmt: skip
+    files = written_files(outputs)
+    assert keep_patterns(files) == (".done", "LOG", "*.pt", "*.npz", "runs/**")
+    assert keep_patterns([("a[b]/x", 1)]) == ("a?b?/**",)
+    assert keep_patterns([(f"f.{n}", 1) for n in range(60)]) == ()
+
+
+def test_the_memory_to_request_is_half_more_than_the_peak() -> None:
+    assert [memory_to_request(peak) for peak in (10, 2000, 10_000)] == ["2 GiB", "3 GiB", "15 GiB"]
+
+
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("data-dir", "./data", "{data}"),
+        ("data", "data", "{data}"),
+        ("output_dir", "out", "{outputs}"),
+        ("out", "results/", "{outputs}"),
+        ("log-dir", None, "{outputs}"),
+        ("checkpoint", "model.pth.tar", "{checkpoints}/model.pth.tar"),
+        ("save", "model.pt", "{checkpoints}/model.pt"),
+        ("save_dir", "saved/x", "{checkpoints}"),
+        ("model", "resnet18", ""),
+        ("model-dir", "m", "{outputs}"),
+        ("log-interval", 10, ""),
+        ("save", 1, ""),
+        ("dataset", "mnist", ""),
+        ("resume", "x.pt", ""),
+        ("pretrained-model-path", "a/b", ""),
+        ("data", "s3://bucket/data", ""),
+        ("lr", 0.1, ""),
+    ],
+)
+def test_flags_that_name_folders(name: str, value: object, place: str) -> None:
+    assert find_place(name, value) == place  # type: ignore[arg-type]
+
+
+SOURCE = ProgramSource(
+    flags=(
+        Flag("batch-size", "value", 64, 3),
+        Flag("lr", "value", 0.1, 4),
+        Flag("out", "value", "out", 5),
+        Flag("amp", "switch", None, 6),
+        Flag("resume", "value", None, 7),
+        Flag("config", "positional", None, 8, is_required=True),
+    ),
+    variables=("WANDB_API_KEY", "RANK", "HOME"),
+)
+IMAGE = ImageChoice("python", "it imports only the standard library")
+
+
+def job_of(
+    arguments: tuple[str, ...] = (), seen: Observation | None = None, source: ProgramSource = SOURCE
+) -> tuple[JobSpec, str]:
+    text = write_job("train.py", arguments, source, IMAGE, seen)
+    return read_job(tomllib.loads(text), "job.toml"), text
+
+
+def test_the_job_of_a_program() -> None:
+    spec, text = job_of(("base.yaml", "--amp", "--lr=0.5", "--unknown", "x"))
+    assert spec.command == (
+        "python", "train.py", "base.yaml", "--amp", "--unknown", "x", "--out", "{outputs}",
+        "{params}",
+    )  # fmt: skip
+    assert spec.params == {"batch_size": 64, "lr": 0.5} and spec.flags == "kebab"
+    assert "line 4; its default is 0.1" in text and "It reads WANDB_API_KEY:" in text
+    assert "--resume (line 7) has no default" in text and "HOME" not in text
+
+
+def test_flags_of_two_spellings_are_named_one_by_one() -> None:
+    flags = (Flag("batch-size", "value", 64), Flag("max_steps", "value", 5))
+    spec, _ = job_of(source=ProgramSource(flags))
+    assert spec.argv() == ["python", "train.py", "--batch-size", "64", "--max_steps", "5"]
+
+
+def test_an_attempt_adds_what_it_showed() -> None:
+    metrics = find_metrics(["epoch 1 loss=0.5"])
+    spec, text = job_of(seen=Observation(metrics, (("model.pt", 2048),), 3000.0))
+    assert spec.keep == ("*.pt",) and spec.resources.memory == "5 GiB"
+    assert spec.patterns == {"loss": "loss=([0-9.eE+-]+)"} and spec.directions == {"loss": "min"}
+    assert "it wrote model.pt (2 KiB)" in text and "# it printed: epoch 1 loss=0.5" in text
+
+
+@given(st.text(min_size=1), st.text(), st.text(max_size=200))
+def test_any_texts_make_a_file_that_can_be_read(name: str, value: str, line: str) -> None:
+    source = ProgramSource((Flag("name", "value", value), Flag("x", "value", 1e-05)))
+    metrics = find_metrics([f"{line} loss=1.5"])
+    seen = Observation(metrics, ((name.replace("/", "_").replace("\0", "_"), 1),))
+    tomllib.loads(write_job("train.py", (), source, IMAGE, seen))
+
+
+def test_arguments_that_the_program_requires_are_named() -> None:
+    source = ProgramSource((*SOURCE.flags, Flag("name", "value", is_required=True)))
+    assert missing_arguments(source, []) == ["CONFIG", "--name"]
+    assert missing_arguments(source, ["a.yaml", "--name", "x"]) == []
+
+
+def test_a_flag_of_adopt_after_the_script_is_refused() -> None:
+    with pytest.raises(UsageError, match="Write: batchml adopt --force"):
+        check_script("train.py", ["--force"], ("--force",), SOURCE)
+    own = ProgramSource((Flag("force", "switch"),))
+    check_script("train.py", ["--force"], ("--force",), own)
+
+
+# --- The attempt ----------------------------------------------------------------------------------
+
+
+def run_in(status: JobStatus) -> Run:
+    return Run("j", "train", "default", status)
+
+
+def test_an_attempt_is_stopped_when_its_time_is_over() -> None:
+    clock, stopped, said = FakeClock(), list[str](), list[str]()
+    watch = AttemptWatch(60, clock, lambda: stopped.append("stop"), said.append)
+    running = StatusChanged(run_in(JobStatus.RUNNING))
+    seen = []
+    for event in watch.watch(
+        iter((running, OutputLine(0, "loss=1.5"), PollingPaused(), Usage("s", {"memory": 300.0}),
+              PollingPaused(), PollingPaused(), RunEnded(run_in(JobStatus.FAILED))))
+    ):  # fmt: skip
+        seen.append(event)
+        clock.sleep(25)
+    assert len(seen) == 7 and stopped == ["stop"] and not watch.has_failed
+    assert said == ["It has run for 1 minute, and is stopped now."]
+    found = watch.observe([("work/model.pt", 1)])
+    assert (found.memory_mib, found.files) == (300.0, (("model.pt", 1),))
+    assert [metric.name for metric in found.metrics] == ["loss"]
+
+
+def test_a_program_that_ends_by_itself_is_not_stopped() -> None:
+    clock = FakeClock()
+    watch = AttemptWatch(60, clock, lambda: pytest.fail("stopped"), print)
+    list(watch.watch(iter((StatusChanged(run_in(JobStatus.RUNNING)),))))
+    clock.sleep(100)
+    list(watch.watch(iter((RunEnded(run_in(JobStatus.FAILED)),))))
+    assert watch.has_failed
+
+
+def test_words_that_name_no_program_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "sub").mkdir()
+    for word, reason in (
+        ("sub", "is a folder"), ("tran.py", "Did you mean 'train.py'"), ("no", "does not exist"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=reason):
+            find_script(tmp_path, word)
+    with pytest.raises(UsageError, match="is not below"):
+        find_script(tmp_path / "sub", "../train.py")
