@@ -36,7 +36,7 @@ SYNONYMS = {
 # The sections of --help, and their commands in the order of use.
 SECTIONS = {
     "Run": ("submit", "adopt", "wait", "get", "rerun", "cancel", "reconcile"),
-    "Look": ("ls", "show", "logs", "top", "explain", "diff"),
+    "Look": ("ls", "show", "logs", "top", "explain", "compare", "diff"),
     "Search": ("sweep", "sweeps"),
     "Work inside": ("shell", "notebook", "tensorboard", "forward", "alloc", "workspace"),
     "Money": ("cost",),
@@ -59,7 +59,8 @@ _MODULES = {
     "wait": ("runs.commands.wait",), "top": ("cluster.commands",), "explain": ("explain.commands",),
     "cost": ("runs.commands.cost",), "get": ("runs.commands.get",),
     "workspace": ("workspace.commands",),
-    "diff": ("runs.commands.diff",), "cancel": ("runs.commands.wait",),
+    "diff": ("runs.commands.diff",), "compare": ("runs.commands.compare",),
+    "cancel": ("runs.commands.wait",),
     "rerun": ("runs.commands.rerun",), "reconcile": ("runs.commands.reconcile",),
     "setup": ("setup.commands.setup",), "teardown": ("setup.commands.setup",),
     "env": ("setup.commands.env",), "compute": ("setup.commands.compute",),

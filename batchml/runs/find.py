@@ -24,6 +24,7 @@ from batchml.model.run import (
     first_start,
     has_begun,
 )
+from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
 from batchml.runs.names import ProjectScope, bare_id, select_run
 from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
@@ -214,10 +215,13 @@ def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     )
 
 
-def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetrics:
+def read_metrics(
+    context: Context, run: Run, record: Record | None, beside: PaceLog | None = None
+) -> RunMetrics:
     """Read the metrics in a run's log; the history keeps those of a run that has ended.
 
-    There are none if the log is gone, or if the user may not read it.
+    There are none if the log is gone, or if the user may not read it. `beside` reads the same
+    lines.
     """
     end = context.clock.monotonic() + READING_TIME
     late: list[bool] = []
@@ -226,12 +230,16 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
 
     def messages(stream: str) -> Iterator[tuple[int, str]]:
         reader = context.open_log(run, stream)
+        if beside is not None:
+            beside.new_attempt()
         for line in reader.read():
             if context.clock.monotonic() > end:
                 late.append(True)
                 return
             if line.message.startswith(_USAGE):
                 usage.append(LogMark(stream, line.timestamp, line.message))
+            if beside is not None:
+                beside.read(line.timestamp, line.message)
             yield line.timestamp, line.message
         if reader.check is not None and reader.check.is_damaged:
             damaged.append(True)

@@ -100,10 +100,13 @@ def test_runs_are_found_by_what_was_asked_for_and_what_came_of_it(cli: Cli) -> N
     assert "loss" in (cli.folder / "curves.html").read_text()
     found = {each["what"]: each for each in cli("diff", one, two, "--json").json["differences"]}
     assert (found["params.lr"]["left"], found["params.lr"]["right"]) == (0.1, 0.8)
-    assert (found["metrics.loss"]["left"], found["metrics.loss"]["right"]) == (0.025, 0.2)
     assert "code" not in found
     assert "+0.7" in cli("diff", one, two).out
     assert cli("ls", "--metric", "loss").code == 2
+    shown = cli("compare", one, two, "--plot", "compared.html")
+    rows = {line.split()[0]: line.split()[1:] for line in shown.out.splitlines()}
+    assert (rows["params.lr"], rows["loss"]) == (["0.1", "0.8"], ["0.025", "0.2"])
+    assert (cli.folder / "compared.html").read_text().count("<polyline") == 2
 
 
 def test_what_the_service_has_forgotten_is_still_known_here(cli: Cli) -> None:

@@ -30,6 +30,7 @@ SHOWN = {
     "logs-nodes": ["logs", "twins"],
     "explain": ["explain", "broken"],
     "wait": ["wait", "children"],
+    "compare": ["compare", "greeting", "broken", "children"],
     "diff": ["diff", "greeting", "broken"],
     "cost": ["cost", "--all", "--since", "36500d"],
     "cost-run": ["cost", "children"],

@@ -14,7 +14,7 @@ from batchml.model.outcome import restarts_in_place
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.commands.usage import cells_of, node_lines, nodes_json
 from batchml.runs.groups.members import GroupWorkers
-from batchml.runs.metrics.plot import html, png, write_plot
+from batchml.runs.metrics.plot import html, png, time_charts, write_plot
 from batchml.runs.metrics.series import Metrics, Sample, Series
 from batchml.runs.metrics.usage import (
     MAX_MARK_AGE,
@@ -362,7 +362,7 @@ def curve(*values: float, start: float = 100.0) -> Series:
 
 def test_each_node_has_a_curve_in_one_picture_over_the_same_time(tmp_path: Path) -> None:
     many = {f"node {i}": curve(0.5, 1.0, start=100.0 + i) for i in range(20)}
-    drawn = {"CPU, cores": many, "memory, MiB": {"<node>": curve(7.0)}}
+    drawn = time_charts({"CPU, cores": many, "memory, MiB": {"<node>": curve(7.0)}})
     page = html({"loss": curve(3, 2, 1)}, "run", drawn)
     figures = page.split("<figure>")[1:]
     assert len(figures) == 3
@@ -378,7 +378,7 @@ def test_each_node_has_a_curve_in_one_picture_over_the_same_time(tmp_path: Path)
 
 def test_curves_of_nodes_are_drawn_as_png_too() -> None:
     pytest.importorskip("matplotlib")
-    drawn = {"CPU, cores": {"node 0": curve(1, 2), "node 1": curve(2, 1)}}
+    drawn = time_charts({"CPU, cores": {"node 0": curve(1, 2), "node 1": curve(2, 1)}})
     assert png({}, "run", drawn).startswith(b"\x89PNG")
 
 

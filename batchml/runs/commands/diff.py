@@ -1,4 +1,4 @@
-"""diff: compare two runs."""
+"""diff: show how the requests and the code of two runs differ."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,8 @@ from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import paint, screen
 from batchml.errors import NotFound
 from batchml.model.names import short_id
-from batchml.runs.compare.facts import RunDifference, Value, compare, summarize
-from batchml.runs.find import load_runs, read_metrics, select, with_first_start
+from batchml.runs.compare.facts import RunDifference, Value, compare
+from batchml.runs.find import load_runs, select
 from batchml.runs.package import read_files
 from batchml.runs.search import FoundRun, code_digest
 
@@ -39,16 +39,14 @@ def diff(
     project: Project = None,
     json_: Json = False,
 ) -> None:
-    """Compare two runs.
+    """Show how the requests of two runs differ: parameters, code, image, resources.
 
-    Compares parameters, code, image, resources, outcome, times, cost and metrics, and shows what
-    differs. Then it shows the files of the code that differ, as a unified diff.
+    Then it shows the files of the code that differ, as a unified diff. Their results: batchml
+    compare.
     """
     context = open_context(env, project)
-    one, other = (
-        _measured(context, each) for each in load_runs(context, select(context, [left, right]))
-    )
-    found = compare(one, other, int(context.clock.now() * 1000))
+    one, other = load_runs(context, select(context, [left, right]))
+    found = compare(one, other)
     shown = [each for each in found if full or not each.same]
     files = _file_differences(context, one, other)
     if json_:
@@ -62,7 +60,6 @@ def diff(
             }
         )
         return
-    shown = shown if full else [each for each in summarize(shown) if not each.same]
     if shown:
         print_line(_table(one, other, shown))
     if not any(not each.same for each in found):
@@ -105,16 +102,6 @@ def _print_files(files: "list[FileDifference]", most: int | None) -> None:
         say("--full shows the whole diff.")
 
 
-def _measured(context: "Context", found: FoundRun) -> FoundRun:
-    """The run with its metrics, from its log if the history does not have them."""
-    found = with_first_start(context, found)
-    if found.run is None or (found.record and found.record.measured):
-        return found
-    return FoundRun(
-        found.run, read_metrics(context, found.run, found.record).added_to(found.record)
-    )
-
-
 def _table(one: FoundRun, other: FoundRun, shown: list[RunDifference]) -> str:
 
     # Both runs get columns of the same width.
@@ -124,7 +111,7 @@ def _table(one: FoundRun, other: FoundRun, shown: list[RunDifference]) -> str:
     rows = [["", *(_title(each, most) for each in (one, other)), "CHANGE"]]
     for each in shown:
         change = each.change
-        differs = change is not None and change != 0 and each.what != "exitCode"
+        differs = change is not None and change != 0
         cells = [
             each.what,
             *_pair(each.left, each.right, most),

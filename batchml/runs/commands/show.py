@@ -42,7 +42,7 @@ from batchml.runs.commands.usage import node_lines, nodes_json
 from batchml.runs.find import RunMetrics, load_runs, select, with_first_start
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
-from batchml.runs.metrics.plot import write_plot
+from batchml.runs.metrics.plot import time_charts, write_plot
 from batchml.runs.metrics.series import child_of, describe_unmatched, metric_lines, metric_texts
 from batchml.runs.metrics.usage import (
     ResourceUse,
@@ -231,7 +231,8 @@ def show(
         uses = read_usage(context, nodes or single, whole=plot is not None)
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
-        write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
+        charts = time_charts(usage_charts(uses))
+        write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts)
         note_written(context.home, [plot])
         say(f"Drawn: {plot}")
     if tensorboard is not None:

@@ -16,11 +16,29 @@ WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
 MAX_DRAWN = 600  # points of one curve; the width has fewer pixels
 
-MAX_NODES = 16  # curves in one chart
+MAX_NODES = 16  # nodes in one chart, and colours
 
 Point = tuple[float, float]
-Charts = Mapping[str, Mapping[str, "Series"]]  # title -> node -> its curve, over time
-NO_CHARTS: Charts = {}
+
+
+class ChartCurve(NamedTuple):
+    """A curve of a chart with several. Curves of one colour belong together."""
+
+    name: str
+    colour: int
+    points: Sequence[Point]
+
+
+class Chart(NamedTuple):
+    """Curves with common axes. `legend` has a name for each colour."""
+
+    title: str
+    label: str  # of the horizontal axis
+    curves: Sequence[ChartCurve]
+    legend: Sequence[str]
+    from_zero: bool = True  # whether the vertical axis begins at 0
+    left_out: int = 0  # curves that are not drawn
+
 
 # Colours for light and dark pages.
 _PAGE = """<!DOCTYPE html>
@@ -47,9 +65,13 @@ svg {{ display: block; width: 100%; height: auto }}
 text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
 .curve {{ fill: none; stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round }}
 .dot {{ fill: var(--line) }}
+table {{ border-collapse: collapse; margin: 0 0 1.5rem; display: block; overflow-x: auto }}
+th, td {{ text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid var(--grid) }}
+tbody th {{ font-weight: 400; color: var(--dim) }}
 {colours}
 </style>
 <h1>{title}</h1>
+{body}
 <main>
 {figures}
 </main>
@@ -58,9 +80,15 @@ text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
 
 
 def write_plot(
-    path: Path, series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS
+    path: Path,
+    series: "Mapping[str, Series]",
+    title: str,
+    charts: Sequence[Chart] = (),
+    body: str = "",
 ) -> None:
-    """Draw all metrics, and charts with one curve for each node, into a `.html` or `.png` file.
+    """Draw all metrics, and charts with several curves, into a `.html` or `.png` file.
+
+    `body` is HTML before the figures of a page.
 
     Raises UsageError for another suffix, for PNG without matplotlib, and if there is nothing to
     draw; OSError if the file cannot be written.
@@ -73,19 +101,24 @@ def write_plot(
             f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
             "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
         )
-    draw = png if kind == ".png" else _html
-    content = draw(series, title, charts)
-
+    if kind == ".png":
+        content = png(series, title, charts)
+    else:
+        content = html(series, title, charts, body).encode()
     write_atomically(str(path), content, 0o644)
 
 
-def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> str:
+def html(
+    series: "Mapping[str, Series]", title: str, charts: Sequence[Chart] = (), body: str = ""
+) -> str:
     figures = [_figure(each) for each in series.values()]
-    figures += [_chart(name, curves) for name, curves in charts.items()]
-    return _PAGE.format(title=_escape(title), figures="\n".join(figures), colours=_colours())
+    figures += map(_chart, charts)
+    return _PAGE.format(
+        title=escape_text(title), body=body, figures="\n".join(figures), colours=_colours()
+    )
 
 
-def _escape(words: str) -> str:
+def escape_text(words: str) -> str:
     """Escape text for HTML."""
     return escape(_printable(words))
 
@@ -93,10 +126,6 @@ def _escape(words: str) -> str:
 def _printable(words: str) -> str:
     """Replace control characters and lone surrogates: a program chooses names of metrics."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
-
-
-def _html(series: "Mapping[str, Series]", title: str, charts: Charts) -> bytes:
-    return html(series, title, charts).encode()
 
 
 def _colours() -> str:
@@ -131,7 +160,7 @@ def _figure(series: "Series") -> str:
     label, positions = make_axis(series)
     points = list(zip(positions, series.values, strict=True))
     known = [y for _, y in points if _is_drawable(y)]
-    name = _escape(series.name)
+    name = escape_text(series.name)
     words = f"last {_number(series.last)}"
     if known:
         words += f", least {_number(min(known))}, greatest {_number(max(known))}"
@@ -140,15 +169,26 @@ def _figure(series: "Series") -> str:
     return f"<figure>{caption}\n{svg}</figure>"
 
 
-def _chart(title: str, curves: "Mapping[str, Series]") -> str:
-    """Usage of the nodes, on a common time axis and a common scale from 0."""
+def time_charts(charts: "Mapping[str, Mapping[str, Series]]") -> list[Chart]:
+    """Charts of the usage of nodes: title -> node -> curve, on a common time axis, from 0."""
+    return [_time_chart(title, curves) for title, curves in charts.items()]
+
+
+def _time_chart(title: str, curves: "Mapping[str, Series]") -> Chart:
     kept = dict(list(curves.items())[:MAX_NODES])
     label, times = scale_times(kept)
-    points = [list(zip(times[name], each.values, strict=True)) for name, each in kept.items()]
-    left = f", and {len(curves) - len(kept)} more" if len(curves) > len(kept) else ""
-    words = f"{_escape(', '.join(kept))}{left}"
-    caption = f"<figcaption>{_escape(title)} <span>{words}</span></figcaption>"
-    return f"<figure>{caption}\n{_svg_of_nodes(points, label, list(kept))}</figure>"
+    drawn = [
+        ChartCurve(name, colour, list(zip(times[name], each.values, strict=True)))
+        for colour, (name, each) in enumerate(kept.items())
+    ]
+    return Chart(title, label, drawn, list(kept), left_out=len(curves) - len(kept))
+
+
+def _chart(chart: Chart) -> str:
+    left = f", and {chart.left_out} more" if chart.left_out else ""
+    words = f"{escape_text(', '.join(chart.legend))}{left}"
+    caption = f"<figcaption>{escape_text(chart.title)} <span>{words}</span></figcaption>"
+    return f"<figure>{caption}\n{_svg_of_curves(chart)}</figure>"
 
 
 def scale_times(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
@@ -182,27 +222,31 @@ def _svg(points: Sequence[Point], label: str) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _svg_of_nodes(curves: Sequence[Sequence[Point]], label: str, names: Sequence[str]) -> str:
-    """The curves of several nodes, each in a colour; a tooltip has the node's name."""
-    points = [point for curve in curves for point in curve]
-    frame = _Frame(points, 0.0, max(y for _, y in points))
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
-    for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
-        line = " ".join(",".join(frame.place(*point)) for point in thin_points(curve, MAX_DRAWN))
-        if len(curve) == 1:  # a curve of one point would be invisible
-            line = f"{line} {line}"
-        parts.append(
-            f'<polyline class="curve n{i}" stroke-linecap="round" points="{line}">'
-            f"<title>{_escape(name)}</title></polyline>"
-        )
-    return "\n".join([*parts, _legend(names), "</svg>"])
+def _svg_of_curves(chart: Chart) -> str:
+    """Several curves, each in its colour; a tooltip has the curve's name."""
+    points = [point for curve in chart.curves for point in curve.points if _is_drawable(point[1])]
+    if not points:
+        return ""
+    ys = [y for _, y in points]
+    frame = _Frame(points, 0.0 if chart.from_zero else min(ys), max(ys))
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(chart.label)]
+    for curve in chart.curves:
+        for piece in _split_at_gaps(thin_points(curve.points, MAX_DRAWN)):
+            line = " ".join(",".join(frame.place(*point)) for point in piece)
+            if len(piece) == 1:  # a curve of one point would be invisible
+                line = f"{line} {line}"
+            parts.append(
+                f'<polyline class="curve n{curve.colour % MAX_NODES}" stroke-linecap="round" '
+                f'points="{line}"><title>{escape_text(curve.name)}</title></polyline>'
+            )
+    return "\n".join([*parts, _legend(chart.legend), "</svg>"])
 
 
 def _legend(names: Sequence[str]) -> str:
     """The first few names in their colours, as many as fit."""
     shown = [
         f'<text class="n{i}" x="{_LEFT + 6 + 120 * (i % 4)}" y="{_TOP + 10 + 14 * (i // 4)}">'
-        f"{_escape(name[:18])}</text>"
+        f"{escape_text(name[:18])}</text>"
         for i, name in enumerate(names[:8])
     ]
     return "\n".join(shown)
@@ -299,7 +343,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> bytes:
+def png(series: "Mapping[str, Series]", title: str, charts: Sequence[Chart] = ()) -> bytes:
     """Draw with matplotlib. Raises UsageError if it is not installed."""
     from importlib import import_module
     from io import BytesIO
@@ -322,14 +366,16 @@ def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) 
         plot.set_title(_printable(each.name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.grid(alpha=0.3)
-    for plot, (name, curves) in zip(plots[len(series) :], charts.items(), strict=False):
-        kept = dict(list(curves.items())[:MAX_NODES])
-        label, times = scale_times(kept)
-        for node, each in kept.items():
-            plot.plot(times[node], each.values, label=_printable(node))
-        plot.set_title(_printable(name), fontsize=10, parse_math=False)
-        plot.set_xlabel(label)
-        plot.set_ylim(bottom=0)
+    for plot, chart in zip(plots[len(series) :], charts, strict=False):
+        for place, curve in enumerate(chart.curves):
+            is_named = any(each.colour == curve.colour for each in chart.curves[:place])
+            name = None if is_named else _printable(chart.legend[curve.colour])
+            xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
+            plot.plot(xs, ys, label=name, color=f"C{curve.colour}")
+        plot.set_title(_printable(chart.title), fontsize=10, parse_math=False)
+        plot.set_xlabel(chart.label)
+        if chart.from_zero:
+            plot.set_ylim(bottom=0)
         plot.legend(fontsize=7)
         plot.grid(alpha=0.3)
     for empty in plots[count:]:

@@ -20,7 +20,7 @@ from batchml.runs.watch.events import (
 )
 from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL, parse_mark, read_points
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 # Samples of one metric in memory. When there are more, every second one is dropped: that is enough
 # for a curve, and a run of weeks can be followed.
@@ -164,7 +164,7 @@ class Metrics:
         """Read one line of output; colours are removed. `time` is in seconds since the epoch."""
         if not self._patterns:
             return
-        plain = _ANSI.sub("", line) if "\x1b" in line else line
+        plain = ANSI.sub("", line) if "\x1b" in line else line
         found = {name: self._matches(name, plain) for name in self._patterns}
         steps = [step for step in found.pop(STEP, ()) if math.isfinite(step)]
         if steps:
@@ -435,7 +435,7 @@ def read_progress(line: str) -> ProgressReport | None:
     """The progress that a line shows; None for most lines."""
     if len(line) > _MAX_LINE or not _may_show_progress(line):
         return None
-    plain = _ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
+    plain = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
     epoch, part, end = None, None, 0
     for found in _COUNTED.finditer(plain):
         count, of = int(found[2]), int(found[3])

@@ -15,6 +15,7 @@ from batchml.model.names import format_used
 from batchml.model.outcome import is_supervised, restarts_in_place
 from batchml.model.run import Record, Run
 from batchml.runs.find import RunMetrics, read_metrics
+from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.series import Sample, SampleCollector, Series
 from batchml.runs.rerun.rules import format_ranges
 from batchml.runtime.protocol.launch import AGAIN
@@ -436,15 +437,22 @@ def read_unused_part(context: "Context", run: Run) -> float | None:
 
 
 def read_run_metrics(
-    context: "Context", run: Run, nodes: Sequence[NodeRun], record: Record | None
+    context: "Context",
+    run: Run,
+    nodes: Sequence[NodeRun],
+    record: Record | None,
+    beside: PaceLog | None = None,
 ) -> RunMetrics:
-    """Read the metrics of a run; if ranks train together, those of the main node, with rank 0."""
+    """Read the metrics of a run; if ranks train together, those of the main node, with rank 0.
+
+    `beside` reads the same lines.
+    """
     from msgspec.structs import replace
 
     if nodes and is_supervised(run):
         main = next((each.run for each in nodes if each.run.node_index in (0, None)), None)
         run = replace(run, attempts=main.attempts) if main else run
-    return read_metrics(context, run, record)
+    return read_metrics(context, run, record, beside)
 
 
 def read_restarts(

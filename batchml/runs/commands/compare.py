@@ -1,0 +1,62 @@
+"""compare: show the results of runs side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, Project, Runs, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import printable
+from batchml.cli.terminal import screen
+from batchml.jobs.written import note_written
+from batchml.model.names import short_id
+from batchml.runs.compare.conclusions import conclude
+from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
+from batchml.runs.compare.service import left_out, measure_groups, offer_workers
+from batchml.runs.find import select
+
+
+@app.command(epilog="Example: batchml compare @last~1 @last --plot compared.html")
+def compare(
+    runs: Runs,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also show equal values, and first values of metrics.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw table and curves into FILE.html or FILE.png."),
+    ] = None,
+    env: Env = None,
+    project: Project = None,
+    json_: Json = False,
+) -> None:
+    """Show the results of runs side by side.
+
+    Shows metrics, speed, resource use, cost and what of the requests differs. Runs that differ only
+    in a seed are one column, with mean and standard deviation; so are the children of an array.
+    """
+    context = open_context(env, project)
+    groups = measure_groups(context, select(context, runs))
+    conclusions = conclude(groups, offer_workers(context, groups))
+    facts = fact_rows(groups)
+    rows = [row for row in facts if full or row.matters] + figure_rows(groups, full=full)
+    if plot is not None:
+        write_page(plot, groups, rows, conclusions)
+        note_written(context.home, [plot])
+        say(f"Drawn: {plot}")
+    if json_:
+        print_json(to_json(groups, conclusions))
+        return
+    print_line("\n\n".join(tables(groups, rows, screen())))
+    for place, each in enumerate(conclusions):
+        print_line(f"{'' if place else chr(10)}{printable(each.text)}")
+    codes = {group.facts.get("code"): group.first.job_id for group in groups}
+    if len(codes) > 1:
+        one, other, *_ = codes.values()
+        say(f"The code differs: batchml diff {short_id(one)} {short_id(other)}{context.env_option}")
+    for message in left_out(groups):
+        say(printable(message))
+    if not all(each.is_whole for group in groups for each in group.runs):
+        say("A log is long or cannot be read, so figures may be missing.")

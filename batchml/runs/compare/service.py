@@ -1,0 +1,114 @@
+"""Read all that is compared of runs: requests, logs, resource use, bills, prices of workers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from batchml.cost.quote import ContainerNeed
+from batchml.cost.service import is_free, quote_of
+from batchml.errors import BatchmlError, UsageError
+from batchml.model.names import short_id
+from batchml.runs.compare.conclusions import WorkerOffer, wait_share
+from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
+from batchml.runs.find import load_runs, with_first_start
+from batchml.runs.groups.members import bill_runs, find_worker_groups
+from batchml.runs.metrics.pace import PaceLog
+from batchml.runs.metrics.usage import (
+    collect_usage,
+    find_nodes,
+    own_container,
+    read_run_metrics,
+    read_usage,
+)
+from batchml.runs.search import FoundRun
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.cost.bill import Bill
+
+MAX_RUNS = 200  # whose logs are read, children of arrays included
+MAX_CHILDREN = 32  # of an array; the others are not compared
+
+
+def measure_groups(context: "Context", job_ids: Sequence[str]) -> list[RunGroup]:
+    """Measure runs and group them. An array is a group of its first `MAX_CHILDREN` children.
+
+    Calls: one DescribeJobs for a hundred runs, those that read logs, and those that make bills.
+    Raises NotFound for a run that is not known, and UsageError for too many runs.
+    """
+    runs = load_runs(context, list(dict.fromkeys(job_ids)))
+    entries = [_children(context, each) or [each] for each in runs]
+    count = sum(map(len, entries))
+    if count > MAX_RUNS:
+        raise UsageError(f"{count} runs: at most {MAX_RUNS} can be compared at once.")
+    singles = [each for entry in entries for each in entry]
+    bills = {} if is_free(context) else bill_runs(context, singles)
+    now = int(context.clock.now() * 1000)
+    measured = [
+        [_measure(context, each, bills.get(each.job_id)) for each in entry] for entry in entries
+    ]
+    return group_runs(measured, now)
+
+
+def left_out(groups: Sequence[RunGroup]) -> list[str]:
+    """A message for each array of which only the first children are compared."""
+    return [
+        f"{group.first.name} {short_id(group.first.job_id.partition(':')[0])}: only the first "
+        f"{MAX_CHILDREN} children are compared."
+        for group in groups
+        if len(group.runs) == MAX_CHILDREN and ":" in group.first.job_id
+    ]
+
+
+def _children(context: "Context", found: FoundRun) -> list[FoundRun]:
+    """The first children of an array; none for any other run."""
+    size = found.run.array_size if found.run else 0
+    ids = [f"{found.job_id}:{index}" for index in range(min(size, MAX_CHILDREN))]
+    return load_runs(context, ids) if ids else []
+
+
+def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> MeasuredRun:
+    found = with_first_start(context, found)
+    run, record = found.run, found.record
+    if run is None:
+        return MeasuredRun(found, bill=bill)
+    log = PaceLog(record.patterns if record else {})
+    nodes = find_nodes(context, found, find_worker_groups(context, found))
+    measured = read_run_metrics(context, run, nodes, record, log)
+    single = own_container(run) if not nodes else []
+    if single:  # its log was just read
+        uses = collect_usage(single, measured.usage, int(context.clock.now() * 1000))
+    else:
+        uses = read_usage(context, nodes, whole=True)
+    return MeasuredRun(
+        FoundRun(run, measured.added_to(record)), measured.series, log.steps.pace(),
+        log.epochs.pace(), tuple(uses), bill, measured.is_whole,
+    )  # fmt: skip
+
+
+def offer_workers(context: "Context", groups: Sequence[RunGroup]) -> dict[str, WorkerOffer]:
+    """Label -> a CPU worker with its price, for runs that wait for data.
+
+    The worker is as large as those of the run, or has the run's vCPUs and memory; it costs what the
+    cheapest queue of the environment asks.
+    """
+    return {
+        group.label: _offer(context, group)
+        for group in groups
+        if wait_share(group) is not None and group.first.run is not None
+    }
+
+
+def _offer(context: "Context", group: RunGroup) -> WorkerOffer:
+    runs = [part.found.run for part in find_worker_groups(context, group.first) if part.found]
+    shape = next(filter(None, runs), group.first.run)
+    assert shape is not None
+    need = ContainerNeed(shape.vcpus, shape.memory_mib)
+    hours = []
+    for queue in context.settings.environment.queues or ("default",):
+        try:
+            hour = quote_of(context, need, queue).hour
+        except BatchmlError:  # a price is optional information
+            continue
+        if hour is not None and hour.high:
+            hours.append(float(hour.high))
+    return WorkerOffer(shape.vcpus, min(hours, default=None))
