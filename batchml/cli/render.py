@@ -1,5 +1,6 @@
 """Render runs as text and JSON, tables that fit a window, and text that is safe to print."""
 
+import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -41,6 +42,39 @@ def printable(text: str) -> str:
     text = text.rstrip("\r").rpartition("\r")[2]
     return "".join(char if char == "\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}"
                    for char in text)  # fmt: skip
+
+
+_SGR = re.compile(r"\x1b\[([0-9;:]*)m")  # ECMA-48: Select Graphic Rendition
+_SIZES = {"5": 3, "2": 5}  # parameters of a colour: 38;5;INDEX and 38;2;RED;GREEN;BLUE
+
+
+def output_line(text: str, *, colour: bool) -> str:
+    """Make a line of a program's output printable on a terminal, with its colours if wanted.
+
+    Colours and other attributes end with the line. Text that a program conceals is shown.
+    """
+    if "\x1b[" not in text:
+        return printable(text)
+    parts = _SGR.split(text.rstrip("\r").rpartition("\r")[2])  # text, parameters, text, ...
+    for index in range(1, len(parts), 2):
+        is_wanted = colour and not _conceals(parts[index].split(";"))
+        parts[index] = f"\x1b[{parts[index]}m" if is_wanted else ""
+    parts[::2] = map(printable, parts[::2])
+    return "".join(parts) + ("\x1b[0m" if colour else "")
+
+
+def without_colours(text: str) -> str:
+    """A line of a program's output as a person reads it."""
+    return _SGR.sub("", text)
+
+
+def _conceals(codes: list[str]) -> bool:
+    while codes:
+        if codes[0].lstrip("0") == "8":
+            return True
+        is_colour = codes[0] in ("38", "48", "58")
+        codes = codes[_SIZES.get(codes[1] if codes[1:] else "", 1) if is_colour else 1 :]
+    return False
 
 
 def run_json(run: Run) -> dict[str, Any]:

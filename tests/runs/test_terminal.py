@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.cli.output import say_error
-from batchml.cli.render import cells, cut, table
+from batchml.cli.render import cells, cut, output_line, table, without_colours
 from batchml.cli.status_line import HINT, Curve, StatusBoard, add_state, status_line
 from batchml.cli.terminal import (
     ERASE,
@@ -75,6 +75,33 @@ def test_a_sparkline_rises_with_its_values_and_shows_what_is_no_number() -> None
     assert sparkline([5, 5, 5], 8) == "▄▄▄"
     assert sparkline([1, math.nan, 2], 3) == "▁\N{MULTIPLICATION SIGN}█"
     assert sparkline(list(range(1000)), 4) == "▁▃▆█"
+
+
+# --- colours of programs ---
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;32mok\x1b[0m 3", "\x1b[1;32mok\x1b[0m 3\x1b[0m"),
+        ("\x1b[38;5;8mgrey\x1b[m", "\x1b[38;5;8mgrey\x1b[m\x1b[0m"),
+        ("\x1b[38;2;1;2;8mblue", "\x1b[38;2;1;2;8mblue\x1b[0m"),
+        ("10%\r\x1b[31m20%\r", "\x1b[31m20%\x1b[0m"),
+        ("\x1b[8mhidden", "hidden\x1b[0m"),
+        ("\x1b[38;5;1;8mhidden", "hidden\x1b[0m"),
+        ("\x1b[2J\x1b]0;title\a", "\ufffd[2J\ufffd]0;title\ufffd\x1b[0m"),
+    ],
+)
+def test_colours_of_a_program_pass_and_other_escapes_do_not(text: str, shown: str) -> None:
+    assert output_line(text, colour=True) == shown
+
+
+@given(st.text(st.sampled_from("\x1b[0128;:mKHJ\r\aa")))
+def test_no_text_of_a_program_moves_the_cursor(text: str) -> None:
+    shown = output_line(text, colour=True)
+    assert "\x1b" not in without_colours(shown) and "\r" not in shown
+    assert output_line(text, colour=False).isprintable()
 
 
 ROWS = [

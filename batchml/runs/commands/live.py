@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from batchml.cli.app import why_it_waits
 from batchml.cli.output import say, say_lost
-from batchml.cli.render import RULE, duration, job_title, printable, timestamp
+from batchml.cli.render import RULE, duration, job_title, output_line, printable, timestamp
 from batchml.cli.status_line import HINT, StatusBoard, add_state, status_line
 from batchml.cli.terminal import (
     BottomLine,
@@ -122,7 +122,7 @@ class TerminalView(LogView):
 
     def line(self, text: str, child: str = "") -> None:
         whose = self._paint(f"{child} | ", "dim") if child else ""
-        self._held.append(f"{whose}{printable(text)}\n")
+        self._held.append(f"{whose}{output_line(text, colour=self._colour)}\n")
 
     def rule(self) -> None:
         self.line(RULE[: window_width(self._stream)])

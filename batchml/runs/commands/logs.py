@@ -10,7 +10,8 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, OneRun, Project, open_context, read_seconds
 from batchml.cli.output import print_json, say
-from batchml.cli.render import printable, time_json
+from batchml.cli.render import output_line, printable, time_json, without_colours
+from batchml.cli.terminal import screen
 from batchml.errors import NotFound, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
@@ -135,7 +136,7 @@ def _line_filter(pattern: str | None) -> Callable[[str], bool]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--grep {pattern}: not a regular expression: {error}.") from error
-    return lambda message: compiled.search(message) is not None
+    return lambda message: compiled.search(without_colours(message)) is not None
 
 
 def _read_time(text: str, clock: "Clock") -> int:
@@ -180,10 +181,10 @@ def _line_printer() -> Callable[[AttemptOutput, int, str], None]:
     """A function that prints a line, without a flush for each line."""
     from batchml.cli.render import timestamp
 
-    write, is_screen = sys.stdout.write, sys.stdout.isatty()
+    write, is_screen, colour = sys.stdout.write, sys.stdout.isatty(), screen().colour
 
     def show(part: AttemptOutput, at: int, message: str) -> None:
-        text = printable(message) if is_screen else message
+        text = output_line(message, colour=colour) if is_screen else message
         who = f"{part.child} | " if part.child else ""
         write(f"{who}[{timestamp(at)}] {text}\n")
 
