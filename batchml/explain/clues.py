@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS
+from batchml.runtime.protocol.log_marks import SAME_TRACEBACK
 
 
 class Clue(Struct, frozen=True):
@@ -401,22 +402,32 @@ _INDENT = "  "
 
 _LABEL = re.compile(r"\[r[0-9]+\] ")
 _BEGAN = re.compile(r"batchml: generation [0-9]+: [^,]*, [0-9]+ ranks?(, from .*)?\.")
+_RANK = re.compile(r"Rank ([0-9]+) ")
+_SAME = re.compile(re.escape(SAME_TRACEBACK).replace(r"\{\}", "([0-9]+)") + "$")
 _ENDED = re.compile(r"batchml: (Rank [0-9]+ on node [0-9]+.*)")
 
 
 def keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
     """The lines on starts of ranks, and the last output of the rank that failed first.
 
-    The lines of several ranks are mixed in a log, but at the end our supervisor repeats the last
-    lines of the rank that failed first. A log without this end keeps all lines, without the labels
-    of ranks.
+    The lines of several ranks are mixed in a log. At the end our supervisor names the rank that
+    failed first; it repeats the last lines of that rank if the log does not have them. A log
+    without this end keeps all lines, without the labels of ranks.
     """
+    lines = tuple(lines)
     repetitions = [index for index, line in enumerate(lines) if line == _REPEATED]
-    if not repetitions:
+    if repetitions:
+        starts = [line for line in lines[: repetitions[-1]] if _BEGAN.fullmatch(line)]
+        rest = lines[repetitions[-1] + 1 :]
+        return (*starts, *(line.removeprefix(_INDENT) for line in rest))
+    ended = _RANK.match(find_ended_rank(lines))
+    own = f"[r{ended[1]}] " if ended else ""
+    if not any(own and line.startswith(own) for line in lines):
         return tuple(_LABEL.sub("", line, count=1) for line in lines)
-    starts = [line for line in lines[: repetitions[-1]] if _BEGAN.fullmatch(line)]
-    rest = lines[repetitions[-1] + 1 :]
-    return (*starts, *(line.removeprefix(_INDENT) for line in rest))
+    same = (_SAME.search(line) for line in lines if line.startswith(own))
+    labels = (own, *(f"[r{found[1]}] " for found in same if found))
+    kept = (line for line in lines if line.startswith((*labels, "batchml: ")))
+    return tuple(_SAME.sub("", _LABEL.sub("", line, count=1)) for line in kept)
 
 
 def started_without_checkpoint(lines: Sequence[str]) -> bool:

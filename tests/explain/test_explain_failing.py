@@ -191,6 +191,21 @@ def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
     assert keep_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
 
 
+def test_a_rank_s_lines_in_the_log_are_read_where_they_are_not_repeated() -> None:
+    printed = [
+        "[r1] Traceback (most recent call last):", "[r0] epoch 1",
+        '[r1]   File "/job/train.py", line 4, in main', "[r1]     main()", "[r1] KeyError: 'loss'",
+        "[r0] RuntimeError: Connection closed by peer",
+        "[r2] KeyError: 'loss' (the same traceback as rank 1 above)",
+        "batchml: Rank 2 on node 0 (10.0.0.7) ended with 1, as did rank 1. The start before it "
+        "ended the same way",
+    ]  # fmt: skip
+    found = why_ended(ended(1, *keep_first_rank(printed)))
+    assert found.cause == "exception" and "KeyError: 'loss'" in found.verdict
+    assert "line 4" in " ".join((found.verdict, *found.evidence))
+    assert not any("Connection closed" in line for line in keep_first_rank(printed))
+
+
 STARTS = [
     ("image-access", "CannotPullContainerError: Error response from daemon: pull access denied for "
      "lenet, repository does not exist or may require 'docker login'", "image push pytorch"),

@@ -81,7 +81,8 @@ class Nodes:
         return self.folder / f"log-{place}"
 
     def said(self, number: int = 0) -> list[str]:
-        return self._log(self.first + number).read_text().splitlines()
+        lines = self._log(self.first + number).read_text().splitlines()
+        return [line for line in lines if not line.startswith("::batchml usage ")]
 
     def until_said(self, words: str, number: int = 0) -> str:
         def look() -> str:
@@ -174,7 +175,20 @@ def test_a_program_that_fails_twice_at_its_start_ends_with_its_own_code(nodes: N
         "batchml: Rank 2 on node 1 (127.0.3.2) ended with 3. "
         "The start before it ended the same way",
     ]
-    assert any(line == "[r2] no such file" for line in nodes.said(1))
+    assert nodes.said(1).count("[r2] no such file") == 2  # two starts
+    assert "batchml: its last lines were:" not in nodes.said(1)
+
+
+def test_a_traceback_is_printed_once_for_all_ranks_and_starts(nodes: Nodes) -> None:
+    nodes.start(TWO, "raise ValueError('boom')")
+    assert nodes.ended() == [1, 1]
+    for node in (0, 1):
+        said = nodes.said(node)
+        assert sum("Traceback" in line for line in said) == 1
+        assert sum(line.endswith("ValueError: boom") for line in said) == 1
+        folded = [line for line in said if "(the same traceback as rank" in line]
+        assert len(folded) >= 1 and "ValueError: boom" in folded[0]
+    assert " ended with 1" in nodes.said()[-2]
 
 
 def test_three_starts_without_a_new_checkpoint_are_a_crash_loop_over_attempts(nodes: Nodes) -> None:

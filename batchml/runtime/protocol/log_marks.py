@@ -95,6 +95,10 @@ def _pieces(line: bytes) -> list[bytes]:
     return [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
 
 
+# The end of a line that stands for a traceback; clients look for the traceback of that rank.
+SAME_TRACEBACK = " (the same traceback as rank {} above)"
+
+
 def error_line(error: BaseException, most: int = 300) -> str:
     """An error's text as one line of at most `most` characters; without a text, its class."""
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -131,13 +131,13 @@ class Supervisor:
             fetch=environ if fetches else {},
             fetch_within=self._times.fetch_within,
         )
-        ranks = kind.make_ranks(
+        self._ranks = kind.make_ranks(
             RankContext(
                 self._selector, self.write, self._tell, temporary, self._env.output_dir, plan.logs,
                 self._position.identity.token,
             )
         )  # fmt: skip
-        self._agent = NodeAgent(settings, ranks, self.say, self._tell, self._gate)
+        self._agent = NodeAgent(settings, self._ranks, self.say, self._tell, self._gate)
         self._info: Message = {
             "index": self._position.node,
             "job": self._position.identity.job,
@@ -304,7 +304,9 @@ class Supervisor:
         leaving = self._agent.leaving
         if leaving is None or not leaving.why:
             return
-        if leaving.tail:
+        # The main node's log tells why the run ended; there a rank of another node is not seen.
+        is_main = self._coordinator is not None
+        if leaving.tail and is_main and not self._ranks.has_shown(leaving.tail):
             self.say("its last lines were:")
             self.write([f"  {line}".encode("utf-8", "replace") for line in leaving.tail])
         self.say(leaving.why)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import BinaryIO, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from batchml.runtime.nodes.link.connection import Message
 from batchml.runtime.nodes.supervisor.settings import RankLayout, rank_environment
 from batchml.runtime.processes import descendants, die_with_parent, kill_descendants, send
 from batchml.runtime.protocol.launch import MAIN
-from batchml.runtime.protocol.log_marks import LineSplitter
+from batchml.runtime.protocol.log_marks import SAME_TRACEBACK, LineSplitter
 
 TAIL = 20  # last lines of each rank that are kept for its report
 MAX_LOG = 32 << 20  # bytes of a rank's log file; there are two, the current and the previous one
@@ -50,6 +51,58 @@ class RankContext(NamedTuple):
     token: str  # the secret of the run
 
 
+# --- Tracebacks -----------------------------------------------------------------------------------
+
+
+_MAX_BLOCK = 400  # lines; a longer traceback is printed as it comes
+_BEGIN = b"Traceback (most recent call last):"
+_TORCH_LABEL = re.compile(rb"\[rank[0-9]+\]:\s?")  # before each line of a traceback
+
+
+class TracebackFolder:
+    """Prints a traceback once, however many ranks of a node, or starts, end with it.
+
+    All ranks of a program with a mistake print the same traceback, and again after a restart in
+    place. The run's log gets the first one, and a line for each other one; the log files of the
+    ranks have them all.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Dict[Tuple[bytes, ...], int] = {}  # traceback -> the first rank that printed it
+        self._held: Dict[int, List[bytes]] = {}  # by rank: a traceback that has not ended
+
+    def feed(self, rank: int, lines: Sequence[bytes]) -> List[bytes]:
+        """Take lines of a rank; return the lines to print."""
+        shown: List[bytes] = []
+        for line in lines:
+            plain, held = _TORCH_LABEL.sub(b"", line, count=1), self._held.get(rank)
+            if held is not None:
+                held.append(line)
+                if len(held) > _MAX_BLOCK:
+                    shown += self.finish(rank)
+                elif plain.strip() and not plain.startswith(b" "):  # `ValueError: ...`
+                    shown += self._fold(rank, self.finish(rank))
+            elif plain.startswith(_BEGIN):
+                self._held[rank] = [line]
+            else:
+                shown.append(line)
+        return shown
+
+    def finish(self, rank: int) -> List[bytes]:
+        """The lines of a traceback that has not ended."""
+        return self._held.pop(rank, [])
+
+    def _fold(self, rank: int, block: List[bytes]) -> List[bytes]:
+        key = tuple(_TORCH_LABEL.sub(b"", line, count=1) for line in block)
+        if key not in self._seen:
+            self._seen[key] = rank
+            return block
+        return [block[-1] + SAME_TRACEBACK.format(self._seen[key]).encode()]
+
+
+# --- Processes ------------------------------------------------------------------------------------
+
+
 class RankProcesses:
     """The processes of one generation on this node."""
 
@@ -60,6 +113,8 @@ class RankProcesses:
         self._ranks: Dict[int, _Rank] = {}  # by process id
         # other children by process id, and who is told their exit code
         self._others: Dict[int, Tuple[subprocess.Popen[bytes], Callable[[int], None]]] = {}
+        self._folder = TracebackFolder()
+        self._shown: Set[Tuple[str, ...]] = set()  # last lines of ranks whose output is in the log
         self._sent: Tuple[int, ...] = ()  # signals that this generation was sent
         self.last_output = time.monotonic()  # when a rank printed something last
 
@@ -102,6 +157,10 @@ class RankProcesses:
 
     def tick(self, now: float) -> None:
         """Do what is due; called about once a second. Ranks without a launcher need nothing."""
+
+    def has_shown(self, tail: Sequence[str]) -> bool:
+        """Whether the log of this node has the output of a rank with these last lines."""
+        return tuple(tail) in self._shown
 
     def stacks_file(self, rank: int) -> str:
         """The file to which a rank writes its stacks after SIGUSR1."""
@@ -177,9 +236,13 @@ class RankProcesses:
             while self._read(rank, pipe):
                 pass  # not to the end of the pipe: a child of the rank may keep it open
             self._pass_on(rank, pipe, rank.splitters[pipe].finish())
+            if rank.is_shown[pipe]:
+                self._print(rank, self._folder.finish(rank.rank))
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
         rank.close()
+        if code and all(rank.is_shown.values()):
+            self._shown.add(tuple(rank.tail))
         stamp, was_sent = _read_stamp(rank.error_file), -code in self._sent
         return RankEnd(rank.rank, code, tuple(rank.tail), stamp, was_sent)
 
@@ -204,7 +267,11 @@ class RankProcesses:
         if lines:
             rank.keep(lines)
             if rank.is_shown[pipe]:
-                self._write([rank.label + line for line in lines] if rank.label else lines)
+                self._print(rank, self._folder.feed(rank.rank, lines))
+
+    def _print(self, rank: _Rank, lines: List[bytes]) -> None:
+        if lines:
+            self._write([rank.label + line for line in lines] if rank.label else lines)
 
     def _open_log(self, rank: int, generation: int) -> Optional[_RankLog]:
         if not self._output:

@@ -9,7 +9,7 @@ requested. docs/multi-node.md describes it for users.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from batchml.runtime.nodes.supervisor.restarts import (
@@ -451,9 +451,20 @@ def cause_of(state: NodesState) -> GenerationCause:
         return GenerationCause(SIGNAL, first.code, words, first.tail)
     if failures:
         first = min(failures, key=lambda failure: failure.stamp or float("inf"))
-        words = f"{_name_rank(state, first)} ended with {first.code}."
+        words = f"{_name_rank(state, first)} ended with {first.code}{_as_did(first, failures)}."
         return GenerationCause(EXIT, first.code, words, first.tail)
     return GenerationCause(LOST, 0, "It was ended.")
+
+
+def _as_did(first: RankFailure, failures: Sequence[RankFailure]) -> str:
+    """`, as did ranks 0, 1 and 3`: the other ranks whose last line is the same."""
+    same = [each.rank for each in failures if each.tail[-1:] == first.tail[-1:] != ()]
+    others = [str(rank) for rank in sorted(set(same) - {first.rank})]
+    if not others:
+        return ""
+    if len(others) == 1:
+        return f", as did rank {others[0]}"
+    return f", as did ranks {', '.join(others[:-1])} and {others[-1]}"
 
 
 def _closed(state: NodesState, kind: str, code: int, why: str) -> Tuple[RestartRecord, ...]:
