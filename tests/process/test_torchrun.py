@@ -171,6 +171,7 @@ def test_a_lost_node_is_made_good_by_the_next_attempt(gang: Start) -> None:
     said = here.run(job_id)
     starts = [int(start) for start in (here.kept / "starts").read_text().split()]
     assert starts == sorted(starts) and len(starts) == 3 and starts[-1] >= 2
+    said = [line for line in said if not line.startswith("::batchml usage ")]
     assert said[-2].endswith(unbroken(8))
 
 

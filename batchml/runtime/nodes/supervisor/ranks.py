@@ -79,9 +79,9 @@ class TracebackFolder:
             if held is not None:
                 held.append(line)
                 if len(held) > _MAX_BLOCK:
-                    shown += self.finish(rank)
+                    shown += self._held.pop(rank)
                 elif plain.strip() and not plain.startswith(b" "):  # `ValueError: ...`
-                    shown += self._fold(rank, self.finish(rank))
+                    shown += self._fold(rank, self._held.pop(rank))
             elif plain.startswith(_BEGIN):
                 self._held[rank] = [line]
             else:
@@ -89,15 +89,21 @@ class TracebackFolder:
         return shown
 
     def finish(self, rank: int) -> List[bytes]:
-        """The lines of a traceback that has not ended."""
-        return self._held.pop(rank, [])
+        """The lines of a traceback that the rank was ended in, unless others have printed them."""
+        block = self._held.pop(rank, [])
+        key = _without_labels(block)
+        return [] if any(key == seen[: len(key)] for seen in self._seen) else block
 
     def _fold(self, rank: int, block: List[bytes]) -> List[bytes]:
-        key = tuple(_TORCH_LABEL.sub(b"", line, count=1) for line in block)
+        key = _without_labels(block)
         if key not in self._seen:
             self._seen[key] = rank
             return block
         return [block[-1] + SAME_TRACEBACK.format(self._seen[key]).encode()]
+
+
+def _without_labels(lines: Sequence[bytes]) -> Tuple[bytes, ...]:
+    return tuple(_TORCH_LABEL.sub(b"", line, count=1) for line in lines)
 
 
 # --- Processes ------------------------------------------------------------------------------------
@@ -241,9 +247,9 @@ class RankProcesses:
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
         rank.close()
-        if code and all(rank.is_shown.values()):
-            self._shown.add(tuple(rank.tail))
         stamp, was_sent = _read_stamp(rank.error_file), -code in self._sent
+        if code and not was_sent and all(rank.is_shown.values()):
+            self._shown.add(tuple(rank.tail))
         return RankEnd(rank.rank, code, tuple(rank.tail), stamp, was_sent)
 
     def _reader(self, rank: _Rank, pipe: int) -> Callable[[], None]:
