@@ -22,7 +22,7 @@ COMMANDS = [
     ["cancel"], ["rerun"], ["get"], ["diff"], ["compare"],
     ["notebook"], ["tensorboard"], ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
-    ["local", "adopt"], ["local", "reset"],
+    ["local", "adopt"], ["local", "clean"], ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
     ["env"], ["env", "list"], ["env", "show"], ["env", "use"],
     ["setup"], ["teardown"],
@@ -31,7 +31,6 @@ COMMANDS = [
     ["queue"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "update"],
     ["queue", "delete"],
     ["image"], ["image", "build"], ["image", "push"], ["image", "list"],
-    ["image", "prune"],
     ["workspace"], ["workspace", "ls"], ["workspace", "push"], ["workspace", "pull"],
     ["workspace", "archive"], ["workspace", "restore"], ["workspace", "rm"],
 ]  # fmt: skip

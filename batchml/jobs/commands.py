@@ -1,4 +1,4 @@
-"""`batchml image`: build, push, list and prune images."""
+"""`batchml image`: build, push and list images."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -122,43 +122,6 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
         _print(rows, json_)
         return
     print_line(_table(rows))
-
-
-@image_app.command(epilog="Example: batchml image prune --older 7d")
-def prune(
-    older: Annotated[
-        str, typer.Option(metavar="DURATION", help="Remove Python environments older than this.")
-    ] = "30d",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the environments and change nothing.")
-    ] = False,
-    env: Env = None,
-    json_: Json = False,
-) -> None:
-    """Remove old Python environments of this machine; a run that needs one makes it again."""
-    from batchml.jobs.code import size_words
-    from batchml.local.pruning import find_old, remove
-    from batchml.model.tables import parse_duration
-
-    context = open_context(env)
-    if not context.settings.is_local:
-        raise UsageError(
-            f"image prune is for `local` only. In {context.env}, ECR keeps only the newest 50 "
-            "versions of each image."
-        )
-    seconds = parse_duration(older)
-    if seconds is None:
-        raise UsageError(f'--older: found {older!r}. Write a duration such as "30d" or "12h".')
-    old = find_old(context.home, context.clock.now() - seconds)
-    removed = old if dry_run else [each for each in old if remove(each)]
-    if json_:
-        print_json([{"name": each.path.name, "size": each.size} for each in removed])
-        return
-    for each in removed:
-        print_line(f"{each.path.name}  {size_words(each.size)}")
-    total = size_words(sum(each.size for each in removed))
-    done = "Would free" if dry_run else "Freed"
-    say(f"{done} {total}. Images of the Docker engine: docker image ls")
 
 
 _NO_PUSH = (

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 COMPLETE = ".complete"
 _NEEDS_PIP = 3  # the exit code of uv_install.py if pip has to install the packages
 CACHE = ".cache"  # uv's cache, beside the environments: hard links need one file system
+ARCHIVE = "archive-v0"  # the folder of unpacked packages in it
 MADE = "made in "  # begins the last line of progress
 # bytes; with fewer free, a failed build is reported as a full disk (a large file may fail to be
 # written although a little space is left)
@@ -148,7 +149,7 @@ def print_progress(text: str) -> None:
 def _stored_packages(cache: str) -> set[str]:
     """The folders of unpacked packages in uv's cache."""
     try:
-        with os.scandir(os.path.join(cache, "archive-v0")) as entries:
+        with os.scandir(os.path.join(cache, ARCHIVE)) as entries:
             return {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
     except OSError:
         return set()

@@ -36,6 +36,7 @@ from batchml.aws.session import CallerIdentity, Session
 from batchml.clock import Clock
 from batchml.cost.capacity import describe_reservation
 from batchml.errors import AccessError, BatchmlError
+from batchml.local.disk import DiskUse
 from batchml.model.environment import Environment
 
 Mark = Literal["ok", "warning", "problem"]
@@ -104,7 +105,11 @@ class MachineCheck(Struct, frozen=True):
     engine: EngineCheck | None = None
     images_free: int | None = None  # free space for images; None: unknown
     wants_docker: bool = False  # `local` runs jobs in containers
+    disk: DiskUse | None = None  # what the state folder takes, if it may be used
     has_venv: bool = True
+    has_pip: bool = True  # Python's ensurepip, which makes environments without uv
+    uv: str = ""  # the path of uv; empty if it is missing
+    uv_cache: str = ""  # the user's cache, if it is on another file system than the environments
     python: str = ""
     has_plugin: bool = True  # session-manager-plugin
 

@@ -13,6 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from batchml.errors import BatchmlError
+from batchml.local.disk import measure
+from batchml.local.home import Home
+from batchml.local.images import uv_program
 from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck, Mark
 
 GIB = 1024**3
@@ -33,7 +36,7 @@ _PLUGIN_PAGE = (
 
 def examine_machine(
     environ: Mapping[str, str],
-    home: Path,
+    home: Home,
     check: Callable[[], object],
     *,
     wants_docker: bool,
@@ -41,15 +44,21 @@ def examine_machine(
 ) -> MachineCheck:
     """Examine this machine. `check` raises BatchmlError if the state folder must not be used."""
     engine = find_engine(environ.get("DOCKER_HOST") or _SOCKET)
+    trouble = _trouble_of(home.root, check)
+    cache = Path(environ.get("UV_CACHE_DIR") or home.envs)
     return MachineCheck(
-        home=str(home),
-        home_trouble=_trouble_of(home, check),
-        home_free=_free(home) or 0,
+        home=str(home.root),
+        home_trouble=trouble,
+        home_free=_free(home.root) or 0,
+        disk=None if trouble else measure(home),
         server_trouble=server_trouble,
         engine=engine,
         images_free=_free(Path(engine.root)) if engine.root else None,
         wants_docker=wants_docker,
-        has_venv=all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+        has_venv=importlib.util.find_spec("venv") is not None,
+        has_pip=importlib.util.find_spec("ensurepip") is not None,
+        uv=uv_program(),
+        uv_cache="" if _device(cache) == _device(home.envs) else str(cache),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         has_plugin=shutil.which("session-manager-plugin", path=environ.get("PATH")) is not None,
     )
@@ -67,6 +76,11 @@ def _trouble_of(home: Path, check: Callable[[], object]) -> str:
 def _existing_folder(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _device(path: Path) -> int:
+    """The number of the file system that has the path, or will have it."""
+    return _existing_folder(path.absolute()).stat().st_dev
 
 
 def _free(path: Path) -> int | None:
@@ -164,15 +178,19 @@ def _check_home(machine: MachineCheck) -> Iterator[Finding]:
     else:
         yield Finding("state", "ok", f"state folder {machine.home}")
     free = _describe_size(machine.home_free)
-    fix = "batchml local reset   # deletes local jobs and their outputs; or free other space"
+    use = f"; it takes: {machine.disk.describe()}" if machine.disk else ""
+    fixes = (
+        "batchml local clean --all   # removes environments, which runs make again",
+        "batchml local reset   # deletes local jobs and their outputs; or free other space",
+    )
     if machine.home_free < HOME_NEEDS:
-        text = f"{free} are free for the state folder; a full disk stops the queues"
-        yield Finding("disk", "problem", text, (fix,))
+        text = f"{free} are free for the state folder; a full disk stops the queues{use}"
+        yield Finding("disk", "problem", text, fixes)
     elif machine.home_free < HOME_WANTS:
-        text = f"{free} are free for the state folder; an image's environment takes a few GiB"
-        yield Finding("disk", "warning", text, (fix,))
+        text = f"{free} are free for the state folder; PyTorch's packages take 1 to 6 GiB{use}"
+        yield Finding("disk", "warning", text, fixes)
     else:
-        yield Finding("disk", "ok", f"{free} are free for the state folder")
+        yield Finding("disk", "ok", f"{free} are free for the state folder{use}")
 
 
 def _check_engine(machine: MachineCheck) -> Iterator[Finding]:
@@ -219,12 +237,28 @@ def _check_images(machine: MachineCheck, engine: EngineCheck) -> Iterator[Findin
 
 
 def _check_python(machine: MachineCheck) -> Iterator[Finding]:
-    if machine.has_venv:
+    if machine.has_venv and (machine.uv or machine.has_pip):
         yield Finding("python", "ok", f"Python {machine.python} with venv")
+        yield from _check_uv(machine)
         return
     text = f"Python {machine.python} cannot create virtual environments, which local jobs need"
     fix = f"sudo apt-get install python{machine.python}-venv   # Debian and Ubuntu"
     yield Finding("python", "problem", text, (fix,))
+
+
+def _check_uv(machine: MachineCheck) -> Iterator[Finding]:
+    if not machine.uv:
+        text = "uv is missing: pip makes environments, slowly and without sharing packages"
+        yield Finding("uv", "warning", text, (f"{sys.executable} -m pip install uv",))
+    elif machine.uv_cache:
+        text = (
+            f"uv's cache {machine.uv_cache} is on another file system than the environments, so "
+            "that each has its own copy of PyTorch"
+        )
+        fix = "unset UV_CACHE_DIR   # the cache is then beside the environments"
+        yield Finding("uv", "warning", text, (fix, "batchml local stop"))
+    else:
+        yield Finding("uv", "ok", "environments are made with uv, and share packages")
 
 
 def check_plugin(machine: MachineCheck) -> Iterator[Finding]:

@@ -207,7 +207,7 @@ def test_on_local_no_account_is_needed(user: User) -> None:
     shown = user.cli("doctor", "--json", timeout=60, **user.environ)
     assert shown.code == 0
     checks = {each["check"] for each in shown.json["findings"]}
-    assert checks == {"config", "state", "disk", "docker", "python"}
+    assert checks == {"config", "state", "disk", "docker", "python", "uv"}
     assert shown.json["env"] == "local"
 
 

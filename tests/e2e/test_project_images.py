@@ -65,7 +65,7 @@ def test_an_environment_yml_is_made_once_for_each_content_and_a_failure_leaves_n
     assert [path for path in home.envs.iterdir() if path.is_dir()] == [made]
     assert len(log.read_text().splitlines()) == 2
     cli("local", "stop")  # its idle runners may be in the environment
-    gone = cli("image", "prune", "--older", "0s", "--json").json
+    gone = cli("local", "clean", "--all", "--json").json["environments"]
     assert made.name in [each["name"] for each in gone]
     assert not made.exists()
 

@@ -15,7 +15,7 @@ import pytest
 
 from batchml import local
 from batchml.clock import SystemClock
-from batchml.local import control, environments
+from batchml.local import control, disk, environments
 from batchml.local.home import Home
 from batchml.local.images import find, publish, uv_program
 from batchml.model.outcome import MISSING_PACKAGE
@@ -270,6 +270,29 @@ def test_two_environments_share_what_they_have_in_common(
     module = "import os, quick; print(os.stat(quick.__file__).st_ino)"
     assert first.python(module) == second.python(module)
     assert second.python("import other; print(other.answer)") == "44"
+
+
+def test_what_only_an_old_environment_had_is_freed_and_can_be_made_again(
+    index: Index, tmp_path: Path, makers: list[Maker]
+) -> None:
+    wheel(index.folder, "other", "answer = 44\n")
+    home = Home(tmp_path)
+    kept, old = (
+        Maker(tmp_path, text, uv_program(), name)
+        for text, name in (("quick", "a"), ("quick\nother", "b"))
+    )
+    makers.extend((kept, old))
+    kept.make()
+    old.make()
+    os.utime(old.target / environments.COMPLETE, (0, 0))
+    before = disk.measure(home).environments
+    freed = disk.free(home, disk.find_waste(home, CLOCK.now() - 1000), uv_program())
+    assert [each.path for each in freed.environments] == [old.target]
+    assert [each.name for each in freed.packages] == ["other"]
+    assert disk.measure(home).environments == before - freed.size
+    assert kept.python("import quick; print(quick.answer)") == "42"
+    old.make()
+    assert old.python("import other, quick; print(other.answer, quick.answer)") == "44 42"
 
 
 def test_pip_makes_what_uv_cannot(

@@ -12,6 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
+from batchml.local.disk import DiskUse
+from batchml.local.home import Home
 from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck
 from batchml.setup.machine import (
     GIB,
@@ -27,7 +29,7 @@ ENGINE = EngineCheck(
 )
 WELL = MachineCheck(
     home="/home/me/state", home_free=100 * GIB, engine=ENGINE, images_free=100 * GIB,
-    python="3.11",
+    python="3.11", uv="/bin/uv",
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def bad(machine: MachineCheck) -> list[Finding]:
 def test_a_healthy_machine_has_no_problem() -> None:
     assert bad(WELL) == []
     assert [each.check for each in check_machine(WELL)] == [
-        "state", "disk", "docker", "disk", "python",
+        "state", "disk", "docker", "disk", "python", "uv",
     ]  # fmt: skip
 
 
@@ -46,9 +48,12 @@ def test_a_healthy_machine_has_no_problem() -> None:
     ("change", "mark", "words", "fix"),
     [
         ({"home_trouble": "others can read it"}, "problem", "others can read it", "BATCHML_HOME"),
-        ({"home_free": GIB // 2}, "problem", "0.5 GiB are free", "local reset"),
-        ({"home_free": 2 * GIB}, "warning", "2.0 GiB are free", "local reset"),
+        ({"home_free": GIB // 2}, "problem", "0.5 GiB are free", "local clean --all"),
+        ({"home_free": 2 * GIB}, "warning", "2.0 GiB are free", "local clean --all"),
         ({"images_free": 3 * GIB}, "warning", "3.0 GiB are free for images", "docker system prune"),
+        ({"uv": ""}, "warning", "uv is missing", "-m pip install uv"),
+        ({"uv_cache": "/other"}, "warning", "its own copy of PyTorch", "unset UV_CACHE_DIR"),
+        ({"uv": "", "has_pip": False}, "problem", "virtual environments", "apt-get install"),
         ({"has_venv": False}, "problem", "virtual environments", "apt-get install python3.11-venv"),
         ({"engine": replace(ENGINE, trouble="missing")}, "warning", "no Docker engine", "start"),
         ({"engine": replace(ENGINE, trouble="permission", group="moby")}, "warning", "may not use",
@@ -68,6 +73,20 @@ def test_each_trouble_is_one_finding_with_its_fix(
     assert found.mark == mark
     assert words in found.text
     assert fix in found.fix[0]
+
+
+def test_the_space_that_the_state_folder_takes_is_told() -> None:
+    use = DiskUse(environments=1000 * 1024**2, runs=2048, jobs=0, code=0, free=100 * GIB)
+    text = next(
+        each.text for each in check_machine(replace(WELL, disk=use)) if "disk" in each.check
+    )
+    assert text.endswith(
+        "it takes: environments 1.0 GiB, runs 2.0 KiB, jobs and logs 0 B, code 0 B"
+    )
+
+
+def test_a_python_without_ensurepip_will_do_where_there_is_uv() -> None:
+    assert bad(replace(WELL, has_pip=False)) == []
 
 
 def test_an_engine_is_a_problem_where_jobs_need_it() -> None:
@@ -196,17 +215,17 @@ def test_the_state_folder_is_looked_at_before_it_is_there(tmp_path: Path) -> Non
         raise LocalServerError("others own it")
 
     environ = {"DOCKER_HOST": f"unix://{tmp_path}/none", "PATH": str(tmp_path)}
-    found = examine_machine(environ, tmp_path / "a" / "b", lambda: None, wants_docker=False)
+    found = examine_machine(environ, Home(tmp_path / "a" / "b"), lambda: None, wants_docker=False)
     assert (found.home, found.home_trouble) == (str(tmp_path / "a" / "b"), "")
     assert found.home_free > 0
     assert found.has_venv
     assert not found.has_plugin
     assert not (tmp_path / "a").exists()
     assert (
-        examine_machine(environ, tmp_path, refuse, wants_docker=False).home_trouble
+        examine_machine(environ, Home(tmp_path), refuse, wants_docker=False).home_trouble
         == "others own it"
     )
     plugin = tmp_path / "session-manager-plugin"
     plugin.write_text("#!/bin/sh\n")
     plugin.chmod(0o755)
-    assert examine_machine(environ, tmp_path, lambda: None, wants_docker=False).has_plugin
+    assert examine_machine(environ, Home(tmp_path), lambda: None, wants_docker=False).has_plugin

@@ -92,7 +92,7 @@ def _examine_machine(settings: Settings) -> Any:
 
     wants = settings.is_local and read_choice(home).executor == DOCKER
     trouble = _server_trouble(settings, home) if settings.is_local else ""
-    return examine_machine(os.environ, home.root, check, wants_docker=wants, server_trouble=trouble)
+    return examine_machine(os.environ, home, check, wants_docker=wants, server_trouble=trouble)
 
 
 def _server_trouble(settings: Settings, home: Home) -> str:

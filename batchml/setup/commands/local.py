@@ -1,4 +1,4 @@
-"""batchml local start, stop, status, env, adopt and reset."""
+"""batchml local start, stop, status, env, adopt, clean and reset."""
 
 import os
 import sys
@@ -6,19 +6,23 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from batchml.cli.app import command_group
 from batchml.cli.options import Json, open_context, read_seconds
-from batchml.cli.output import print_json
+from batchml.cli.output import print_json, print_line
+from batchml.cli.render import duration, time_json
 from batchml.clock import SystemClock
 from batchml.context import LOCAL_REGION, Context
 from batchml.errors import LocalServerError, TransferFailed, UsageError
-from batchml.local import control
+from batchml.local import control, disk
 from batchml.local.batch import fault_injection
 from batchml.local.control import describe_silence, describe_state, is_answering
 from batchml.local.deletion_guard import NAMES, WORKSPACE, delete_data, describe_losses, find_losses
+from batchml.local.environments import size_text
 from batchml.local.executors.choice import read_choice, read_endpoints, save_endpoints
 from batchml.local.home import Home
+from batchml.local.images import uv_program
 from batchml.local.server.auth import ENDPOINTS
 from batchml.local.store import adopt as adopting
 from batchml.local.store import identity
@@ -166,9 +170,12 @@ def stop(json_: Json = False) -> None:
 
 @local_app.command(epilog="Example: batchml local status --json")
 def status(json_: Json = False) -> None:
-    """Show whether the server runs and answers, and where. Exit code 0 if it answers, else 1."""
+    """Show whether the server runs and answers, where, and the space that its folder takes.
+
+    Exit code 0 if it answers, else 1.
+    """
     home = _home()
-    if not _print_status(home, json_):
+    if not _print_status(home, json_, disk.measure(home)):
         raise typer.Exit(1)
 
 
@@ -249,6 +256,63 @@ def _ask_to_adopt(home: Any, copy: Any) -> None:
     typer.confirm(f"{text} Adopt it?", abort=True)
 
 
+@local_app.command(epilog="Example: batchml local clean --dry-run")
+def clean(
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Choose environments unused for this time; default: 30d."
+        ),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Choose all environments that no process uses now.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed and change nothing.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Free the disk of what no run needs: old environments, and packages that none of them shares.
+
+    A run that needs a removed environment makes it again. Runs, outputs and logs stay.
+    """
+    if all_ and older_than is not None:
+        raise UsageError("--all and --older-than exclude each other.")
+    seconds = 0 if all_ else read_seconds(older_than or "30d", "--older-than")
+    context = _context()
+    found = disk.find_waste(context.home, context.clock.now() - (seconds or 0))
+    freed = found if dry_run else disk.free(context.home, found, uv_program())
+    if json_:
+        print_json(
+            {
+                "environments": [
+                    {
+                        "name": each.path.name,
+                        "size": each.size,
+                        "lastUsedAt": time_json(int(each.used * 1000) or None),
+                    }
+                    for each in freed.environments
+                ],
+                "packages": [{"name": each.name, "size": each.size} for each in freed.packages],
+                "size": freed.size,
+                "dryRun": dry_run,
+            }
+        )
+        return
+    now = context.clock.now()
+    for each in freed.environments:
+        age = now - each.used
+        days = f"{age // 86_400:.0f} days" if age >= 2 * 86_400 else duration(age)
+        use = f"last used {days} ago" if each.used else "never completed"
+        print_line(f"{each.path.name}  {use}  {size_text(each.size)}")
+    if freed.packages:
+        names = [each.name for each in sorted(freed.packages, key=lambda each: -each.size)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        size = size_text(sum(each.size for each in freed.packages))
+        print_line(f"packages {', '.join(names[:3])}{more}  {size}")
+    print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(freed.size)}.")
+
+
 @local_app.command(epilog="Example: batchml local reset --yes")
 def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -271,8 +335,9 @@ def reset(
 ) -> None:
     """Stop the server and its jobs, and delete all jobs, sweeps, logs, queues and outputs.
 
-    Data sets, volumes, the workspace and virtual environments of images stay. --delete-data also
-    deletes the first three, if `batchml workspace archive` has archived the whole workspace.
+    Data sets, volumes and the workspace stay; --delete-data also deletes them, if `batchml
+    workspace archive` has archived the whole workspace. Virtual environments stay, too: see `local
+    clean`.
     """
     from batchml.local.reset import count_sweeps, forget
     from batchml.runs.fallback.move import FallbackPlans
@@ -308,6 +373,9 @@ def reset(
         f"run{'' if runs == 1 else 's'} and {sweeps} sweep{'' if sweeps == 1 else 's'} deleted "
         f"with logs and outputs."
     )
+    left = disk.measure(home).environments
+    if left:
+        print(f"Environments stay ({size_text(left)}). To free them: batchml local clean --all")
     if data is not None:
         print(f"The workspace, the data sets and the volumes are empty. {data.restore_hint}")
 
@@ -317,8 +385,10 @@ def _is_copy(home: Any) -> bool:
     return (home.local / "identity.json").exists() and identity.read_identity(home) is None
 
 
-def _print_status(home: Any, json_: bool) -> bool:
-    """Print whether the server runs, where, and with which options. Returns whether it answers."""
+def _print_status(home: Any, json_: bool, use: disk.DiskUse | None = None) -> bool:
+    """Print whether the server runs, where, with which options, and the space that the folder takes
+    if it was measured. Returns whether it answers.
+    """
     found = control.find_server(home)
     answering = found is not None and is_answering(found)
     letter = state_of(found.pid) if found and not answering else ""
@@ -332,6 +402,7 @@ def _print_status(home: Any, json_: bool) -> bool:
             "readOnly": found and found.read_only,
             "heldBack": obstacle,
             "processState": letter,
+            "disk": use and to_builtins(use),
         }
         print_json(
             {
@@ -365,6 +436,8 @@ def _print_status(home: Any, json_: bool) -> bool:
         print(f"Not running. State in {home.root}")
         if _is_copy(home):
             print("It is a copy or a restored backup, and read-only until `batchml local adopt`.")
+    if use is not None and not json_:
+        print(f"Disk: {use.describe()}. {size_text(use.free)} are free.")
     return answering
 
 

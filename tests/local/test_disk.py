@@ -1,0 +1,142 @@
+"""What no run needs is found and removed, unless it is in use, being made, or young. Files count
+once.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchml.local.disk import CachedPackage, find_waste, free, measure
+from batchml.local.environments import ARCHIVE, CACHE, COMPLETE, note_use
+from batchml.local.home import Home
+
+NOW = 1_000_000_000.0  # long ago: what is used now is used later
+BLOCK = 4096  # bytes that a small file takes
+NO_UV = ""
+
+
+def made(folder: Path, age: float, *packages: Path) -> Path:
+    """An environment with a Python of its own, and links to the files of packages."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("x" * 100)
+    (folder / COMPLETE).write_text("y")
+    for package in packages:
+        for file in package.glob("*.py"):
+            os.link(file, folder / file.name)
+    os.utime(folder / COMPLETE, (NOW - age, NOW - age))
+    os.utime(folder, (NOW - age, NOW - age))
+    return folder
+
+
+def package(home: Home, name: str, blocks: int = 1) -> Path:
+    """A package of the cache, and the link that leads to it."""
+    folder = home.envs / CACHE / ARCHIVE / f"id-{name}"
+    (folder / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (folder / f"{name}.py").write_bytes(b"z" * blocks * BLOCK)
+    links = home.envs / CACHE / "wheels-v8" / "index"
+    links.mkdir(parents=True, exist_ok=True)
+    (links / name).symlink_to(folder)
+    return folder
+
+
+def names(home: Home, before: float = NOW - 100) -> list[str]:
+    return [old.path.name for old in find_waste(home, before).environments]
+
+
+def removed(home: Home, before: float = NOW - 100) -> list[str]:
+    freed = free(home, find_waste(home, before), NO_UV)
+    return [each.path.name for each in freed.environments]
+
+
+def test_what_was_not_used_for_long_goes(home: Home) -> None:
+    old = made(home.envs / "old-1", 200)
+    made(home.envs / "new-2", 50)
+    made(home.images / "image-3", 200)  # a run that waits, or that is rerun, is made of it
+    (first,) = find_waste(home, NOW - 100).environments
+    assert (first.size, first.used) == (2 * BLOCK, NOW - 200)
+    assert removed(home) == ["old-1"]
+    assert not old.exists()
+    assert [path.name for path in home.envs.iterdir() if path.is_dir()] == ["new-2"]
+
+
+def test_what_was_used_since_stays_and_what_was_never_completed_goes(home: Home) -> None:
+    note_use(str(made(home.envs / "used-1", 200)))
+    (made(home.envs / "half-2", 0) / COMPLETE).unlink()
+    assert names(home) == ["half-2"]
+
+
+def test_what_a_process_runs_in_stays(home: Home) -> None:
+    by_variable, by_command = made(home.envs / "a-1", 200), made(home.envs / "b-2", 200)
+    made(home.envs / "c-3", 200)
+    found = find_waste(home, NOW - 100)
+    command = [sys.executable, "-c", "print(flush=True); input()", f"{by_command}/bin/x"]
+    with subprocess.Popen(
+        command, env={"PATH": f"{by_variable}/bin:/bin"}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()  # /proc tells nothing of one that is just being started
+        assert names(home) == ["c-3"]
+        assert [each.path.name for each in free(home, found, NO_UV).environments] == ["c-3"]
+        process.communicate(b"\n")
+    assert names(home) == ["a-1", "b-2"]
+
+
+def test_what_is_being_made_stays_and_so_do_all_packages(home: Home) -> None:
+    path = made(home.envs / "a-1", 200)
+    package(home, "torch")
+    found = find_waste(home, NOW - 100)
+    with open(f"{path}.lock", "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert find_waste(home, NOW - 100).size == 0
+        assert free(home, found, sys.executable).size == 0
+    assert removed(home) == ["a-1"]
+
+
+def test_a_package_goes_with_the_last_environment_that_shares_it(home: Home) -> None:
+    torch, numpy = package(home, "torch", 5), package(home, "numpy", 2)
+    made(home.envs / "old-1", 200, torch, numpy)
+    made(home.envs / "new-2", 50, numpy)
+    waste = find_waste(home, NOW - 100)
+    assert waste.packages == (CachedPackage(torch, "torch", 5 * BLOCK),)
+    assert waste.size == (5 + 2) * BLOCK
+    freed = free(home, waste, NO_UV)
+    assert freed.packages == () and freed.size == 2 * BLOCK, "without uv no package goes"
+
+
+def test_a_file_with_several_links_counts_once(home: Home) -> None:
+    torch = package(home, "torch", 5)
+    assert measure(home).environments == 5 * BLOCK
+    for name in ("a-1", "b-2"):
+        made(home.envs / name, 200, torch)
+    assert measure(home).environments == (5 + 2 * 2) * BLOCK
+    assert measure(home).environments == (5 + 2 * 2) * BLOCK, "as remembered"
+    (home.envs / "a-1" / "module.pyc").write_bytes(b"p" * BLOCK)
+    assert measure(home).environments == (5 + 2 * 2) * BLOCK, "it changes only when it is used"
+    note_use(str(home.envs / "a-1"))
+    assert measure(home).environments == (5 + 2 * 2 + 1) * BLOCK
+
+
+def test_the_parts_of_a_state_folder_are_measured(tmp_path: Path) -> None:
+    home = Home(tmp_path / "none")
+    use = measure(home)
+    assert (use.environments, use.runs, use.jobs, use.code) == (0, 0, 0, 0)
+    assert use.free > 0, "a folder that does not exist yet"
+    home.prepare()
+    for folder, blocks in ((home.runs / "j" / "output", 3), (home.local, 2), (home.code, 1)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "x").write_bytes(b"x" * blocks * BLOCK)
+    use = measure(home)
+    assert (use.runs, use.jobs, use.code) == (3 * BLOCK, 2 * BLOCK, BLOCK)
+    assert use.describe() == "environments 0 B, runs 12 KiB, jobs and logs 8.0 KiB, code 4.0 KiB"
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"a-1": 7}'])
+def test_remembered_sizes_that_cannot_be_read_are_measured_again(home: Home, text: str) -> None:
+    made(home.envs / "a-1", 200)
+    (home.envs / ".sizes.json").write_text(text)
+    assert measure(home).environments == 2 * BLOCK
