@@ -38,7 +38,7 @@ def test_the_program_of_python_md(home: Home, tmp_path: Path) -> None:
         "[('1', '1'), ('3', '3')]",
         "all 4 trials are over 4",
         "{'x': 2.0} (0.0,)",
-        "1 NotFound",
+        "78 InputNotFound",
     ]
 
 

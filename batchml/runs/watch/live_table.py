@@ -120,20 +120,23 @@ def show_live_table(
     `text` is for front ends without HTML. The thread, which is returned, ends with the run.
     """
 
-    def bundle() -> dict[str, str]:
-        return {"text/html": table.to_html(), "text/plain": text}
+    html = table.to_html()
+    shown = display({"text/html": html, "text/plain": text}, raw=True, display_id=True)
 
-    shown = display(bundle(), raw=True, display_id=True)
+    def update() -> None:
+        nonlocal html
+        if html != (html := table.to_html()):
+            shown.update({"text/html": html, "text/plain": text}, raw=True)
 
     def keep_current() -> None:
         try:
             for event in table.metrics.watch(events):
                 table.take(event)
                 if isinstance(event, StatusChanged | PollingPaused):
-                    shown.update(bundle(), raw=True)
+                    update()
         except (BatchmlError, OSError) as error:
             table.fail(error)
-        shown.update(bundle(), raw=True)
+        update()
 
     thread = threading.Thread(target=keep_current, name="batchml-live-table", daemon=True)
     thread.start()
