@@ -146,6 +146,9 @@ def find_place(name: str, value: Scalar | None) -> str:
     looks_like_path = value is not None and (
         "/" in value or bool(path.suffix) or value in (".", "..")
     )
+    if not is_place and {"model", "dataset", "tokenizer"} & set(words):
+        # `org/name` is a name on Hugging Face.
+        looks_like_path = (value or "").startswith((".", "/", "~")) or (value or "").endswith("/")
     if "://" in (value or "") or words[:1] == ["resume"] or "pretrained" in words:
         return ""
     for placeholder, names in _FOLDERS:

@@ -110,6 +110,8 @@ def test_the_memory_to_request_is_half_more_than_the_peak() -> None:
         ("save_dir", "saved/x", "{checkpoints}"),
         ("model", "resnet18", ""),
         ("model-dir", "m", "{outputs}"),
+        ("model", "google/bert", ""),
+        ("dataset", "./cifar", "{data}"),
         ("log-interval", 10, ""),
         ("save", 1, ""),
         ("dataset", "mnist", ""),
