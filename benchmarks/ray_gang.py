@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         alone = alone or told
         rows = "/".join(str(node["rows"]) for node in told["nodes"])
         print(
-            f"{workers:>7}  {1000 * told['step_seconds']:>8.0f}  {told['data_wait']:>6.0%}  "
+            f"{workers:>7}  {1000 * told['step_seconds']:>8.0f}  {told['data_wait']:>4.0f} %  "
             f"{alone['step_seconds'] / told['step_seconds']:>5.2f}x  "
             f"{told['dollars_per_1000_steps']:>7.4f}  {rows}, {took:.0f}",
             flush=True,

@@ -52,15 +52,26 @@ def mean_gpu(samples: Iterable[tuple[float, float, float | None]]) -> float | No
     return sum(found) / len(found) if found else None
 
 
+def averages(steps: Steps) -> dict[str, float]:
+    """Compute the averages over the steps: the metrics of the run, and a part of its report.
+
+    `step_seconds` are seconds, `data_wait` is the percentage of the time that waited for data.
+    """
+    seconds = steps.seconds
+    return {
+        "step_seconds": round(seconds / max(1, steps.count), 4),
+        "data_wait": round(100 * steps.waited / seconds, 2) if seconds else 0.0,
+        "images_per_second": round(steps.images / seconds, 2) if seconds else 0.0,
+    }
+
+
 def report(steps: Steps, nodes: Sequence[Node], prices: Mapping[str, float]) -> dict[str, Any]:
     """Make the content of report.json. Only the time of the steps is priced."""
     hourly = sum(prices.get(node.role, 0.0) for node in nodes)
     return {
         "steps": steps.count,
         "seconds": round(steps.seconds, 3),
-        "step_seconds": round(steps.seconds / max(1, steps.count), 4),
-        "data_wait": round(steps.waited / steps.seconds, 4) if steps.seconds else 0.0,
-        "images_per_second": round(steps.images / steps.seconds, 2) if steps.seconds else 0.0,
+        **averages(steps),
         "nodes": [node._asdict() for node in nodes],
         "dollars_per_hour": round(hourly, 4),
         "dollars_per_1000_steps": round(
@@ -73,7 +84,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
     """Make the lines of a report for people."""
     found = [
         f"Report: {report['steps']} steps, step time {report['step_seconds']:.3f} s, "
-        f"data wait {100 * report['data_wait']:.0f} %, {report['images_per_second']:.1f} images/s"
+        f"data wait {report['data_wait']:.0f} %, {report['images_per_second']:.1f} images/s"
     ]
     for node in report["nodes"]:
         cpu = "?" if node["cpu"] is None else f"{100 * node['cpu']:.0f} %"
@@ -87,24 +98,3 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         f"${report['dollars_per_1000_steps']:.4f} per 1000 steps"
     )
     return found
-
-
-def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Compare two reports: the speed and the price of the second, relative to the first.
-
-    "Price/performance" may mean steps for a dollar or dollars for a step, which are different
-    figures: twice the steps for a dollar is +100 %, and half the dollars for a step is -50 %.
-    """
-    faster = one["step_seconds"] / other["step_seconds"]
-    dearer = other["dollars_per_hour"] / one["dollars_per_hour"] if one["dollars_per_hour"] else 1.0
-    per_dollar = faster / dearer
-    return [
-        f"step time: {one['step_seconds']:.3f} s -> {other['step_seconds']:.3f} s, "
-        f"{faster:.2f} times as fast",
-        f"data wait: {100 * one['data_wait']:.0f} % -> {100 * other['data_wait']:.0f} %",
-        f"price: ${one['dollars_per_1000_steps']:.4f} -> ${other['dollars_per_1000_steps']:.4f} "
-        f"per 1000 steps",
-        f"steps for a dollar: {100 * (per_dollar - 1):+.0f} %; "
-        f"dollars for a step: {100 * (1 / per_dollar - 1):+.0f} %",
-        f"it pays from {dearer:.2f} times as fast",
-    ]

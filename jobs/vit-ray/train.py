@@ -143,11 +143,11 @@ class Clock:
         found, self._window, self._window_waited = (self._window, self._window_waited), 0.0, 0.0
         return found
 
-    def steps(self) -> dict[str, Any]:
+    def steps(self) -> figures.Steps:
         return figures.Steps(
             self.count, self.since - self.began if self.count else 0.0, self.waited, self.began,
             self.images, dict(self.rows),
-        )._asdict()  # fmt: skip
+        )  # fmt: skip
 
 
 def train(config: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def train(config: dict[str, Any]) -> None:
     training.save()
     if training.is_first:
         torch.save(training.bare.state_dict(), config["result"] + ".pt")
-        result = {"step": training.step, "stopped": stopped, **clock.steps()}
+        result = {"step": training.step, "stopped": stopped, **clock.steps()._asdict()}
         write_atomically(config["result"], json.dumps(result).encode())
     ray.train.report({"step": training.step})
 
@@ -205,7 +205,8 @@ def log_steps(training: Training, clock: Clock, losses: list[float], steps: int)
         f"| data wait {100 * waited / seconds:.0f} %",
         flush=True,
     )
-    report(step=training.step, total=steps, loss=mean)
+    averages = figures.averages(clock.steps()) if clock.count else {}
+    report(step=training.step, total=steps, loss=mean, **averages)
 
 
 # --- In the driver --------------------------------------------------------------------------------
@@ -296,6 +297,9 @@ def main() -> int:
         return STOPPED
     summary = figures.report(steps, nodes_of(meters, steps), options.prices)
     write_atomically(str(output / "report.json"), json.dumps(summary, indent=1).encode())
+    # So the last values of the run's metrics are those of the report.
+    names = [*figures.averages(steps), "dollars_per_1000_steps"]
+    report(step=step, total=options.steps, **{name: summary[name] for name in names})
     print("\n".join(figures.lines(summary)), flush=True)
     return 0
 
