@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.cli.terminal import Screen
 from batchml.cost.bill import Bill, bill_from_history
@@ -24,6 +25,7 @@ from batchml.runs.compare.render import (
     figure_rows,
     make_charts,
     tables,
+    title_of,
     to_json,
     write_page,
 )
@@ -201,6 +203,20 @@ def test_the_same_run_again_and_another_parameter_are_columns_of_their_own() -> 
 def test_labels_are_unique_even_if_nothing_differs() -> None:
     same = [measured(number, params={}) for number in (1, 2)]
     assert [each.label for each in grouped(*same)] == ["6b0e0001", "6b0e0002"]
+
+
+def test_children_of_an_array_are_one_group() -> None:
+    def child(index: int) -> MeasuredRun:
+        run = measured(params={}, metrics={"acc": float(index)})
+        assert run.found.run is not None
+        own = replace(run.found.run, job_id=f"{job_id(1)}:{index}")
+        return replace(run, found=FoundRun(own, run.found.record))
+
+    array, single = group_runs([[child(0), child(1)], [measured(2, params={})]], NOW)
+    assert array.figures["metrics", "acc", "last"].n == 2
+    assert [title_of(each) for each in (array, single)] == [
+        "train 6b0e0001:0 and 1 more", "train 6b0e0002",
+    ]  # fmt: skip
 
 
 def test_a_single_value_has_no_deviation() -> None:

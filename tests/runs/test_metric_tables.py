@@ -220,6 +220,8 @@ def test_a_plot_is_one_file_that_fetches_nothing(tmp_path: Path) -> None:
 def test_a_name_of_another_kind_and_a_run_without_metrics_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.html or \.png"):
         write_plot(tmp_path / "a.pdf", {"a": series_of(1)}, "t")
+    with pytest.raises(UsageError, match=r"the folder .* does not exist"):
+        write_plot(tmp_path / "gone" / "a.html", {"a": series_of(1)}, "t")
     with pytest.raises(UsageError, match=r"report\(step=1"):
         write_plot(tmp_path / "a.html", {}, "t")
 

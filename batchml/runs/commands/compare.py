@@ -16,6 +16,7 @@ from batchml.runs.compare.conclusions import conclude
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
 from batchml.runs.compare.service import left_out, measure_groups, offer_workers
 from batchml.runs.find import select
+from batchml.runs.metrics.plot import check_plot_path
 
 
 @app.command(epilog="Example: batchml compare @last~1 @last --plot compared.html")
@@ -37,6 +38,8 @@ def compare(
     Shows metrics, speed, resource use, cost and what of the requests differs. Runs that differ only
     in a seed are one column, with mean and standard deviation; so are the children of an array.
     """
+    if plot is not None:
+        check_plot_path(plot)
     context = open_context(env, project)
     groups = measure_groups(context, select(context, runs))
     conclusions = conclude(groups, offer_workers(context, groups))

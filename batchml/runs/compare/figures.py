@@ -132,9 +132,9 @@ def _cost(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
     """Dollars of the run, by the upper bound of its bill; empty where no price is known."""
     bill = measured.bill
     usd = bill.upper_bound if bill is not None and not bill.is_free else None
-    if usd is None:
-        return {}
     seconds = _seconds(measured, now_ms)
+    if usd is None or not (usd or seconds):  # nothing has started
+        return {}
     steps = measured.steps.done if measured.steps else None
     epochs = measured.epochs.done if measured.epochs else None
     return {
@@ -143,6 +143,11 @@ def _cost(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
         "usdPerStep": usd / steps if steps else None,
         "usdPerEpoch": usd / epochs if epochs else None,
     }
+
+
+def short_part_id(job_id: str) -> str:
+    """The short id of a run, of a child (`6b0e2f6c:3`) or of a node (`6b0e2f6c#1`)."""
+    return f"{short_id(job_id[:36])}{job_id[36:]}"
 
 
 # --- Runs that differ only in a seed --------------------------------------------------------------
@@ -225,7 +230,7 @@ def _with_labels(groups: Sequence[RunGroup]) -> list[RunGroup]:
         [group.first.name for group in groups],
         _param_labels(groups, with_seeds=False),
         _param_labels(groups, with_seeds=True),
-        [short_id(group.first.job_id) for group in groups],
+        [short_part_id(group.first.job_id) for group in groups],
         [group.first.job_id for group in groups],
     ):
         if len(set(labels)) == len(labels):

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from batchml.cli.render import cells, cut, duration, printable, table
 from batchml.cli.terminal import Screen
-from batchml.model.names import dollars, short_id
+from batchml.model.names import dollars
 from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
 from batchml.runs.compare.facts import Value
-from batchml.runs.compare.figures import Figure, MeanValue, RunGroup
+from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, short_part_id
 from batchml.runs.metrics.plot import (
     Chart,
     ChartCurve,
@@ -106,6 +106,7 @@ def fact_rows(groups: Sequence[RunGroup]) -> list[Row]:
     """A row for each fact of the requests, and one for the states."""
     names = dict.fromkeys(name for group in groups for name in group.facts)
     rows = [Row(name, [_fact(group.facts.get(name)) for group in groups]) for name in names]
+    rows = [row for row in rows if any(row.cells)]
     return [*rows, Row(STATUS, [_states(group) for group in groups])]
 
 
@@ -158,11 +159,9 @@ def _states(group: RunGroup) -> str:
 
 
 def title_of(group: RunGroup) -> str:
-    """`lenet 6b0e2f6c`, or `lenet 6b0e2f6c and 2 more`"""
-    first = group.first
-    job_id = first.job_id.partition(":")[0] if len(group.runs) > 1 else first.job_id
+    """`lenet 6b0e2f6c`, `lenet 6b0e2f6c:3`, or `lenet 6b0e2f6c and 2 more`"""
     more = f" and {len(group.runs) - 1} more" if len(group.runs) > 1 else ""
-    return f"{cut(first.name, 20)} {short_id(job_id)}{more}"
+    return f"{cut(group.first.name, 20)} {short_part_id(group.first.job_id)}{more}"
 
 
 def tables(groups: Sequence[RunGroup], rows: Sequence[Row], target: Screen) -> list[str]:
@@ -265,7 +264,7 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
 
 
 def _curve_name(group: RunGroup, job_id: str) -> str:
-    return group.label if len(group.runs) == 1 else f"{group.label}, {short_id(job_id)}"
+    return group.label if len(group.runs) == 1 else f"{group.label}, {short_part_id(job_id)}"
 
 
 def _chart(

@@ -50,7 +50,8 @@ _NO_END: dict[str, Any] = {
     **dict.fromkeys(("status", "outcome", "reason", "container_reason", "log_group"), ""),
     **dict.fromkeys(("exit_code", "created_at", "started_at", "stopped_at", "cost")),
     **dict.fromkeys(("lost", "measured"), False),
-    "attempts": (), "children": {}, "failures": {}, "metrics": {}, "max_attempts": 1,
+    "attempts": (), "children": {}, "failures": {}, "metrics": {}, "ranges": {},
+    "max_attempts": 1,
 }  # fmt: skip
 
 _MAX_PLAN_AGE = 30 * 86_400  # seconds by which a plan may be older than the newest plan

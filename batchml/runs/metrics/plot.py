@@ -79,6 +79,14 @@ tbody th {{ font-weight: 400; color: var(--dim) }}
 """
 
 
+def check_plot_path(path: Path) -> None:
+    """Raise UsageError for a suffix that is not drawn, and for a folder that does not exist."""
+    if path.suffix.lower() not in (".html", ".htm", ".png"):
+        raise UsageError(f"--plot {path}: the name must end in .html or .png.")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: the folder {path.parent} does not exist.")
+
+
 def write_plot(
     path: Path,
     series: "Mapping[str, Series]",
@@ -93,15 +101,13 @@ def write_plot(
     Raises UsageError for another suffix, for PNG without matplotlib, and if there is nothing to
     draw; OSError if the file cannot be written.
     """
-    kind = path.suffix.lower()
-    if kind not in (".html", ".htm", ".png"):
-        raise UsageError(f"--plot {path}: the name must end in .html or .png.")
+    check_plot_path(path)
     if not series and not charts:
         raise UsageError(
             f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
             "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
         )
-    if kind == ".png":
+    if path.suffix.lower() == ".png":
         content = png(series, title, charts)
     else:
         content = html(series, title, charts, body).encode()
