@@ -22,6 +22,7 @@ from benchmarks import (
     sweep_quality,
     sweep_trial,
     tail,
+    threads,
     usage,
     workspace,
 )
@@ -46,6 +47,7 @@ BENCHMARKS: tuple[tuple[str, Callable[[], object]], ...] = (
     ("A sweep's ledger", sweep_ledger.main),
     ("What a trial adds to a run", sweep_trial.main),
     ("A thousand short trials", sweep_local.main),
+    ("A sweep of programs with threads, beside threads set by hand", threads.main),
     ("Data-parallel training: two nodes beside one, and beside torchrun", lambda: ddp.main([])),
     ("Leading ranks, beside torchrun", lambda: gang.main([])),
     ("A Ray gang: the head alone, with one and with two workers", ray_gang.main),

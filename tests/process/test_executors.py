@@ -148,6 +148,49 @@ def test_checkpoints_and_the_workspace_are_there_for_the_next_attempt(rig: Rig) 
     assert rig.outcome(rig.start_job(rig.given[task][0])).lines == [b"one", b"all"]
 
 
+SHOW_PROCESSORS = "import os; print(*sorted(os.sched_getaffinity(0)), flush=True)"
+
+
+def processors_of(rig: Rig, task_id: str) -> set[int]:
+    return {int(word) for word in rig.outcome(task_id).text.split()}
+
+
+def test_attempts_have_processors_of_their_own_while_there_are_enough(rig: Rig) -> None:
+    here = os.sched_getaffinity(0)
+    tasks = [rig.start([PYTHON, "-c", SHOW_PROCESSORS]) for _ in range(len(here) + 1)]
+    *own, last = [processors_of(rig, task_id) for task_id in tasks]
+    assert sorted(own) == [{number} for number in sorted(here)]
+    assert last == here, "it found none left"
+
+
+def test_an_attempt_takes_no_processor_of_another_server(rig: Rig) -> None:
+    first, *rest = sorted(os.sched_getaffinity(0))
+    rig.claimed = {first}
+    found = processors_of(rig, rig.start([PYTHON, "-c", SHOW_PROCESSORS], vcpus=1))
+    assert found == ({rest[0]} if rest else {first})
+    rig.claimed = {first, *rest}
+    found = processors_of(rig, rig.start([PYTHON, "-c", SHOW_PROCESSORS]))
+    assert found == {first, *rest}
+
+
+def test_the_processors_of_an_attempt_stay_claimed_when_its_server_ends(rig: Rig) -> None:
+    task_id = rig.start(["sleep", "600"])
+    rig.until(lambda: rig.started(task_id))
+    (claim,) = claims_of(rig.runner(task_id))
+    rig.restart()
+    assert claims_of(rig.runner(task_id)) == [claim]
+    rig.executor.stop(task_id)
+    runner = rig.runner(task_id)
+    rig.outcome(task_id)
+    assert claims_of(runner) == []
+
+
+def claims_of(runner: int) -> list[str]:
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        names = [line.split()[-1] for line in file]
+    return [name for name in names if name.startswith("@batchml/") and name.endswith(f"/{runner}")]
+
+
 def test_a_missing_program_is_127_and_named(rig: Rig) -> None:
     done = rig.run(["no-such-program-anywhere"])
     assert done.exit.code == 127

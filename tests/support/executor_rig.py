@@ -25,6 +25,7 @@ from batchml.local.batch.events import (
 from batchml.local.batch.state import Job, JobAttempt, Needs, SubmittedSpec
 from batchml.local.executors.choice import ExecutorChoice, Permits
 from batchml.local.executors.container_spec import spec_maker
+from batchml.local.executors.processors import MachineProcessors, find_processors
 from batchml.local.executors.spec import ExecutorHost
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.home import Home
@@ -100,6 +101,7 @@ class Rig:
         self.kind = kind
         self.home = home
         self.permits = Permits()
+        self.claimed: set[int] = set()  # processors that other servers have given away
         self.change: Callable[[dict[str, Any]], None] = lambda spec: None
         self.events: list[Event] = []
         self.given: dict[str, tuple[Job, JobAttempt]] = {}
@@ -116,6 +118,7 @@ class Rig:
         self.executor = AttemptSupervisor(
             self.home, self.identity, self.host.environ, self._loop, self._clock, self._heard,
             self._make_spec, ExecutorChoice(self.kind).kind,
+            processors=MachineProcessors(find_processors(), lambda: self.claimed),
         )  # fmt: skip
 
     def _heard(self, event: Event) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -84,6 +84,17 @@ def parse_claims(text: str) -> set[int]:
         numbers = part.partition("/")[0]
         found.update(int(word) for word in numbers.split(",") if word.isascii() and word.isdigit())
     return found
+
+
+class MachineProcessors(NamedTuple):
+    """The processors that a server may give to attempts. `claimed` are those that are in use."""
+
+    own: Sequence[Processor] = ()
+    claimed: Callable[[], set[int]] = claimed_processors
+
+    def choose(self, used: Iterable[int], count: int) -> tuple[int, ...]:
+        """As `choose_processors`. `used` are those of attempts without a claim yet."""
+        return choose_processors(self.own, self.claimed().union(used), count)
 
 
 def give_processors(spec: dict[str, Any], processors: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -47,12 +47,7 @@ from batchml.local.executors.pool import (
     RunnerPool,
     prepare_groups,
 )
-from batchml.local.executors.processors import (
-    Processor,
-    choose_processors,
-    claimed_processors,
-    give_processors,
-)
+from batchml.local.executors.processors import MachineProcessors, give_processors
 from batchml.local.executors.record import CONTAINER, AttemptCondition
 from batchml.local.executors.runner.link import HOST_LOST, VERSION
 from batchml.local.executors.spec import RunnerSpecError, SpecMaker
@@ -131,7 +126,7 @@ class AttemptSupervisor:
         *,
         installation: Installation = OURS,
         pause: float = _TRY_AGAIN_HELD,
-        processors: Sequence[Processor] = (),
+        processors: MachineProcessors = MachineProcessors(),  # noqa: B008 (it never changes)
     ) -> None:
         self._home = home
         self._identity = identity
@@ -368,9 +363,8 @@ class AttemptSupervisor:
         if live.attempt.is_controller:
             return
         if not live.processors:
-            used = claimed_processors().union(*(each.processors for each in self._live.values()))
-            count = live.job.needs.vcpus
-            live.processors = choose_processors(self._processors, used, count)
+            used = [number for each in self._live.values() for number in each.processors]
+            live.processors = self._processors.choose(used, live.job.needs.vcpus)
         give_processors(spec, live.processors)
 
     def _retry_later(self, live: _LiveAttempt, why: str, pause: float = _TRY_AGAIN) -> bool:

@@ -49,7 +49,7 @@ from batchml.local.batch.state import BatchState
 from batchml.local.executors.choice import EXECUTORS, choose
 from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
-from batchml.local.executors.processors import find_processors
+from batchml.local.executors.processors import MachineProcessors, find_processors
 from batchml.local.executors.spec import ExecutorHost, SpecPrefetch
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.executors.sweeper import remove_unowned
@@ -175,7 +175,7 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     prefetch = SpecPrefetch(home.root, make_spec, network)
     executor = AttemptSupervisor(
         home, own, host.environ, loop, clock, report, make_spec, choice.kind, prefetch, restart,
-        processors=find_processors(),
+        processors=MachineProcessors(find_processors()),
     )  # fmt: skip
     core.executor = executor
     logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
