@@ -70,7 +70,7 @@ CHANGES: dict[str, Any] = {
     "params": {"lr": 0.2},
     "name": "other",
     "queue": "urgent",
-    "image": "docker.io/library/busybox:1",
+    "image": "pytorch",
     "vcpus": 3,
     "memory": "64 MiB",
     "gpus": 1,

@@ -10,7 +10,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cells as cells_of
 from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import paint, screen
-from batchml.errors import NotFound
+from batchml.errors import BatchmlError
 from batchml.model.names import short_id
 from batchml.runs.compare.facts import RunDifference, Value, compare
 from batchml.runs.find import load_runs, select
@@ -73,14 +73,14 @@ def diff(
 def _file_differences(
     context: "Context", one: FoundRun, other: FoundRun
 ) -> "list[FileDifference] | None":
-    """The files of the code that differ; None, and a message, if one code was deleted."""
+    """The files of the code that differ; None, and a message, if one code cannot be read."""
     from batchml.jobs.code_diff import compare_packages
 
     if code_digest(one.code) == code_digest(other.code):
         return []
     try:
         return compare_packages(read_files(context, one.code), read_files(context, other.code))
-    except NotFound as error:
+    except BatchmlError as error:
         say(f"The files of the code cannot be compared. {error}")
         return None
 

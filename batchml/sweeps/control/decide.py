@@ -306,7 +306,7 @@ def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
     state, failed = totals.state, totals.tally.first_failure
     clue = match_log(failed.tail) if failed is not None and failed.tail else None
     if failed is not None and clue is not None and clue.cause == "unknown-flag":
-        words = f"Trial {failed.number}: {clue.verdict} {clue.fix}"
+        words = f"Trial {failed.number}: {clue.verdict} {clue.fix} A new sweep reads it."
         yield "flags", words, failed.number
     if failed is not None and NEVER_PRINTED in failed.why:
         yield "metric", f"Trial {failed.number}: {failed.why}", failed.number
