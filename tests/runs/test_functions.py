@@ -153,7 +153,7 @@ def test_a_function_is_a_command_and_takes_the_options_of_submit(
     assert request["tags"]["batchml:function"] == "double" and request["tags"]["a"] == "b"
     assert request["jobName"].startswith("double")
     command = request["containerOverrides"]["command"]
-    assert command == ["python", "-m", "batchml.runtime.function", "double"]
+    assert command == ["python3", "-m", "batchml.runtime.function", "double"]
 
 
 def test_options_that_contradict_a_function_are_refused(module: ModuleType, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def prepare_function(
         raise UsageError("array: map makes an array with a child for each item. Leave it out.")
     check_items(function, len(calls))
     packed = pack_function(function, calls, context.folder)
-    command = ["python", "-m", MODULE, packed.call.name]
+    command = ["python3", "-m", MODULE, packed.call.name]
     given: SubmitOptions = {"name": packed.run_name, **options, "command": command}
     if len(calls) > 1:
         given["array"] = len(calls)
