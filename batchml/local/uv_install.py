@@ -359,8 +359,10 @@ class UvProgress:
 
     def feed(self, text: str) -> list[str]:
         """Add output; return the lines of progress to print."""
-        text = _ESCAPES.sub("", _ERASE.sub("\n", self._rest + text))
-        *parts, self._rest = re.split(rf"[\r\n]|(?=[{_SPINNER}])| {{3,}}(?=error: )", text)
+        text = _ESCAPES.sub("", _ERASE.sub("\n", text))
+        # uv pads each of its drawings to the width of the terminal, twenty times a second.
+        text = re.sub(" {4,}", "   ", self._rest + text)
+        *parts, self._rest = re.split(rf"[\r\n]|(?=[{_SPINNER}])| {{3}}(?=error: )", text)
         found = ""
         for part in parts:
             found = self._take(part.rstrip()) or found
