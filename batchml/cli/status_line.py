@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from batchml.cli.render import cells, cut, duration
 from batchml.cli.terminal import kind_of, sparkline
+from batchml.model.names import idle_text
 from batchml.model.run import JobStatus, Run, effective_state
 
 HINT = "Ctrl-C detaches"
@@ -94,6 +95,8 @@ def parts(board: StatusBoard, now: float) -> list[StatusPart]:
         found.append(StatusPart(f"{name} {values[-1]:.4g}", "", 4))
         if len(values) > 1:
             found.append(StatusPart(sparkline(values[-200:], _SPARKLINE_WIDTH), "busy", 7))
+    if board.usage.get("idle"):
+        found.append(StatusPart(idle_text(board.usage["idle"]), "", 3))
     if board.usage:
         found.append(StatusPart(usage_text(board.usage), "dim", 9))
     found.append(StatusPart(board.hint, "dim", 8))

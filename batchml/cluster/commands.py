@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from msgspec.structs import replace
 
-from batchml.aws.batch.jobs import LIVE
+from batchml.aws.batch.jobs import IDLE, LIVE
 from batchml.cli.app import app
 from batchml.cli.options import AllProjects, Env, Json, Project, open_context
 from batchml.cli.output import print_json, print_line
@@ -41,7 +41,7 @@ from batchml.cluster.tables import (
 )
 from batchml.context import Context
 from batchml.errors import ServiceError, ServiceUnreachable
-from batchml.model.names import short_id
+from batchml.model.names import idle_text, short_id
 from batchml.model.run import describe_state
 from batchml.runs.commands.usage import USED, cells_of, memory, number
 from batchml.runs.find import check_queues
@@ -302,7 +302,7 @@ def _run_rows(runs: Iterable[RunRow], snapshot: ClusterSnapshot) -> list[list[st
                 short_id(run.job_id),
                 ("  " if row.head else "") + printable(run.name)[:LONGEST],
                 printable(run.queue)[:LONGEST],
-                describe_state(run),
+                _state_text(row),
                 age_text(run, snapshot.at),
                 *cells_of(run, row.usage),
                 "" if is_one and row.hosts else host_or_reason(row),
@@ -312,11 +312,18 @@ def _run_rows(runs: Iterable[RunRow], snapshot: ClusterSnapshot) -> list[list[st
             name = f"  node {node.run.node_index}"
             where = "" if is_one else host_or_reason(node)
             use = cells_of(run, node.usage)
-            rows.append(["", name, "", describe_state(node.run), "", *use, where])
+            rows.append(["", name, "", _state_text(node), "", *use, where])
         left = run.nodes - min(len(row.nodes), NODES)
         if row.nodes and left:
             rows.append(["", f"  and {left} more nodes", *[""] * (len(rows[0]) - 2)])
     return rows
+
+
+def _state_text(row: RunRow) -> str:
+    """`RUNNING, idle 14 min`: a run of several nodes is idle if all of them are."""
+    parts = [node for node in row.nodes if not node.run.status.is_terminal] or [row]
+    idle = min(each.usage.get(IDLE, 0.0) for each in parts)
+    return ", ".join(filter(None, (describe_state(row.run), idle_text(idle))))
 
 
 def _json(snapshot: ClusterSnapshot, env: str, project: str = "") -> dict[str, Any]:

@@ -35,6 +35,7 @@ from batchml.explain.waiting import (
     add_waiting_workers,
     choose_children,
     explain_children,
+    explain_idleness,
     next_question,
     why_waits,
 )
@@ -55,6 +56,14 @@ from batchml.model.run import (
 from batchml.resources import shipped_folder
 from batchml.runs.find import select
 from batchml.runs.groups.members import find_worker_groups
+from batchml.runs.metrics.usage import (
+    LEAST_IDLE,
+    NodeRun,
+    describe_idle_nodes,
+    find_nodes,
+    idle_seconds,
+    read_usage,
+)
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
 from batchml.runs.search import FoundRun
@@ -363,6 +372,7 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
         diagnosis, job_id, record, commands, context.clock, search_locally, held_runs
     )
     explained = add_workers(context, explained, record, commands)
+    explained = add_idleness(context, explained, record, commands)
     explanation = diagnosis.named(explained.explanation)
     return replace(explained, explanation=explanation, note=refused_submission(context, word))
 
@@ -391,6 +401,29 @@ def add_workers(
     known = {group: run for group, run in runs.items() if run is not None}
     explanation = add_waiting_workers(explained.explanation, known, commands)
     return replace(explained, explanation=explanation, calls=explained.calls + bool(parts))
+
+
+def add_idleness(
+    context: Context, explained: ExplainedRun, record: Record | None, commands: CommandWriter
+) -> ExplainedRun:
+    """The explanation of a run that runs, and that has done nothing for some minutes.
+
+    At most two calls, and none for a run that has run for less than two minutes.
+    """
+    run, now = explained.run, int(context.clock.now() * 1000)
+    is_old = now - (run.started_at or now) >= LEAST_IDLE
+    if explained.explanation.cause != RUNS or not is_old or (not run.attempts and not run.nodes):
+        return explained
+    try:
+        nodes = find_nodes(context, FoundRun(run, record), ()) or [NodeRun(run.name, run)]
+    except BatchmlError:  # the verdict stands without it
+        return explained
+    uses = read_usage(context, nodes)
+    explanation = explain_idleness(
+        explained.explanation, run, idle_seconds(uses), describe_idle_nodes(uses), commands
+    )
+    calls = explained.calls + 1 + bool(run.nodes)
+    return replace(explained, explanation=explanation, calls=calls)
 
 
 def _search_locally(

@@ -18,6 +18,8 @@ from batchml.model.run import JobStatus, OutcomeClass, classify, is_out_of_budge
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     CRASH_LOOP,
+    IDLE,
+    IDLE_END,
     LOG_TOO_LARGE,
     TRY_ELSEWHERE,
 )
@@ -253,6 +255,14 @@ def _program(ended: EndedRun) -> Explanation:
     found = clues.match_log(ended.lines or ())
     code = classify(run).exit_code
     line = _runtime_line(ended)
+    if code == IDLE and line.startswith(IDLE_END):
+        own = [each for each in ended.lines or () if not each.startswith(_RUNTIME_PREFIX)]
+        return Explanation(
+            "idle", f"It was {line.partition('. ')[0]}. idle_after has ended it.",
+            _last_lines(replace(ended, lines=tuple(own))),
+            "See what it waited for. With --resume, rerun goes on from its checkpoint.",
+            commands.log(run),
+        )  # fmt: skip
     if line and code in _FINAL:
         return _explain_final_end(ended, code, line)
     if found is not None:

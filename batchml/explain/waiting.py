@@ -55,6 +55,32 @@ def _count_waiting(run: Run) -> int:
     return int(run.status in _WAITING)
 
 
+# --- a run that does nothing -----------------------------------------------------------------
+
+
+def explain_idleness(
+    running: Explanation, run: Run, seconds: float, waits: Sequence[str], commands: CommandWriter
+) -> Explanation:
+    """The explanation of a run that runs but has done nothing for `seconds`.
+
+    `waits`: what its nodes use and wait for. A notebook or `alloc` that nobody uses is no problem.
+    """
+    if not seconds:
+        return running
+    idle = describe_time(seconds * 1000)
+    if HELD_TAG in run.tags:
+        return replace(running, evidence=(f"nobody has used it for {idle}", *running.evidence))
+    return Explanation(
+        "idle",
+        f"It runs, and has done nothing for {idle}: no CPU, network, disk or GPU use, no output, "
+        "no progress.",
+        (*waits, *running.evidence),
+        f"Look inside ({commands.batchml('shell', run.job_id)}), or end it. idle_after in "
+        "job.toml ends such a run by itself.",
+        commands.batchml("cancel", run.job_id.partition("#")[0]),
+    )
+
+
 # --- held runs and fallback -----------------------------------------------------------------
 
 

@@ -159,6 +159,8 @@ Scalar = str | int | float | bool
 MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch fails jobs with more
 DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/protocol/variables.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
+MIN_IDLE = 60  # seconds; the runtime measures use every 30 s
+MAX_IDLE = 10 * 86_400
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_UNITLESS = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
@@ -253,6 +255,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     secrets: dict[str, str] = {}
     retry: Retry = Retry()
     timeout: str | int | None = None
+    idle_after: str | int | None = None  # the time of idleness after which the run ends
     launch: Launch = Launch()
     checkpoint: CheckpointSettings = CheckpointSettings()
     health: Health = Health()
@@ -264,6 +267,11 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def timeout_seconds(self) -> int | None:
         return None if self.timeout is None else parse_duration(self.timeout)
+
+    @property
+    def idle_seconds(self) -> int:
+        """The seconds of idleness after which the run ends; 0: never."""
+        return 0 if self.idle_after is None else parse_duration(self.idle_after) or 0
 
     @property
     def patterns(self) -> dict[str, str]:
@@ -517,12 +525,24 @@ def _lacks_unit(size: str | int) -> bool:
 
 
 def _time_mistakes(spec: JobSpec) -> Iterator[str]:
-    for key, value in (("timeout", spec.timeout), ("checkpoint.grace", spec.checkpoint.grace)):
+    for key, value in (
+        ("timeout", spec.timeout),
+        ("checkpoint.grace", spec.checkpoint.grace),
+        ("idle_after", spec.idle_after),
+    ):
         if value is not None and parse_duration(value) is None:
             yield f'{key}: found {value!r}. Write a duration such as "4h", "90s" or "1h30m".'
     seconds = spec.timeout_seconds
     if seconds is not None and seconds < MIN_TIMEOUT:
         yield f"timeout: found {spec.timeout!r}. AWS Batch requires 60 seconds or more."
+    if spec.idle_after is not None and parse_duration(spec.idle_after) is not None:
+        if not MIN_IDLE <= spec.idle_seconds <= MAX_IDLE:
+            yield f"idle_after: found {spec.idle_after!r}. Give a time from 1 minute to 10 days."
+        elif spec.groups:
+            yield (
+                "idle_after: is not for [[groups]], whose jobs do not know of each other. Set "
+                "timeout instead."
+            )
 
 
 def _with_example(mistake: str) -> str:

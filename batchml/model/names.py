@@ -124,6 +124,11 @@ def long_duration(seconds: float) -> str:
     return _counted(minutes, "minute") if minutes >= 1 else _counted(seconds, "second")
 
 
+def idle_text(seconds: float) -> str:
+    """`idle 14 min`; empty for a run that is not idle (0)."""
+    return f"idle {short_duration(seconds // 60 * 60)}" if seconds else ""
+
+
 def short_duration(seconds: float) -> str:
     """Format seconds as `1 h 30 min` or `45 s`."""
     minutes, rest = divmod(round(seconds), 60)

@@ -3,6 +3,7 @@
 import re
 import signal
 
+from batchml.model.names import short_duration
 from batchml.model.run import (
     Attempt,
     JobStatus,
@@ -11,6 +12,7 @@ from batchml.model.run import (
     array_size,
     class_of,
     classify,
+    idle_limit,
     is_out_of_budget,
 )
 from batchml.runtime.protocol.exit_codes import (
@@ -151,6 +153,9 @@ def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
         return f"{which} ended with code 0{on}"
     if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and restarts_in_place(run):
         return f"{_describe_crash_loop()}{on}"
+    if outcome is OutcomeClass.APP_ERROR and idle_limit(run):
+        idle = short_duration(idle_limit(run))
+        return f"{which} did nothing for {idle} and was ended ({code}){on}"
     if outcome is OutcomeClass.APP_ERROR:
         why = f": {run.reason}" if run.reason.startswith(LOG_TOO_LARGE) else ""
         return f"{which} ended with code {code}{signal_name(code)}{on}{why}"

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.runtime.protocol.exit_codes import CRASH_LOOP, STOPPED, TRY_ELSEWHERE
+from batchml.model.tables import parse_duration
+from batchml.runtime.protocol.exit_codes import CRASH_LOOP, IDLE, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
+from batchml.runtime.protocol.variables import IDLE_AFTER
 
 # --- Status ---------------------------------------------------------------------------------------
 
@@ -275,6 +277,16 @@ def is_out_of_budget(run: Run) -> bool:
     return is_from_history or is_spent(run.environment, run.exit_code, run.attempts)
 
 
+def idle_limit(run: Run) -> int:
+    """The seconds of idleness after which the runtime ended the run; 0 if it did not.
+
+    A program may use the same exit code; only a run with `idle_after` is counted.
+    """
+    seconds = run.environment.get(IDLE_AFTER, "")
+    is_idle_end = run.exit_code == IDLE and run.status_reason.startswith(_EXITED)
+    return int(seconds) if is_idle_end and seconds.isdecimal() else 0
+
+
 def class_of(
     status_reason: str, reason: str, exit_code: int | None, *, is_ours: bool = False
 ) -> OutcomeClass:
@@ -499,7 +511,9 @@ def run_from_record(record: Record | None) -> Run | None:
 
 
 def _launch_environment(record: Record) -> dict[str, str]:
-    """The variable with the launch plan, for a run that ended with a crash loop; else empty."""
+    """The variable that explains the exit code of a crash loop, or of an idle run; else empty."""
+    if record.exit_code == IDLE and record.spec.get("idle_after"):
+        return {IDLE_AFTER: str(parse_duration(record.spec["idle_after"]) or "")}
     launch = record.spec.get("launch") or {}
     plan = LaunchPlan(str(launch.get("kind")))
     return {VARIABLE: plan.to_json()} if record.exit_code == CRASH_LOOP and plan.restarts else {}

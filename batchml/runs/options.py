@@ -65,6 +65,8 @@ class SubmitOptions(TypedDict, total=False):
     memory: a size such as "8 GiB". timeout: of one attempt, such as "4h", or in seconds.
     launch: "torchrun" or "mpi" starts ranks that find each other; "plain" starts the command once
         on each node.
+    idle_after: a time such as "30m", or seconds; a run that does nothing for so long is to save and
+        ends.
     array: the number of copies of the command, 2 to 10,000; each finds its own number, from 0, in
         AWS_BATCH_JOB_ARRAY_INDEX. It is no search: that is `batchml sweep`.
     after: runs that have to succeed before this one starts.
@@ -124,6 +126,14 @@ class SubmitOptions(TypedDict, total=False):
     timeout: Annotated[
         str | int | None,
         Option('Limit the time of an attempt: "4h".', metavar="DURATION", key="timeout"),
+    ]
+    idle_after: Annotated[
+        str | int | None,
+        Option(
+            'End the run when it does nothing for this time: "30m".',
+            metavar="DURATION",
+            key="idle_after",
+        ),
     ]
     max_cost: Annotated[
         float | None, Option("Save and stop before the run costs more.", metavar="USD")

@@ -21,7 +21,7 @@ from batchml.aws.batch.requests import (
 from batchml.aws.naming import make_platform, owner_tags, qualified
 from batchml.config.project import PROJECT_VARIABLE
 from batchml.context import Context, EnvironmentCache, open_cache
-from batchml.errors import NoQueue
+from batchml.errors import ConfigError, NoQueue
 from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.model.group import GROUP_TAG, GroupJob
@@ -158,6 +158,12 @@ def prepare(
 
 
 def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_run: bool) -> None:
+    if spec.idle_seconds and not store.is_read:
+        mistake = (
+            f"idle_after: needs the runtime of an image that batchml built, and {spec.image} is "
+            f"none. Set timeout instead."
+        )
+        raise ConfigError(spec.name, [mistake])
     if spec.nodes > 1 or spec.launch.kind != "plain":
         from batchml.runs.groups.submit import check_nodes
 

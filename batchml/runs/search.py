@@ -158,6 +158,7 @@ class FoundRun(Struct, frozen=True):
 
     run: Run | None
     record: Record | None
+    idle: float = 0.0  # seconds for which it has done nothing, if they were asked for
 
     @property
     def job_id(self) -> str:

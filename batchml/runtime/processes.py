@@ -210,3 +210,22 @@ def process_age() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0
+
+
+def read(path: str) -> str:
+    """The text of a file; empty without the file. Fast, because it is called for every process."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        data = b""
+        while True:
+            more = os.read(descriptor, 65_536)
+            data += more
+            if not more:
+                return data.decode("utf-8", "replace")
+    except OSError:  # the process has ended meanwhile
+        return ""
+    finally:
+        os.close(descriptor)

@@ -28,6 +28,7 @@ from batchml.model.names import split_key
 from batchml.model.run import JobStatus
 from batchml.runtime.protocol.launch import LaunchPlan
 from batchml.runtime.protocol.sweep import TrialContract
+from batchml.runtime.protocol.variables import IDLE_AFTER
 from batchml.runtime.sweep.assignment import may_be_retried
 
 SPEC = JobSpec(
@@ -296,6 +297,14 @@ def test_every_run_is_told_its_vcpus() -> None:
     for spec in (SPEC, TORCHRUN, msgspec.structs.replace(SPEC, nodes=3)):
         told = variables_of(made(spec, key=KEY, token=TOKEN)[1])
         assert told["BATCHML_VCPUS"] == str(spec.resources.vcpus)
+
+
+def test_a_run_that_may_be_idle_for_some_time_only_is_told_so() -> None:
+    _, submit = made(msgspec.structs.replace(SPEC, idle_after="30m"))
+    variables = submit["containerOverrides"]["environment"]
+    assert {"name": IDLE_AFTER, "value": "1800"} in variables
+    _, submit = made(SPEC)
+    assert IDLE_AFTER not in str(submit)
 
 
 def test_the_nodes_are_told_what_they_do_together() -> None:

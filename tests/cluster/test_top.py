@@ -155,6 +155,18 @@ def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account:
     assert len(poller.poll().runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("idle", "says"),
+    [((840.0, 900.0), "RUNNING, idle 14 min"), ((840.0, 0.0), "RUNNING "), ((), "RUNNING ")],
+)
+def test_a_run_is_shown_as_idle_when_all_its_nodes_are(idle: tuple[float, ...], says: str) -> None:
+    nodes = [run(f"7#{i}", "RUNNING", node_index=i) for i in range(len(idle))]
+    usage = {f"7#{i}": {"idle": each} for i, each in enumerate(idle) if each}
+    found = make_snapshot(["gpu"], [run("7", "RUNNING", nodes=2)], usage, 1, {"7": nodes})
+    (line,) = (each for each in _view(found, "dev", Screen(), 9).splitlines() if each[:1] == "7")
+    assert says in line and ("idle" in line) == ("idle" in says)
+
+
 def test_a_narrow_window_loses_columns_and_empty_ones_are_not_shown() -> None:
     rows = [["ID", "NAME", "QUEUE", "STATUS", "GPU"], ["6b0e", "train", "default", "RUNNING", ""]]
     assert narrow_columns(rows, 0, ())[0] == ["ID", "NAME", "QUEUE", "STATUS"]

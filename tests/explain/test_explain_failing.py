@@ -21,6 +21,7 @@ from batchml.explain.missing import EndedRun
 from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
+from batchml.runtime.protocol.variables import IDLE_AFTER
 from tests.support.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 
 EXITED = "Essential container in task exited"
@@ -714,6 +715,22 @@ def test_an_unfit_host_is_the_only_one_on_this_machine() -> None:
         ended(78, key="k").run, CommandWriter(), lines=("batchml: 3 hosts were unfit: a: full",)
     )
     assert why_ended(final).verdict.startswith("This machine is not fit")
+
+
+def test_a_run_that_was_ended_while_idle_says_since_when_and_what_it_waited_for() -> None:
+    line = (
+        "batchml: idle for 30 min, since 10:42:00 UTC: no CPU, network, disk or GPU use, no "
+        "output, no progress; rank 1 waits to connect to 10.0.0.1:29500, where nobody listens. "
+        "The run saves and stops (idle_after)."
+    )
+    end = ended(79, "epoch 3", line, "saved", key="k", environment={IDLE_AFTER: "1800"})
+    found = why_ended(end)
+    assert (found.cause, found.command) == ("idle", f"batchml logs {ID} --env dev")
+    assert found.verdict.startswith("It was idle for 30 min, since 10:42:00 UTC: no CPU")
+    assert found.verdict.endswith("where nobody listens. idle_after has ended it.")
+    assert found.evidence == (
+        "app-error: the program did nothing for 30 min and was ended (79)", "epoch 3", "saved"
+    )  # fmt: skip
 
 
 def test_a_rerun_is_not_said_to_go_on() -> None:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from batchml.explain.ask import own_held_runs
 from batchml.explain.suggest import CommandWriter
-from batchml.explain.waiting import add_waiting_workers
+from batchml.explain.waiting import add_waiting_workers, explain_idleness
 from batchml.model.explanation import Explanation
+from batchml.model.group import HELD_TAG
 from batchml.model.run import JobStatus, Record, Run
 from tests.support.explain_world import (
     CE,
@@ -568,6 +569,21 @@ def test_on_this_machine_there_are_no_hosts_to_ask_for(aws: Aws) -> None:
 def test_a_queue_is_named_as_our_commands_name_it() -> None:
     assert CommandWriter("dev").bare(QUEUE) == "default"
     assert replace(CommandWriter("dev"), env="prod").bare(QUEUE) == QUEUE
+
+
+def test_a_run_that_runs_and_does_nothing_is_a_problem_with_a_cause() -> None:
+    running = Explanation("running", "It is not waiting.", is_problem=False, command="x")
+    run = Run(ID, "n", "q", JobStatus.RUNNING)
+    waits = ("node 1: 0.02 cores; rank 1 waits to connect to 10.0.0.1:29500, where nobody listens",)
+    found = explain_idleness(running, run, 840.0, waits, CommandWriter("dev"))
+    assert (found.cause, found.is_problem, found.evidence) == ("idle", True, waits)
+    assert found.verdict.startswith("It runs, and has done nothing for 14 min: no CPU, network")
+    assert "idle_after" in found.fix and found.command == f"batchml cancel {ID} --env dev"
+    assert explain_idleness(running, run, 0.0, (), CommandWriter()) is running
+    held = replace(run, tags={HELD_TAG: "notebook"})
+    seen = explain_idleness(running, held, 840.0, waits, CommandWriter())
+    assert (seen.cause, seen.is_problem) == ("running", False)
+    assert seen.evidence == ("nobody has used it for 14 min",)
 
 
 def test_workers_that_wait_are_told_of_beside_a_head_that_runs() -> None:

@@ -123,6 +123,13 @@ def test_an_unknown_key_like_no_other_is_met_with_all_known() -> None:
         ({"name": "x" * 129}, "1-128 letters"),
         ({"timeout": "59s"}, "60 seconds or more"),
         ({"timeout": True}, "timeout: found True"),
+        ({"idle_after": "soon"}, "idle_after: found 'soon'. Write a duration"),
+        ({"idle_after": "59s"}, "idle_after: found '59s'. Give a time from 1 minute"),
+        ({"idle_after": "11d"}, "idle_after: found '11d'. Give a time from 1 minute to 10 days"),
+        (
+            {"idle_after": "1h", "launch": {"kind": "ray"}, "groups": [{"name": "head"}]},
+            "idle_after: is not for [[groups]]",
+        ),
         ({"resources": {"memory": "3 MiB"}}, "At least 4 MiB"),
         ({"resources": 5}, "resources: found 5. Expected a table"),
         ({"params": {"x": [1]}}, "params.x: found"),

@@ -21,6 +21,7 @@ from batchml.model.run import (
     with_failures,
 )
 from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.variables import IDLE_AFTER
 
 EXITED = "Essential container in task exited"
 LOST = "Host EC2 (instance i-0123456789abcdef0) terminated."
@@ -336,3 +337,17 @@ def test_a_crash_loop_is_told_so_from_the_history_too() -> None:
     assert told is not None and "given up after 3 starts" in describe_outcome(told)
     plain = run_from_record(replace(kept, spec={}))
     assert plain is not None and describe_outcome(plain).endswith("ended with code 76")
+
+
+def test_a_run_that_did_nothing_is_told_from_a_program_that_uses_the_same_code() -> None:
+    idle = {IDLE_AFTER: "1800"}
+    run = Run("j", "n", "q", JobStatus.FAILED, status_reason=EXITED, exit_code=79)
+    assert describe_outcome(run) == "app-error: the program ended with code 79"
+    ended = replace(run, environment=idle)
+    said = "app-error: the program did nothing for 30 min and was ended (79)"
+    assert describe_outcome(ended) == said
+    assert describe_outcome(replace(ended, exit_code=1)).endswith("ended with code 1")
+    record = Record(job_id="j", status="FAILED", exit_code=79, reason=EXITED, outcome="app-error",
+                    spec={"idle_after": "30m"})  # fmt: skip
+    kept = run_from_record(record)
+    assert kept is not None and describe_outcome(kept) == said

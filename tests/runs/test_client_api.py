@@ -80,6 +80,7 @@ CHANGES: dict[str, Any] = {
     "attempts": 4,
     "retry_on": ["app-error"],
     "timeout": "2h",
+    "idle_after": "30m",
     "max_cost": 0.5,
     "set_env": {"A": "b"},
     "tags": {"a": "b"},

@@ -24,10 +24,13 @@ from batchml.runs.metrics.usage import (
     SlowRank,
     UsageSample,
     collect_usage,
+    describe_idle_nodes,
     describe_slow_ranks,
     describe_use,
     find_nodes,
     find_slow_ranks,
+    idle_seconds,
+    read_idle_seconds,
     read_run_metrics,
     read_usage,
     unused_part,
@@ -218,7 +221,7 @@ def test_two_calls_show_what_the_nodes_of_a_run_use(here: Here) -> None:
     ]  # fmt: skip
     asked = here.session.calls[1][1]
     assert asked["logStreamNames"] == ["s/j#0", "s/j#1"]
-    assert asked["filterPattern"] == '?"::batchml usage" ?"::batchml ranks"'
+    assert asked["filterPattern"] == '?"::batchml usage" ?"::batchml ranks" ?"::batchml idle"'
     assert list(node_lines(uses, 0)) == [
         "NODE    STATUS   CPU     MEMORY      IN        OUT     OVER TIME",
         "node 0  RUNNING  0.50/2  100M/2048M  2.5 MB/s  10 B/s  \u2588\u2581",
@@ -433,3 +436,58 @@ def test_patterns_of_ranks_that_train_together_have_plain_names() -> None:
         told: list[RunEvent] = [begun, LogOpened("s", 1, "0"), OutputLine(0, "loss 0.5", "0")]
         assert list(metrics.watch(told)) == told
         assert metrics.values == {name: 0.5}
+
+
+# --- idle runs ------------------------------------------------------------------------------------
+
+WAITS = "rank 1 waits to connect to 10.0.0.1:29500, where nobody listens"
+
+
+def marks(*texts: str, stream: str = "s0", at: int = NOW) -> list[LogMark]:
+    return [LogMark(stream, at, f"::batchml {text}") for text in texts]
+
+
+def test_a_run_is_idle_when_all_its_nodes_are_and_says_what_they_wait_for() -> None:
+    idle = marks(f"idle {WAITS}", "usage cpu=0.02 net_in=120 net_out=90 idle=840", stream="s1")
+    busy = marks("usage cpu=1.9")
+    nodes = [node(0), node(1)]
+    uses = collect_usage(nodes, [*idle, *busy], NOW)
+    assert [use.idle for use in uses] == [0, 840] and idle_seconds(uses) == 0
+    uses = collect_usage(nodes, [*idle, *marks("usage cpu=0.01 idle=900")], NOW)
+    assert idle_seconds(uses) == 840
+    assert describe_idle_nodes(uses) == [
+        "node 0: 0.01 cores", f"node 1: 0.02 cores, network 120 B/s; {WAITS}"
+    ]  # fmt: skip
+    lines = list(node_lines(uses, 120))
+    assert "RUNNING, idle 15 min" in lines[1] and "RUNNING, idle 14 min" in lines[2]
+    assert lines[-1].endswith(WAITS)
+    assert nodes_json(uses)["nodes"][1]["waits"] == WAITS
+
+
+def test_a_node_that_works_again_waits_for_nothing() -> None:
+    again = [*marks(f"idle {WAITS}", "usage cpu=0.02 idle=840"), *marks("usage cpu=1")]
+    (use,) = collect_usage([node(0)], again, NOW)
+    assert (use.idle, use.waits) == (0, "")
+    (old,) = collect_usage([node(0)], again[:2], NOW + MAX_MARK_AGE + 1)
+    assert (old.idle, old.waits) == (0, "")  # it may be over
+
+
+def test_a_list_of_runs_asks_once_for_those_that_may_be_idle(here: Here) -> None:
+    log = [
+        {"logStreamName": name, "timestamp": NOW, "eventId": name,
+         "message": f"::batchml usage cpu=0 idle={seconds}"}
+        for name, seconds in (("s1", 300), ("s2", 400))
+    ]  # fmt: skip
+    here.session = ScriptedSession(lambda *_: {"events": log})
+
+    def run(number: int, started: int, status: str = "RUNNING") -> Run:
+        tried = (Attempt(log_stream=f"s{number}", started_at=started),)
+        return Run(f"j{number}", "n", "q", JobStatus(status), started_at=started, attempts=tried)
+
+    early, place = run(3, NOW - 60_000), cast(Context, here)
+    assert read_idle_seconds(place, [early, run(4, 1, "SUCCEEDED")], NOW) == {}
+    assert here.session.calls == []
+    runs = [run(1, NOW - 600_000), early, run(2, NOW - 500_000)]
+    assert read_idle_seconds(place, runs, NOW) == {"j1": 300, "j2": 400}
+    (asked,) = here.session.asked("FilterLogEvents")
+    assert asked["logStreamNames"] == ["s1", "s2"]

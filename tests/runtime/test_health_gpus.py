@@ -160,6 +160,8 @@ def test_use_of_a_rank_is_that_of_the_cards_which_it_has_for_itself(driver: Fake
 class Attempt:
     """What a companion is given."""
 
+    last_output, notice = 0.0, ""
+
     def __init__(self, folder: Path, visible: str = "GPU-aaaa,GPU-bbbb") -> None:
         self.environ: Mapping[str, str] = {
             "AWS_BATCH_JOB_ID": "j", "BATCHML_STORE": str(folder / "store"),

@@ -25,6 +25,8 @@ from batchml.runtime.telemetry.budget import (
 class Going:
     """An attempt that goes on until it is asked to stop."""
 
+    last_output, notice = 0.0, ""
+
     def __init__(self, environ: Mapping[str, str], store: Store | None) -> None:
         self.environ = environ
         self.env = RuntimeEnv.read(environ)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, read_ranks, usage_mark
 from batchml.runtime.protocol.log_marks import parse_mark as parse
+from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.telemetry.heartbeat import EVERY as WRITES
 from batchml.runtime.telemetry.heartbeat import ProgressFile, RankProgress, waited_share
 from batchml.runtime.telemetry.usage import (
@@ -202,7 +203,10 @@ def test_use_is_told_in_few_characters() -> None:
 class Attempt:
     """What a companion is given, and what it wrote."""
 
+    last_output, notice, store = 0.0, "", None
+
     def __init__(self, *pids: int) -> None:
+        self.env = RuntimeEnv.read({})
         self.environ: Mapping[str, str] = {}
         self.marks: list[str] = []
         self._pids = list(pids)

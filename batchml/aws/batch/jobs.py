@@ -187,7 +187,7 @@ def with_child_failures(session: Session, run: Run) -> Run:
 
 LIVE = tuple(status for status in JobStatus if not status.is_terminal)
 _MAX_STREAMS = 100  # in one FilterLogEvents
-USAGE, RANKS = "usage", "ranks"  # kinds of marks
+USAGE, RANKS, IDLE = "usage", "ranks", "idle"  # kinds of marks
 _MARK = "::batchml "  # begins the lines of the runtime that are for batchml
 
 

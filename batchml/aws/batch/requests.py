@@ -33,7 +33,7 @@ from batchml.runtime.protocol.exit_codes import (
     TRY_ELSEWHERE,
 )
 from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
-from batchml.runtime.protocol.variables import FILL, KEEP, folder_placeholders
+from batchml.runtime.protocol.variables import FILL, IDLE_AFTER, KEEP, folder_placeholders
 
 # --- Retry rules ----------------------------------------------------------------------------------
 
@@ -475,6 +475,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
         ("BATCHML_STORE", submission.store),
         ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
         (KEEP, "" if spec.keep is True else json.dumps(spec.keep)),
+        (IDLE_AFTER, str(spec.idle_seconds or "")),
         (FILL, "1" if folder_placeholders(spec.argv()) else ""),
     ):
         if value:

@@ -28,7 +28,7 @@ from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.launch import VCPUS
 from batchml.runtime.protocol.log_marks import MARK
-from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, RuntimeEnv
+from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, IDLE_AFTER, RuntimeEnv
 
 T = TypeVar("T")
 
@@ -44,12 +44,16 @@ _PASSED_ON = (
 # resume, fill in the paths of folders.
 _NEEDING_RUNTIME = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME", FILL,
+    IDLE_AFTER,
 )  # fmt: skip
 
 _SWEEP = "BATCHML_SWEEP"  # the folder of messages between a sweep's trials and its controller
 
-# Variables of runs that also store the usage of attempts, restarts of nodes, or unfit hosts.
-_STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM")
+# Variables of runs that also store the usage of attempts, restarts or idleness of nodes, or unfit
+# hosts.
+_STORING = (
+    "BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM", IDLE_AFTER,
+)  # fmt: skip
 
 
 class ExecutorHost(Struct, frozen=True):

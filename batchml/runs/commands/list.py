@@ -133,6 +133,8 @@ def ls(
     found, more, left_out = find(context, wanted, limit if sort is None else None)
     chosen, key = _read_columns(context, found, wanted, columns, sort)
     found = _complete(context, found, [*chosen, *key])
+    if context.settings.is_local:  # in AWS a call for it would make `ls` slower: `top` shows it
+        found = _with_idleness(context, found, now)
     if sort is not None:
         found = sort_runs(found, key[0], now, descending=sort.startswith("-"))
         found, more = found[:limit], len(found) > limit
@@ -203,6 +205,16 @@ def _complete(
     """The runs with what these columns show beyond the answers of AWS Batch."""
     found = measure_runs(context, found, [each.metric for each in columns if each.metric])
     return record_bills(context, found) if FACTS["cost"] in columns else found
+
+
+def _with_idleness(context: "Context", found: "Sequence[FoundRun]", now: int) -> "list[FoundRun]":
+    """The runs with the time for which they have been idle."""
+    from batchml.runs.metrics.usage import read_idle_seconds
+
+    idle = read_idle_seconds(context, [each.run for each in found if each.run], now)
+    return [
+        replace(each, idle=idle[each.job_id]) if each.job_id in idle else each for each in found
+    ]
 
 
 def say_without_direction(
@@ -287,6 +299,7 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         "metricsFirst": found.first_metrics,
         "metricsBest": found.best_metrics,
         "cost": found.cost,
+        **({"idle": found.idle} if found.idle else {}),
     }
 
 

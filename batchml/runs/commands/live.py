@@ -38,6 +38,7 @@ from batchml.runs.watch.events import (
     SHORT,
     ContactLost,
     HostAssigned,
+    IdlenessReported,
     LogClosed,
     LogOpened,
     MetricsReported,
@@ -161,6 +162,7 @@ def show_live(events: Iterable[RunEvent], view: LogView, *, from_start: bool) ->
     last: JobStatus | None = None
     silent: dict[str, LogOpened] = {}  # children that have printed nothing yet
     hosts: set[str] = set()  # reported hosts of nodes
+    idle: set[str] = set()  # reported causes of idleness
     for event in events:
         view.take(event)
         match event:
@@ -181,6 +183,11 @@ def show_live(events: Iterable[RunEvent], view: LogView, *, from_start: bool) ->
             case RunMessage(text=text):
                 if not is_step(text):
                     view.note(text)
+            case IdlenessReported(waits, child):
+                words = f"{f'{child} | ' if child else ''}Idle: {waits}"
+                if words not in idle:
+                    idle.add(words)
+                    view.note(printable(words))
             case HostAssigned(how):
                 if (words := _describe_host(how)) not in hosts:
                     hosts.add(words)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import list_child_indices
 from batchml.cli import render
@@ -17,7 +18,7 @@ from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.written import note_written
 from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
-from batchml.model.names import dollars, short_id
+from batchml.model.names import dollars, idle_text, short_id
 from batchml.model.outcome import (
     describe_attempt,
     describe_children,
@@ -50,6 +51,7 @@ from batchml.runs.metrics.usage import (
     collect_usage,
     describe_use,
     find_nodes,
+    idle_seconds,
     own_container,
     read_restarts,
     read_run_metrics,
@@ -238,6 +240,7 @@ def show(
     if tensorboard is not None:
         _write_events(context, tensorboard, found, measured)
     used = use_of(uses[0]) if single else None
+    found = replace(found, idle=idle_seconds(uses))
     uses = uses if nodes else []
     if json_:
         more = _more_json(context, found) | {"used": use_json(used)} | restarts_json(restarts[0])
@@ -331,6 +334,7 @@ def _fact_lines(
     }
     facts["resumes"] = describe_resume(context, found)
     facts |= _state(run) if run else {"status": NOT_KNOWN_WORDS}
+    facts["status"] += f", {idle_text(found.idle)}" if found.idle else ""
     facts |= describe_moves(found)
     facts["notebook"] = describe_notebook_of(context, found)
     facts["after"] = describe_dependencies(context, run) if run else ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchml.model.names import format_used
+from batchml.model.names import format_used, idle_text
 
 if TYPE_CHECKING:
     from batchml.model.run import Run
@@ -33,7 +33,11 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
     """A table with a row for each node, and a line about slow ranks; no lines without nodes."""
     from batchml.cli.render import narrow_columns, printable, table
     from batchml.cli.terminal import screen, sparkline
-    from batchml.runs.metrics.usage import describe_slow_ranks, find_slow_ranks
+    from batchml.runs.metrics.usage import (
+        describe_idle_nodes,
+        describe_slow_ranks,
+        find_slow_ranks,
+    )
 
     if not uses:
         return
@@ -41,12 +45,15 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
     for use in uses[:SHOWN]:
         curve = use.series.get("gpu") or use.series.get("cpu")
         drawn = sparkline(curve.values, CURVE) if curve and len(curve.samples) > 1 else ""
-        words = [printable(use.node.name), use.node.run.status.value]
+        state = ", ".join(filter(None, (use.node.run.status.value, idle_text(use.idle))))
+        words = [printable(use.node.name), state]
         rows.append([*words, *cells_of(use.node.run, use.usage), drawn])
     kept = narrow_columns(rows, width, _GIVES_WAY)
     yield from table(kept, screen()._replace(width=width)).splitlines()
     if len(uses) > SHOWN:
         yield f"and {len(uses) - SHOWN} more nodes, with --json"
+    for text in describe_idle_nodes(uses):
+        yield f"{'idle':<10} {printable(text)}"
     slow = find_slow_ranks(uses)
     if slow is not None:
         yield f"{'slow rank':<10} {printable(describe_slow_ranks(slow))}"
@@ -65,6 +72,7 @@ def nodes_json(uses: "Sequence[UsageSample]") -> dict[str, Any]:
             "status": use.node.run.status.value,
             "usage": use.usage or None,
             "ranks": {str(rank): told for rank, told in sorted(use.ranks.items())},
+            **({"waits": use.waits} if use.waits else {}),
         }
         for use in uses
     ]

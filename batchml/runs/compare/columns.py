@@ -8,7 +8,7 @@ from typing import NamedTuple
 from batchml.cli.render import duration, timestamp
 from batchml.config.project import project_name
 from batchml.errors import UsageError, did_you_mean
-from batchml.model.names import dollars, short_id
+from batchml.model.names import dollars, idle_text, short_id
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
 from batchml.runs.metrics.series import child_of
 from batchml.runs.search import FoundRun, MetricValue, read_metric_value
@@ -67,7 +67,9 @@ def _of_request(read: Callable[[Run | Record], Value]) -> Callable[[FoundRun, in
 
 
 def _state(found: FoundRun, _: int) -> Value:
-    return describe_state(found.run) if found.run else NOT_KNOWN
+    if found.run is None:
+        return NOT_KNOWN
+    return ", ".join(filter(None, (describe_state(found.run), idle_text(found.idle))))
 
 
 def _outcome(run: Run) -> OutcomeClass | None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, LogMark
+from batchml.aws.batch.jobs import IDLE, RANKS, USAGE, LiveApi, LogMark
 from batchml.cli.render import time_json
 from batchml.errors import BatchmlError
 from batchml.model.group import GROUP_TAG
 from batchml.model.names import format_used
 from batchml.model.outcome import is_supervised, restarts_in_place
-from batchml.model.run import Record, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.find import RunMetrics, read_metrics
 from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.series import Sample, SampleCollector, Series
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from batchml.runs.groups.members import GroupWorkers
     from batchml.runs.search import FoundRun
 
+MAX_NODES = 64  # containers that are described in one call
+WINDOW = 600_000  # ms at the end of a log that are read for the current usage
+READING_TIME = 5.0  # seconds for which logs are read; the rest is not read
 MAX_MARK_AGE = 120_000  # ms; an older mark does not show current usage
 WAITED, CPU = "waited", "cpu"  # the evidence that a rank is slow
 MIN_WAIT = 10.0  # percent of the time that the other ranks wait; less does not matter
@@ -42,15 +45,22 @@ class NodeRun(Struct, frozen=True):
 
 
 class UsageSample(Struct, frozen=True):
-    """The newest values of the `usage` and `ranks` marks of a node, as in log_marks.py.
+    """The newest values of the `usage`, `ranks` and `idle` marks of a node, as in log_marks.py.
 
-    `series` has all values of `usage` over time.
+    `series` has all values of `usage` over time. `waits`: what an idle node waits for; "" if that
+    is unknown.
     """
 
     node: NodeRun
     usage: dict[str, float] = {}
     ranks: dict[int, dict[str, float]] = {}
     series: dict[str, Series] = {}
+    waits: str = ""
+
+    @property
+    def idle(self) -> float:
+        """The seconds for which the node has done nothing; 0 for a busy node."""
+        return self.usage.get(IDLE, 0.0)
 
 
 class SlowRank(Struct, frozen=True):
@@ -74,6 +84,7 @@ def collect_usage(
     usage: dict[int, dict[str, float]] = {}
     ranks: dict[int, dict[int, dict[str, float]]] = {}
     series: dict[int, dict[str, SampleCollector]] = {}
+    waits: dict[int, str] = {}
     for mark in marks:
         owner, said = owners.get(mark.stream), parse_mark(mark.message)
         if owner is None or said is None:
@@ -90,6 +101,10 @@ def collect_usage(
                 one.add(Sample(value, mark.at / 1000, None))
             if is_now:
                 usage[owner] = used
+            if IDLE not in used:
+                waits.pop(owner, None)
+        elif kind == IDLE and is_now:
+            waits[owner] = words["waits"]
         elif kind == "ranks" and is_now:
             ranks[owner] = read_ranks(words)
     return [
@@ -98,6 +113,7 @@ def collect_usage(
             usage.get(i, {}),
             ranks.get(i, {}),
             {n: Series(n, tuple(g.samples())) for n, g in series.get(i, {}).items()},
+            waits.get(i, ""),
         )
         for i, node in enumerate(nodes)
     ]
@@ -256,6 +272,64 @@ def use_json(use: ResourceUse | None) -> dict[str, float | None] | None:
     }
 
 
+# --- Idle runs ------------------------------------------------------------------------------------
+
+
+def idle_seconds(uses: Sequence[UsageSample]) -> float:
+    """The seconds for which all running nodes of a run have done nothing; 0 if a node is busy."""
+    running = [use for use in uses if not use.node.run.status.is_terminal]
+    return min((use.idle for use in running), default=0.0)
+
+
+def describe_idle_nodes(uses: Sequence[UsageSample]) -> list[str]:
+    """What idle nodes use and wait for: `node 1: 0.02 cores; rank 1 waits to connect to ...`.
+
+    A run of one container has no node names.
+    """
+    return [
+        f"{f'{use.node.name}: ' if len(uses) > 1 else ''}{_describe_idle_use(use)}"
+        f"{'; ' if use.waits else ''}{use.waits}"
+        for use in uses
+        if use.idle
+    ]
+
+
+def _describe_idle_use(use: UsageSample) -> str:
+    parts = [f"{use.usage.get(CPU, 0.0):.2f} cores"]
+    if "net_in" in use.usage:
+        parts.append(f"network {max(use.usage['net_in'], use.usage.get('net_out', 0.0)):.0f} B/s")
+    if "gpu" in use.usage:
+        parts.append(f"GPU {use.usage['gpu']:.0f} %")
+    return ", ".join(parts)
+
+
+LEAST_IDLE = 120_000  # ms; the runtime reports that a run is idle after so long
+
+
+def read_idle_seconds(context: "Context", runs: Sequence[Run], now: int) -> dict[str, float]:
+    """Job id -> seconds, for the idle runs among these. `now`: in ms since the epoch.
+
+    One call for all runs, and one more if some have several nodes; none if no run has run for two
+    minutes. Without access to logs there are none.
+    """
+    old = [
+        run for run in runs
+        if run.status is JobStatus.RUNNING and now - (run.started_at or now) >= LEAST_IDLE
+    ][:MAX_NODES]  # fmt: skip
+    found = [NodeRun(run.job_id, run) for run in old if not run.nodes and run.attempts]
+    ids = {f"{run.job_id}#{i}": run.job_id for run in old for i in range(run.nodes)}
+    try:
+        described = context.describe(list(ids)[:MAX_NODES]) if ids else {}
+    except BatchmlError:
+        described = {}
+    found += [NodeRun(ids[each], run) for each, run in described.items() if run.attempts]
+    by_run: dict[str, list[UsageSample]] = {}
+    for use in read_usage(context, found, within=MAX_MARK_AGE):
+        by_run.setdefault(use.node.name, []).append(use)
+    seconds = {job_id: idle_seconds(uses) for job_id, uses in by_run.items()}
+    return {job_id: each for job_id, each in seconds.items() if each}
+
+
 # --- Curves ---------------------------------------------------------------------------------------
 
 CHARTS = {
@@ -343,11 +417,6 @@ def _format_time(ms: int, form: str) -> str:
 # --- Reading the logs of nodes, in few calls ------------------------------------------------------
 
 
-MAX_NODES = 64  # containers of one run that are described, in one call
-WINDOW = 600_000  # ms at the end of a log that are read for the current usage
-READING_TIME = 5.0  # seconds for which logs are read; the rest is not read
-
-
 def find_nodes(
     context: "Context", found: "FoundRun", parts: "Sequence[GroupWorkers]"
 ) -> list[NodeRun]:
@@ -384,9 +453,10 @@ def own_container(run: Run | None) -> list[NodeRun]:
 
 
 def read_usage(
-    context: "Context", nodes: Sequence[NodeRun], whole: bool = False
+    context: "Context", nodes: Sequence[NodeRun], whole: bool = False, within: int = WINDOW
 ) -> list[UsageSample]:
-    """The newest usage of these nodes, with curves of the last ten minutes, or of the `whole` run.
+    """The newest usage of these nodes, with curves of the last ten minutes (`within`, in ms), or of
+    the `whole` run.
 
     One call finds a hundred streams; more calls read them. Without access to logs there is no
     usage.
@@ -405,8 +475,8 @@ def read_usage(
             begun = min((one.started_at or 0 for one in tried), default=0)
             over = all(run.status.is_terminal for run in runs)
             last = max((one.stopped_at or now for one in tried), default=now) if over else now
-            since = begun if whole else max(begun, last - WINDOW)
-            for mark in live.read_marks(group, streams, since, (USAGE, RANKS)):
+            since = begun if whole else max(begun, last - within)
+            for mark in live.read_marks(group, streams, since, (USAGE, RANKS, IDLE)):
                 yield mark
                 if context.clock.monotonic() > end:
                     return

@@ -22,6 +22,7 @@ from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
 from batchml.runs.watch.logs import AttemptOutput
 from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.variables import IDLE_AFTER
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -51,7 +52,7 @@ def check_runs_alone(run: Run | None, tags: Mapping[str, str], job_id: str, head
 
 
 def launch_of(run: Run) -> dict[str, Any]:
-    """The JobSpec fields `nodes`, `launch` and `health` of a run, by name.
+    """The JobSpec fields `nodes`, `launch`, `health` and `idle_after` of a run, by name.
 
     Raises UsageError if its environment variables are of another version of batchml, and for nodes
     that may differ, because another client submitted them.
@@ -71,7 +72,13 @@ def launch_of(run: Run) -> dict[str, Any]:
     except (AttributeError, ValueError) as error:
         raise UsageError(f"{run.job_id}: how its nodes start cannot be read: {error}") from None
     launch = PLAIN if plan is None else _launch(plan)
-    return {"nodes": run.nodes or 1, "launch": launch, "health": converted}
+    idle = run.environment.get(IDLE_AFTER, "")
+    return {
+        "nodes": run.nodes or 1,
+        "launch": launch,
+        "health": converted,
+        "idle_after": int(idle) if idle.isdecimal() else None,
+    }
 
 
 def _launch(plan: LaunchPlan) -> Launch:

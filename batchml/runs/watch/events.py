@@ -72,6 +72,13 @@ class UsageReported(Struct, frozen=True):
     child: str = ""
 
 
+class IdlenessReported(Struct, frozen=True):
+    """The attempt is idle; `waits` says for what: `rank 1 waits to connect to 10.0.0.1:29500`."""
+
+    waits: str
+    child: str = ""
+
+
 class LogClosed(Struct, frozen=True):
     """The output of an attempt has ended. `proof`, a constant above, says if it is whole."""
 
@@ -113,6 +120,7 @@ RunEvent = (
     | OutputLine
     | MetricsReported
     | UsageReported
+    | IdlenessReported
     | LogClosed
     | PollingPaused
     | ContactLost

@@ -18,6 +18,7 @@ from batchml.runs.watch.events import (
     QUIET,
     SHORT,
     HostAssigned,
+    IdlenessReported,
     LogClosed,
     LogOpened,
     MetricsReported,
@@ -138,6 +139,8 @@ class Tail:
         if kind == "usage":
             usage = {name: float(value) for name, value in values.items()}
             return [UsageReported(self.stream, usage, self._child)]
+        if kind == "idle":
+            return [IdlenessReported(values["waits"], self._child)]
         if kind != "end":  # the marks of ranks are for `show`
             return []
         self._promised = int(values["lines"])

@@ -16,6 +16,7 @@ from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import Store
 
 _FOR_OUTPUTS = 10.0  # seconds of the grace in which outputs are sent; at most a fifth of the grace
+_NOTICE = b"batchml: "  # begins the lines of the ranks' supervisor
 _BEFORE_LOSS = 5.0  # seconds between the KILL and the loss of the host; also the least grace
 
 
@@ -27,12 +28,18 @@ class Output:
         self._every = progress_every
         self._last = time.monotonic()
         self.lines = 0
+        self.last_output = self._last  # when the program printed its last line
+        self.notice = ""  # the last line of the ranks' supervisor since then
         # Called with the lines of the program, but not with the runtime's.
         self.listener: Optional[Callable[[Sequence[bytes]], None]] = None
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Write lines of the program."""
         self._put(lines)
+        if any(not line.startswith(_NOTICE) for line in lines):
+            self.last_output, self.notice = self._last, ""
+        elif lines:
+            self.notice = lines[-1][len(_NOTICE) :].decode("utf-8", "replace")
         if lines and self.listener is not None:
             self.listener(lines)
 
@@ -106,6 +113,14 @@ class RunningAttempt:
 
     def pids(self) -> List[int]:
         return descendants(os.getpid())
+
+    @property
+    def last_output(self) -> float:
+        return self._output.last_output
+
+    @property
+    def notice(self) -> str:
+        return self._output.notice
 
     def mark(self, text: str) -> None:
         self._output.mark(text)
@@ -193,6 +208,14 @@ class AttemptHandle(Protocol):
     env: RuntimeEnv
     environ: Mapping[str, str]  # the variables of the command
     store: Optional[Store]  # has the run's claims, outputs and spent budget; None without a store
+
+    @property
+    def last_output(self) -> float:
+        """When the program printed its last line, in seconds of CLOCK_MONOTONIC."""
+
+    @property
+    def notice(self) -> str:
+        """The last line of the ranks' supervisor, if the program has printed nothing since then."""
 
     def pids(self) -> List[int]:
         """The processes of the attempt that live now, parents before children."""

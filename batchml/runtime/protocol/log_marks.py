@@ -21,7 +21,8 @@ _MARKS = re.compile(
     r"end code=[0-9]{1,3} lines=[0-9]{1,15}(?: by=runtime)?$|"
     r"metrics \[.*\]$|"
     r"usage (?:[a-z_]{1,20}=[0-9]{1,12}(?:\.[0-9]{1,3})?(?: |$))+$|"
-    r"ranks (?:[0-9]{1,6}=[a-z_0-9.,:]{1,200}(?: |$))+$"
+    r"ranks (?:[0-9]{1,6}=[a-z_0-9.,:]{1,200}(?: |$))+$|"
+    r"idle .{1,2000}$"
     r")(\w+) (.*)$"
 )
 
@@ -33,6 +34,7 @@ STEP, TOTAL, TIME = "step", "total", "time"
 _FINITE_ONLY = (STEP, TOTAL, TIME)  # their values are left out unless they are finite
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_METRIC_NAME = 100  # characters
+MAX_WAITS = 500  # characters of the text of an idle attempt
 MAX_RANKS = 64  # ranks of one node in a mark
 # `name:value` in a mark with the usage of ranks.
 _FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
@@ -178,10 +180,16 @@ def _is_number(value: object) -> bool:
 
 def usage_mark(sample: Mapping[str, float]) -> str:
     """The current usage of an attempt: `cpu` in cores, `cores` as its limit, `memory` in MiB, `gpu`
-    in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second. At its end also that
-    of the whole attempt: `seconds`, `mean_cpu`, `mean_gpu`, `most_memory`.
+    in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second, and `idle`, the
+    seconds for which it has done nothing. At its end also that of the whole attempt: `seconds`,
+    `mean_cpu`, `mean_gpu`, `most_memory`.
     """
     return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
+
+
+def idle_mark(waits: str) -> str:
+    """What the processes of an idle attempt wait for. Its `usage` mark has `idle`, the seconds."""
+    return f"{MARK}idle {' '.join(waits.split())[:MAX_WAITS]}"
 
 
 def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
@@ -213,7 +221,8 @@ def _short(value: float) -> str:
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
     """The kind and values of a mark, such as `("end", {"code": "0", "lines": "12"})`; else None.
 
-    For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads.
+    For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads, and for an idle
+    attempt `("idle", {"waits": "rank 1 waits to ..."})`.
     """
     # Most lines are no marks, and `startswith` is faster than the expression.
     found = _MARKS.match(message) if message.startswith(MARK) else None
@@ -221,5 +230,7 @@ def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
         return None
     if found[1] == "metrics":
         return "metrics", {"points": found[2]}
+    if found[1] == "idle":
+        return "idle", {"waits": found[2]}
     pairs = (word.partition("=") for word in found[2].split(" "))
     return found[1], {key: value for key, _, value in pairs}

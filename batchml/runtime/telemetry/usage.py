@@ -8,11 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from batchml.runtime.processes import INITS
+from batchml.runtime.processes import INITS, read
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, usage_mark
 from batchml.runtime.protocol.variables import seconds_of
 from batchml.runtime.telemetry.gpus import GpuMonitor, GpuUse, gpu_totals, gpu_use_of
 from batchml.runtime.telemetry.heartbeat import VARIABLE, RankProgress, waited_share
+from batchml.runtime.telemetry.idle import Activity, IdleWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,25 +142,6 @@ def pairs(text: str) -> Dict[str, str]:
     return {words[0]: words[1] for words in found if len(words) == 2}
 
 
-def read(path: str) -> str:
-    """The text of a file; empty without the file. Fast, because it is called for every process."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        data = b""
-        while True:
-            more = os.read(descriptor, 65_536)
-            data += more
-            if not more:
-                return data.decode("utf-8", "replace")
-    except OSError:  # the process has ended meanwhile
-        return ""
-    finally:
-        os.close(descriptor)
-
-
 # --- Network --------------------------------------------------------------------------------------
 # Bytes that a node has received and sent.
 #
@@ -284,6 +266,10 @@ class RankMeter:
         self._cpu = cpu
         return found
 
+    def last_progress(self) -> float:
+        """When a rank last reported progress, in seconds of CLOCK_MONOTONIC; 0: never."""
+        return max((found.at for found, _ in self._progress.values()), default=0.0)
+
     def _step_and_wait(self, rank: MeasuredRank) -> Dict[str, float]:
         now = RankProgress.read(self._read(rank.progress)) if rank.progress else None
         if now is None:
@@ -348,12 +334,14 @@ class UsageReporter:
         self._sample: Dict[str, float] = {}
         self._gpu_time = self._gpu_seconds = 0.0  # measured seconds; percent times seconds
         self._most_memory = 0.0
+        self._idle: Optional[IdleWatch] = None
         self._interval = seconds_of(attempt.environ.get(INTERVAL), least=0.5, default=0.0)
         self._wait = self._interval or FIRST
 
     def tick(self, now: float) -> None:
         if self._began is None or self._last is None:
             self._began = self._last = self._begin(now)
+            self._idle = IdleWatch(self._attempt, now)
         elif now - self._last.at >= self._wait:
             self._report(now, self._last)
             self._wait = self._interval or (EARLY if now - self._began.at < EARLY_UNTIL else EVERY)
@@ -399,13 +387,27 @@ class UsageReporter:
             **gpu_totals(gpus),
             **({"cores": cores} if cores else {}),
         }
-        self._attempt.mark(usage_mark(sample)[len(MARK) :])
         self._sample = sample
         self._most_memory = max(self._most_memory, sample["memory"])
         if "gpu" in sample:
             self._gpu_time += now - last.at
             self._gpu_seconds += sample["gpu"] * (now - last.at)
         ranks = self._ranks.measure(pids, now - last.at, gpus)
+        idle = self._measure_idleness(now, sample, pids, gpus)
+        self._attempt.mark(usage_mark({**sample, "idle": idle} if idle else sample)[len(MARK) :])
         if ranks:
             self._attempt.mark(ranks_mark(ranks)[len(MARK) :])
         self._last = found
+
+    def _measure_idleness(
+        self, now: float, sample: Mapping[str, float], pids: List[int], gpus: List[GpuUse]
+    ) -> float:
+        """The seconds for which the attempt is idle; 0 if they are not worth mentioning."""
+        if self._idle is None:
+            return 0.0
+        traffic = [sample[name] for name in ("net_in", "net_out") if name in sample]
+        busy = [each.values["busy"] for each in gpus if "busy" in each.values]
+        activity = Activity(
+            sample["cpu"], max(traffic) if traffic else None, gpu=max(busy) if busy else None
+        )
+        return self._idle.measure(now, activity, pids, self._ranks.last_progress())

@@ -16,8 +16,9 @@ from batchml.runtime.entry.stopping import make_stop_file
 from batchml.runtime.nodes.link.connection import Message
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout
+from batchml.runtime.processes import read
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
-from batchml.runtime.telemetry.usage import find_mount, pairs, read
+from batchml.runtime.telemetry.usage import find_mount, pairs
 
 _STACKS_LIMIT = 1.0  # seconds that ranks have to write their stacks
 _CHECK_EVERY = 1.0  # seconds between two checks for signs of life
