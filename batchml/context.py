@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.aws.batch.jobs import JobApi
-from batchml.aws.naming import PLATFORM_STACKS, queue_name, stack_name
+from batchml.aws.naming import PLATFORM_STACKS, qualified, queue_name, stack_name
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
 from batchml.config.project import PROJECT_VARIABLE, choose_project
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from batchml.local.home import Home, ServerEndpoint
 
 LOCAL_REGION = "us-east-1"
+LOCAL_QUEUE = "default"  # with which the embedded server starts; all projects share it
 
 Notify = Callable[[str], None]  # gets messages for the user
 
@@ -106,6 +107,7 @@ class Context:
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
         self._project: str | None = None
+        self._local_queues: frozenset[str] | None = None
 
     def with_settings(self, settings: Settings) -> "Context":
         """Return a context with these settings and a session of its own."""
@@ -233,8 +235,34 @@ class Context:
         return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
 
     def queue(self, given: str) -> str:
-        """Return the name that a queue of `batchml.toml` has in AWS; other names are unchanged."""
-        return queue_name(self.env, self.settings.environment, given)
+        """Return the name that a queue of `batchml.toml` has in AWS; other names are unchanged.
+
+        On `local` the server is asked: it may have a queue of the project by that name, or one that
+        all projects share, such as `default` and those that other programs made.
+        """
+        settings = self.settings
+        if not settings.is_local:
+            return queue_name(self.env, settings.environment, given)
+        if not given or (given == LOCAL_QUEUE and settings.config is None):
+            return given
+        own = self.qualified(given)
+        if self._local_queues is None:
+            self._local_queues = frozenset(self.batch.queues())
+        existing = self._local_queues
+        is_described = given in settings.environment.queues and given not in existing
+        return own if own in existing or is_described else given
+
+    def qualified(self, name: str) -> str:
+        """The name in AWS of a resource that batchml makes; see `naming.qualified`."""
+        return qualified(self.env, name, self.project if self.settings.is_local else "")
+
+    def bare(self, name: str) -> str:
+        """The name in batchml.toml of a resource in AWS; other names are unchanged."""
+        return name.removeprefix(self.qualified(""))
+
+    def resource_label(self, name: str) -> str:
+        """The name of a queue or compute environment for people: on `local` without the project."""
+        return self.bare(name) if self.settings.is_local else name
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         return self.batch.describe(job_ids)

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from batchml.model.environment import LOCAL, Compute, Environment
+from batchml.model.run import PROJECT_TAG
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
 NOTICES = "/run/batchml"  # the folder of EC2's spot notices, on the instances and in containers
@@ -49,18 +50,25 @@ class Site(Struct, frozen=True):
     gpu_mode: str = "toolkit"
     workspace: WorkspaceMount = WorkspaceMount()
     tags: dict[str, str] = {}
+    project: str = ""  # on `local`: the project to which the resources belong
+    shared: frozenset[str] = frozenset()  # compute environments that `named` does not make
 
     @property
     def is_local(self) -> bool:
         return self.env == LOCAL
 
     def named(self, name: str) -> str:
-        """The name of a resource in AWS: `batchml-ENV-NAME`; on `local`, NAME."""
-        return qualified(self.env, name)
+        """The name of a resource in AWS: `batchml-ENV-NAME`; on `local`, `PROJECT--NAME`."""
+        return qualified(self.env, name, self.project)
+
+    def named_compute(self, name: str) -> str:
+        """The name of a compute environment that a queue uses."""
+        return name if name in self.shared else self.named(name)
 
     def tagged(self, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The tags of a resource: the user's tags, and the tags by which batchml finds it."""
-        return {**self.tags, **(more or {}), **owner_tags(self.env), "batchml:name": name}
+        ours = owner_tags(self.env, self.project)
+        return {**self.tags, **(more or {}), **ours, "batchml:name": name}
 
     def lets_privileged(self, compute: Compute) -> bool:
         """Whether hosts allow privileged jobs, which reach GPUs through the mounted driver."""
@@ -94,14 +102,20 @@ def stack_name(env: str, stack: str) -> str:
     return f"{PREFIX}-{env}-{stack}"
 
 
-def qualified(env: str, name: str) -> str:
-    """`batchml-dev-gpu`; on `local`, the name alone."""
-    return name if env == LOCAL else f"{PREFIX}-{env}-{name}"
+def qualified(env: str, name: str, project: str = "") -> str:
+    """`batchml-dev-gpu`; on `local`, `PROJECT--gpu`, or the name alone without a project.
+
+    All projects of this machine share the server of `local`, so each has names of its own there
+    (docs/decisions/043-projects.md).
+    """
+    if env != LOCAL:
+        return f"{PREFIX}-{env}-{name}"
+    return f"{project.replace('.', '-')}--{name}" if project else name
 
 
-def owner_tags(env: str) -> dict[str, str]:
-    """The tags of everything that belongs to an environment."""
-    return {"batchml:env": env}
+def owner_tags(env: str, project: str = "") -> dict[str, str]:
+    """The tags of everything that belongs to an environment, or to a project on `local`."""
+    return {"batchml:env": env, **({PROJECT_TAG: project} if project else {})}
 
 
 def queue_name(env: str, environment: Environment, given: str) -> str:
@@ -112,13 +126,17 @@ def queue_name(env: str, environment: Environment, given: str) -> str:
     return qualified(env, given) if given in environment.queues else given
 
 
-def make_site(env: str, environment: Environment, outputs: Mapping[str, str]) -> Site:
+def make_site(
+    env: str, environment: Environment, outputs: Mapping[str, str], project: str = ""
+) -> Site:
     """The Site of an environment. `outputs` has the outputs of all its stacks.
+
+    `project`: the project whose resources are made on `local`.
 
     A missing output leaves its value empty: the stack does not exist (yet).
     """
     if env == LOCAL:
-        return Site(tags=environment.tags)
+        return Site(tags=environment.tags, project=project)
     network = environment.network
     return Site(
         env=env,

@@ -23,7 +23,7 @@ from batchml.cli.render import (
 )
 from batchml.cli.terminal import Rest, Screen, reading_keys, screen
 from batchml.cluster.service import HostPrices, open_poller, poll_pause
-from batchml.cluster.snapshot import ClusterSnapshot, RunRow, narrow_to_project
+from batchml.cluster.snapshot import ClusterSnapshot, RunRow, narrow_to_project, with_queue_names
 from batchml.cluster.tables import (
     LONGEST,
     age_text,
@@ -120,16 +120,19 @@ def top(
         snapshot = poller.poll(queues)
         return _narrow(context, snapshot, only, queues) if only else snapshot
 
+    def poll_for_people() -> ClusterSnapshot:
+        return with_queue_names(poll(), context.resource_label)
+
     if json_:
         print_json(_json(add_prices(poll()), context.env, only))
     elif once or not sys.stdout.isatty():
-        snapshot = poll()
+        snapshot = poll_for_people()
         snapshot = add_prices(snapshot) if hosts else snapshot
         print_line(_view(snapshot, context.env, screen(), FEW, view=view))
     else:
         with reading_keys(context.clock.sleep) as rest:
             now = context.clock.now
-            _live(poll, add_prices, view, context.env, every, rest, now)
+            _live(poll_for_people, add_prices, view, context.env, every, rest, now)
 
 
 def _narrow(

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import GANG_TAG
 from batchml.model.hosts import ClusterHost, HostState
-from batchml.model.names import short_duration, short_id
+from batchml.model.names import distinct_names, short_duration, short_id
 from batchml.model.run import JobStatus, Run, effective_state
 from batchml.runtime.protocol.launch import RAY, LaunchPlan
 
@@ -381,6 +381,17 @@ def narrow_to_project(
     )
     count = sum(not row.head for row in snapshot.runs) - sum(not row.head for row in runs)
     return replace(snapshot, runs=runs, queues=queues, others=count)
+
+
+def with_queue_names(snapshot: ClusterSnapshot, label: Callable[[str], str]) -> ClusterSnapshot:
+    """The snapshot with short names of queues, for people."""
+    names = {row.name for row in snapshot.queues} | {row.run.queue for row in snapshot.runs}
+    labels = distinct_names(names, label)
+    queues = tuple(replace(row, name=labels[row.name]) for row in snapshot.queues)
+    runs = tuple(
+        replace(row, run=replace(row.run, queue=labels[row.run.queue])) for row in snapshot.runs
+    )
+    return replace(snapshot, queues=queues, runs=runs)
 
 
 def _reason(run: Run, position: int | None, cluster: ClusterState, at: int) -> str:

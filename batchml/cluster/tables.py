@@ -9,7 +9,7 @@ from batchml.cluster.rows import ComputeRow, HostRow, HostTotal, vcpus_now
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow
 from batchml.model.explanation import ComputeState
 from batchml.model.hosts import HostResources, HostState
-from batchml.model.names import short_id
+from batchml.model.names import distinct_names, short_id
 from batchml.model.run import Run
 from batchml.runs.commands.usage import memory
 
@@ -24,8 +24,9 @@ COMPUTE_GIVES_WAY = ("GPUS", "KIND", "NOTE", "STATE", "VCPUS", "HOSTS")
 def queue_table(rows: Sequence[QueueRow], bare: Callable[[str], str]) -> list[list[str]]:
     """Queues, the highest priority first, with a heading.
 
-    `bare` converts a name in AWS to that of batchml.toml.
+    `bare` converts a name in AWS to that of batchml.toml. Two queues never have one name.
     """
+    labels = distinct_names((row.name for row in rows if row.state), bare)
     cells = [["NAME", "PRIORITY", "STATE", "RUNNING", "WAITING", "VCPUS", "GPUS", "COMPUTE",
               "ORDER", "REASON"]]  # fmt: skip
     for row in sorted(rows, key=lambda row: (-(row.state.priority if row.state else 0), row.name)):
@@ -34,7 +35,7 @@ def queue_table(rows: Sequence[QueueRow], bare: Callable[[str], str]) -> list[li
             continue
         cells.append(
             [
-                printable(bare(row.name)),
+                printable(labels[row.name]),
                 str(state.priority),
                 state_word(state.is_enabled, state.status),
                 str(row.running) if row.counts else "",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
-from batchml.aws.naming import qualified, queue_name
 from batchml.aws.pricing.prices import (
     InstanceType,
     Price,
@@ -218,7 +217,7 @@ def _choices_of_queues(
     except BatchmlError as error:
         refused = describe_failure("asking for compute environments", error)
     environment = context.settings.environment
-    names = {queue_name(context.env, environment, name): name for name in environment.queues}
+    names = {context.qualified(name): name for name in environment.queues}
     choices, why = {}, {}
     for queue in queues:
         choices[queue] = _with_disks(context, pools.get(queue, ())) or _choices_in_file(
@@ -235,7 +234,7 @@ def _choices_in_file(context: "Context", queue: str) -> list[ComputeChoice]:
     names = environment.queues[queue].compute if queue in environment.queues else ()
     return [
         ComputeChoice(
-            HostPool(qualified(context.env, name), each.instance_types, each.spot), each.disk_gib
+            HostPool(context.qualified(name), each.instance_types, each.spot), each.disk_gib
         )
         for name in names
         for each in [environment.compute[name]]
@@ -245,7 +244,7 @@ def _choices_in_file(context: "Context", queue: str) -> list[ComputeChoice]:
 def _with_disks(context: "Context", pools: Iterable[HostPool]) -> list[ComputeChoice]:
     """Compute environments with the disk sizes that batchml.toml describes."""
     compute = context.settings.environment.compute
-    disks = {qualified(context.env, name): each.disk_gib for name, each in compute.items()}
+    disks = {context.qualified(name): each.disk_gib for name, each in compute.items()}
     return [ComputeChoice(pool, disks.get(_REPLACED.sub("", pool.name), 0)) for pool in pools]
 
 

@@ -358,7 +358,8 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
     records = context.history.records()
     record = records.get(job_id)
     source_record = record or records.get(bare_id(job_id))
-    commands = CommandWriter(context.env, source_record.job if source_record is not None else "")
+    folder = source_record.job if source_record is not None else ""
+    commands = CommandWriter(context.env, folder, context.project)
 
     def search_locally(run: Run, item: MissingItem) -> LocalFindings:
         return _search_locally(context, source_record, run, item)

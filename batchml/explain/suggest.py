@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.requests import BY_DOCUMENT
+from batchml.aws.naming import qualified
 from batchml.model.environment import LOCAL
 from batchml.model.run import JobStatus, Run
 from batchml.runs.rerun.rules import plain_command
@@ -18,6 +19,7 @@ _MOST = 10  # numbers in a sentence
 
 class CommandWriter(Struct, frozen=True):
     """Writes commands for an environment. `job`: the job's folder; empty if unknown.
+    `project`: the user's, whose queues on `local` have short names.
 
     An explanation names a command that removes its cause, perhaps after the user has changed a
     file, or that shows what the cause leads to: a log, another run, a queue. It names no command
@@ -26,6 +28,7 @@ class CommandWriter(Struct, frozen=True):
 
     env: str = LOCAL
     job: str = ""
+    project: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -84,7 +87,7 @@ class CommandWriter(Struct, frozen=True):
 
     def bare(self, name: str) -> str:
         """The short name of a queue or compute environment: `gpu` for `batchml-dev-gpu`."""
-        return name.removeprefix(f"batchml-{self.env}-")
+        return name.removeprefix(qualified(self.env, "", self.project))
 
 
 def is_out_of_reach(run: Run) -> bool:

@@ -7,7 +7,8 @@ import base64
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ def bare_name(name_or_arn: str) -> str:
     """Return `my-queue` for both `my-queue` and its ARN."""
     arn = parse_arn(name_or_arn)
     return arn.name if arn else name_or_arn
+
+
+def distinct_names(names: Iterable[str], shorten: Callable[[str], str]) -> dict[str, str]:
+    """The short names of resources by their names in AWS; two that are equal stay long."""
+    short = {name: shorten(name) for name in names}
+    counts = Counter(short.values())
+    return {name: each if counts[each] == 1 else name for name, each in short.items()}
 
 
 def short_id(job_id: str) -> str:

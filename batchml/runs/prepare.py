@@ -18,7 +18,7 @@ from batchml.aws.batch.requests import (
     make_submission,
     params_variable,
 )
-from batchml.aws.naming import make_platform, owner_tags, qualified
+from batchml.aws.naming import make_platform, owner_tags
 from batchml.config.project import PROJECT_VARIABLE
 from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import ConfigError, NoQueue
@@ -333,8 +333,8 @@ def check_queue(context: Context, queue: str, where: str = "") -> None:
 
 def no_queue(context: Context, queue: str, existing: Iterable[str], where: str = "") -> NoQueue:
     """The error for a queue that does not exist, with the names of batchml.toml."""
-    names = [each.removeprefix(qualified(context.env, "")) for each in existing]
-    name = queue.removeprefix(qualified(context.env, ""))
+    names = [context.bare(each) for each in existing]
+    name = context.bare(queue)
     return NoQueue(name, names, _no_queue_hint(context, name, names), where=where)
 
 

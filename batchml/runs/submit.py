@@ -85,8 +85,8 @@ def submit(submitter: Submitter, requests: SubmissionRequests, record: Record) -
         return send_intent(submitter, requests, record)
 
 
-def announcement(prepared: PreparedRun, job_id: str) -> str:
-    queue = prepared.requests.submit["jobQueue"]
+def announcement(context: Context, prepared: PreparedRun, job_id: str) -> str:
+    queue = context.resource_label(prepared.requests.submit["jobQueue"])
     return f"Submitted job [{prepared.name} - {job_id}] to the job queue [{queue}]"
 
 
@@ -97,4 +97,5 @@ def submitted_json(context: Context, prepared: PreparedRun, job_id: str) -> dict
         "jobName": request["jobName"],
         "jobQueue": request["jobQueue"],
         "env": context.env,
+        "project": prepared.record.project or None,
     }

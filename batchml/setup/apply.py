@@ -13,14 +13,13 @@ from msgspec.structs import replace
 from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Stack
-from batchml.aws.naming import qualified
+from batchml.aws.naming import owner_tags, qualified
 from batchml.errors import BatchmlError, NotConverging, WouldLoseData
 from batchml.model.names import bare_name
 from batchml.setup import sharing, steps
 from batchml.setup.desired import SetupSpec
 from batchml.setup.plan import make_plan
 from batchml.setup.sharing import (
-    TAG_ENV,
     TAG_SOURCE,
     Action,
     CurrentState,
@@ -106,8 +105,8 @@ def _read_batch(spec: SetupSpec, compute: ComputeApi) -> CurrentState:
     def ours(
         found: Mapping[str, dict[str, Any]], described: Iterable[str]
     ) -> dict[str, dict[str, Any]]:
-        names = {qualified(spec.name, each) for each in described}
-        tags = {TAG_ENV: spec.name, TAG_SOURCE: "setup"}
+        names = {qualified(spec.name, each, spec.project) for each in described}
+        tags = {**owner_tags(spec.name, spec.project), TAG_SOURCE: "setup"}
         return {
             name: detail
             for name, detail in found.items()

@@ -36,17 +36,6 @@ _OUTPUTS = {
     "ami": ("ImageId",),
 }
 
-# The embedded server starts with this queue, which uses the whole machine.
-LOCAL_QUEUE = "default"
-_LOCAL_DEFAULT: dict[str, Any] = {
-    "jobQueueName": LOCAL_QUEUE,
-    "state": "ENABLED",
-    "priority": 10,
-    "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": "this-machine"}],
-    "jobStateTimeLimitActions": [],
-    "tags": {},
-}
-
 # No update replaces or removes data, unless `--allow-loss NAME` lifts this policy for one update.
 _STACK_POLICY = json.dumps(
     {
@@ -68,13 +57,17 @@ class SetupSpec(Struct, frozen=True):
     """The input for the wanted state of an environment.
 
     `templates`: the texts of `cfn/` by name. `definitions`: a function from a platform to the
-    RegisterJobDefinition requests of the environment's jobs, by name.
+    RegisterJobDefinition requests of the environment's jobs, by name. `project`: the project to
+    which the resources on `local` belong. `shared`: compute environments that queues use by their
+    names in AWS, because batchml.toml does not describe them.
     """
 
     name: str
     environment: Environment
     templates: Mapping[str, str]
     definitions: Callable[[Platform], Mapping[str, dict[str, Any]]]
+    project: str = ""
+    shared: frozenset[str] = frozenset()
 
     @property
     def is_local(self) -> bool:
@@ -94,11 +87,10 @@ def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
     flat = {key: value for inner in outputs.values() for key, value in inner.items()}
     if spec.environment.storage.shared_with:
         flat = sharing.with_shared_outputs(flat, current)
-    site = make_site(spec.name, spec.environment, flat)
-    batch = _batch(spec, site, current)
+    site = make_site(spec.name, spec.environment, flat, spec.project)
+    batch = _batch(spec, replace(site, shared=spec.shared), current)
     if spec.is_local:
-        queues = {**_original_queue(current), **batch.pop("queues")}
-        return WantedState(**batch, queues=queues, definitions=dict(spec.definitions(Platform())))
+        return WantedState(**batch, definitions=dict(spec.definitions(Platform())))
     platform = make_platform(spec.name, spec.environment, flat)
     return WantedState(
         stacks=tuple(_blueprint(spec, short, outputs) for short in wanted_stacks(spec)),
@@ -118,14 +110,7 @@ def wanted_by_command(spec: SetupSpec, current: CurrentState) -> WantedState:
         definitions={},
         deletes_unwanted=False,
         environments=_tag_as_command(everything.environments, current.environments),
-        queues=_tag_as_command(
-            {
-                name: request
-                for name, request in everything.queues.items()
-                if request is not _LOCAL_DEFAULT
-            },
-            current.queues,
-        ),
+        queues=_tag_as_command(everything.queues, current.queues),
         policies=_tag_as_command(everything.policies, current.policies),
     )
 
@@ -144,11 +129,6 @@ def _tag_as_command(
     return tagged
 
 
-def _original_queue(current: CurrentState) -> dict[str, dict[str, Any]]:
-    """The queue with which the embedded server starts, if it still exists."""
-    return {LOCAL_QUEUE: _LOCAL_DEFAULT} if LOCAL_QUEUE in current.queues else {}
-
-
 def state_after_teardown(
     spec: SetupSpec, current: CurrentState, *, delete_data: bool, delete_files: bool = False
 ) -> WantedState:
@@ -157,7 +137,7 @@ def state_after_teardown(
     With `delete_files` the file system, whose files are archived, and the network are deleted too.
     """
     if spec.is_local:
-        return WantedState(queues=_original_queue(current))
+        return WantedState()
     data = tuple(map(spec.stack, DATA_STACKS))
     storage, network = (current.stacks.get(spec.stack(each)) for each in ("storage", "network"))
     kept: tuple[Blueprint, ...] = ()

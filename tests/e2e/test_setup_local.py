@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.local_server import wait_for
 
 CONFIG = """
 default = "dev"
+project = "p"
 [env.dev]
 region = "us-east-1"
 profile = "research"
@@ -70,7 +72,7 @@ def names(cli: Cli, command: str) -> list[str]:
 
 def steps(document: Any) -> set[tuple[str, str, str]]:
     return {
-        (step["action"], step["kind"], step["name"].partition("-")[0])
+        (step["action"], step["kind"], step["name"].removeprefix("p--").partition("-")[0])
         for step in document["steps"] if step["action"] != "keep"
     }  # fmt: skip
 
@@ -93,10 +95,11 @@ def test_setup_plans_asks_makes_and_has_nothing_to_do_then(place: Cli) -> None:
     assert done.json["applied"] is True
     assert steps(done.json) == {
         ("create", "compute environment", "gpu"), ("create", "job queue", "urgent"),
-        ("update", "job queue", "default"), ("create", "job definition", "greet"),
+        ("create", "job queue", "default"), ("create", "job definition", "greet"),
     }  # fmt: skip
-    assert names(place, "queue") == ["default", "urgent"]
-    assert {"gpu", "gpu-spot"} <= set(names(place, "compute"))
+    assert names(place, "queue") == ["p--default", "p--urgent"]
+    assert len(place("queue", "list", "--all", *LOCAL, "--json").json) == 3
+    assert {"p--gpu", "p--gpu-spot"} <= set(names(place, "compute"))
 
     again = place("setup", *LOCAL, "--yes")
     assert (again.code, "Nothing to do." in again.out) == (0, True)
@@ -115,7 +118,7 @@ def test_a_change_of_the_file_is_a_change_here(ready: Cli) -> None:
     assert planned.code == 2
     assert "priority: 100 -> 7" in planned.out
     assert ready("setup", *LOCAL, "--yes").code == 0
-    assert "gpu-spot" not in names(ready, "compute")
+    assert "p--gpu-spot" not in names(ready, "compute")
     assert ready("setup", *LOCAL, "--plan").code == 0
 
 
@@ -163,12 +166,12 @@ def test_teardown_deletes_what_setup_made_and_leaves_the_default_queue_working(
     assert ready("teardown", *LOCAL, "--plan").code == 2
     unasked = ready("teardown", *LOCAL)
     assert unasked.code == 2 and "--yes" in unasked.err
-    assert "urgent" in names(ready, "queue")
+    assert "p--urgent" in names(ready, "queue")
 
     done = ready("teardown", *LOCAL, "--yes", "--json")
     assert done.code == 0 and done.json["applied"] is True
     assert names(ready, "queue") == ["default"]
-    assert not {"gpu", "gpu-spot"} & set(names(ready, "compute"))
+    assert not {"p--gpu", "p--gpu-spot"} & set(names(ready, "compute"))
     assert ready("teardown", *LOCAL, "--plan").code == 0
     shown = ready("submit", *LOCAL, "--wait", "--", "echo", "still here")
     assert shown.code == 0 and "] still here" in shown.out
@@ -184,9 +187,9 @@ def test_a_queue_with_runs_in_it_is_not_taken_away_unasked(ready: Cli) -> None:
     assert refused.code == 2
     assert "LOSES 1 run in it" in refused.out
     assert "--allow-loss urgent" in refused.err
-    assert "urgent" in names(ready, "queue")
+    assert "p--urgent" in names(ready, "queue")
     assert ready("setup", *LOCAL, "--yes", "--allow-loss", "urgent").code == 0
-    assert names(ready, "queue") == ["default"]
+    assert names(ready, "queue") == ["p--default"]
     assert ready("wait", job, *LOCAL).code != 0
 
 
@@ -195,7 +198,7 @@ def test_compute_environments_one_by_one(place: Cli) -> None:
         "compute", "create", "cpu", *LOCAL, "--instance-type", "c7i", "--max-vcpus", "8", "--json"
     )
     assert made.code == 0
-    assert made.json == [{"kind": "compute environment", "name": "cpu"}]
+    assert made.json == [{"kind": "compute environment", "name": "p--cpu"}]
     assert "cpu" in place("compute", "list", *LOCAL).out
     twice = place("compute", "create", "cpu", *LOCAL, "--instance-type", "c7i", "--max-vcpus", "8")
     assert (twice.code, "cpu exists already" in twice.err) == (2, True)
@@ -215,11 +218,11 @@ def test_compute_environments_one_by_one(place: Cli) -> None:
     assert missing.code == 1
     assert "'cup' does not exist" in missing.err and "cpu" in missing.err
     unasked = place("compute", "delete", "cpu", *LOCAL)
-    assert unasked.code == 2 and "cpu" in names(place, "compute")
+    assert unasked.code == 2 and "p--cpu" in names(place, "compute")
     assert place("compute", "delete", "cpu", *LOCAL, "--yes", "--json").json == [
-        {"kind": "compute environment", "name": "cpu"}
+        {"kind": "compute environment", "name": "p--cpu"}
     ]
-    assert "cpu" not in names(place, "compute")
+    assert "p--cpu" not in names(place, "compute")
 
 
 def test_queues_one_by_one(ready: Cli) -> None:
@@ -228,7 +231,7 @@ def test_queues_one_by_one(ready: Cli) -> None:
         "gpu-spot", "--share", "team=2", "--json",
     )  # fmt: skip
     assert made.code == 0
-    assert {"kind": "job queue", "name": "night"} in made.json
+    assert {"kind": "job queue", "name": "p--night"} in made.json
     lines = ready("queue", "list", *LOCAL).out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["urgent", "default", "night"]
     assert "fair share" in lines[3]
@@ -249,9 +252,9 @@ def test_queues_one_by_one(ready: Cli) -> None:
     assert ready("setup", *LOCAL, "--plan").code == 0, "setup leaves alone what it did not make"
     assert ready("queue", "delete", "night", *LOCAL).code == 2
     assert ready("queue", "delete", "night", *LOCAL, "--yes", "--json").json == [
-        {"kind": "job queue", "name": "night"}
+        {"kind": "job queue", "name": "p--night"}
     ]
-    assert names(ready, "queue") == ["default", "urgent"]
+    assert names(ready, "queue") == ["p--default", "p--urgent"]
 
 
 def test_a_change_by_a_single_command_is_changed_back_by_setup(ready: Cli) -> None:
@@ -295,7 +298,7 @@ def test_of_several_environments_one_is_named(place: Cli) -> None:
     (place.folder / "batchml.toml").write_text(more)
     unclear = place("setup", "--yes")
     assert (unclear.code, "--like dev or --like prod" in unclear.err) == (2, True)
-    assert "urgent" in names(place, "queue")
+    assert "p--urgent" in names(place, "queue")
     assert "Nothing to do." in place("setup", "--like", "dev").out
     wrong = place("setup", "--env", "dev", "--like", "prod", "--plan")
     assert (wrong.code, "--like is only for local" in wrong.err) == (2, True)
@@ -305,7 +308,7 @@ def test_what_others_use_is_not_half_torn_down(ready: Cli) -> None:
     assert ready("queue", "create", "night", "--compute", "gpu", *LOCAL).code == 0
     before = names(ready, "queue")
     refused = ready("teardown", *LOCAL, "--yes")
-    assert (refused.code, "used by queues that setup did not make: night" in refused.err) == (
+    assert (refused.code, "used by queues that setup did not make: p--night" in refused.err) == (
         2,
         True,
     )
@@ -362,6 +365,27 @@ def test_create_without_flags_makes_what_the_file_describes(place: Cli) -> None:
     assert place("compute", "create", "gpu", *LOCAL).code == 0
     assert place("queue", "create", "urgent", *LOCAL).code == 0
     (made,) = (q for q in place("queue", "list", *LOCAL, "--json").json if q["priority"] == 100)
-    assert made["jobQueueName"] == "urgent"
+    assert made["jobQueueName"] == "p--urgent"
     again = place("compute", "create", "gpu", *LOCAL)
     assert (again.code, "gpu exists already" in again.err) == (2, True)
+
+
+def test_what_one_project_sets_up_does_not_change_another(ready: Cli, tmp_path: Path) -> None:
+    other = Cli(tmp_path / "other", ready.home)
+    other.folder.mkdir()
+    config = CONFIG.replace('project = "p"', 'project = "q"').replace("= 100", "= 7")
+    (other.folder / "batchml.toml").write_text(config.replace('jobs = ["greet"]\n', ""))
+    before = ready("queue", "list", *LOCAL, "--json").json
+    assert other("setup", *LOCAL, "--yes").code == 0
+    assert ready("queue", "list", *LOCAL, "--json").json == before
+    assert ready("setup", *LOCAL, "--plan").code == 0
+    assert names(other, "queue") == ["q--default", "q--urgent"]
+    lines = ready("queue", "list", *LOCAL).out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["urgent", "default"]
+    lines = ready("queue", "list", "--all", *LOCAL).out.splitlines()
+    listed = [line.split()[0] for line in lines[1:]]
+    assert sorted(listed) == ["default", "p--default", "q--default", "q--urgent", "urgent"]
+    sent = other("submit", *LOCAL, "--queue", "urgent", "--wait", "--json", "--", "true").json
+    assert sent["jobQueue"] == "q--urgent"
+    assert other("teardown", *LOCAL, "--yes").code == 0
+    assert ready("queue", "list", *LOCAL, "--json").json == before

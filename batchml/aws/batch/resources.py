@@ -105,7 +105,7 @@ def queue_request(site: Site, name: str, queue: Queue, policy_arn: str = "") -> 
         "state": "ENABLED",
         "priority": queue.priority,
         "computeEnvironmentOrder": [
-            {"order": order, "computeEnvironment": site.named(each)}
+            {"order": order, "computeEnvironment": site.named_compute(each)}
             for order, each in enumerate(queue.compute, 1)
         ],
         "jobStateTimeLimitActions": [

@@ -142,7 +142,7 @@ def ls(
         print_json([found_json(context, each) for each in found])
         return
     if found:
-        chosen = [_with_full_projects(each, found) for each in chosen]
+        chosen = [_with_labels(context, each, found) for each in chosen]
         rows = [[printable(cell) for cell in row] for row in to_rows(chosen, found, now)]
         print_line(table(rows, keep=columns is not None))
         if FACTS["cost"] in chosen and is_free(context):
@@ -191,12 +191,14 @@ def _read_columns(
     return [*chosen, *(column for column in key if column.heading not in headings)], key
 
 
-def _with_full_projects(column: Column, found: "Sequence[FoundRun]") -> Column:
-    """The column of projects tells two projects of one name apart."""
-    if column.heading != FACTS["project"].heading:
-        return column
-    known = [each.project for each in found]
-    return column._replace(text=lambda each, _: short_project(each.project, known))
+def _with_labels(context: "Context", column: Column, found: "Sequence[FoundRun]") -> Column:
+    """The column with short names of queues, and full ones of projects that share a name."""
+    if column.heading == FACTS["queue"].heading:
+        return column._replace(text=lambda each, _: context.resource_label(each.queue))
+    if column.heading == FACTS["project"].heading:
+        known = [each.project for each in found]
+        return column._replace(text=lambda each, _: short_project(each.project, known))
+    return column
 
 
 def _complete(

@@ -328,7 +328,7 @@ def _fact_lines(
 
     run = found.run
     facts = {
-        **_identity(found),
+        **_identity(context, found),
         "workers of": head_key(found),
         "reruns": describe_partial_rerun(found),
     }
@@ -372,8 +372,14 @@ def _fold(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def _identity(found: FoundRun) -> "Mapping[str, str]":
-    return {"job": f"{found.name}  {found.job_id}", "key": found.key, "queue": found.queue}
+def _identity(context: "Context", found: FoundRun) -> "Mapping[str, str]":
+    is_other = found.project not in ("", context.project)
+    return {
+        "job": f"{found.name}  {found.job_id}",
+        "key": found.key,
+        "project": found.project if is_other else "",
+        "queue": context.resource_label(found.queue),
+    }
 
 
 def _state(run: Run) -> dict[str, str]:

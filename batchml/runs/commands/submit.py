@@ -77,7 +77,7 @@ def send(
             job_id = submit_run(context, prepared, say)
             sent.append(job_id)
             if not json_ or wait:
-                (say if json_ else print_line)(announcement(prepared, job_id))
+                (say if json_ else print_line)(announcement(context, prepared, job_id))
         # Still in the block: Ctrl-C is answered at every moment after the submission.
         if wait:
             from batchml.runs.commands.follow import follow

@@ -110,7 +110,7 @@ def start(
         with finish_submission(job_ids):
             job_id = submit_run(context, prepared, say)
             job_ids.append(job_id)
-            say(announcement(prepared, job_id))
+            say(announcement(context, prepared, job_id))
         return job_id, wait(job_id) if wait else None
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C exits at once

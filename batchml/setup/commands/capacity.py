@@ -31,7 +31,7 @@ from batchml.cost.capacity import (
 )
 from batchml.errors import UsageError
 from batchml.model.environment import Compute
-from batchml.setup.commands.shared import bare, print_table
+from batchml.setup.commands.shared import print_table
 
 
 def print_scores(question: ScoreQuestion, answer: ScoreAnswer, *, json_: bool) -> None:
@@ -190,14 +190,14 @@ def read_warm_columns(context: Context, details: Details) -> WarmColumns:
         return WarmColumns({})
     described = context.settings.environment.compute
     computes = {
-        name: read_compute_detail(detail, described.get(bare(context, name)))
+        name: read_compute_detail(detail, described.get(context.bare(name)))
         for name, detail in details.items()
         if detail.get("computeResources", {}).get("instanceTypes")
     }
     region = context.settings.environment.region
     capacities = list_warm_capacity(region, details, computes, context.prices)
     reservations = fetch_reservations(context.connect(), [c.reservation for c in capacities])
-    by_name = {each.name: replace(each, name=bare(context, each.name)) for each in capacities}
+    by_name = {each.name: replace(each, name=context.bare(each.name)) for each in capacities}
     return WarmColumns(by_name, reservations, context.clock.now())
 
 

@@ -36,7 +36,6 @@ from batchml.setup.commands.shared import (
     Enable,
     Name,
     Yes,
-    bare,
     compute_api,
     compute_order,
     create_resources,
@@ -96,7 +95,7 @@ def compute_list(env: Env = None, json_: Json = False) -> None:
         limits[1] = min(machine_vcpus or limits[1], limits[2])
         rows.append(
             [
-                bare(context, name),
+                context.bare(name),
                 detail["state"],
                 detail.get("status", ""),
                 resources.get("type", detail.get("type", "")),
@@ -290,7 +289,7 @@ def compute_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = 
         if detail["computeEnvironmentArn"] in compute_order(each)
     ]  # fmt: skip
     if users:
-        names = ", ".join(bare(context, queue) for queue in users)
+        names = ", ".join(context.bare(queue) for queue in users)
         raise UsageError(
             f"Compute environment {name} is used by: {names}. First give these queues another one "
             f"(batchml queue update NAME --compute OTHER), or delete them."

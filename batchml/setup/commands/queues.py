@@ -1,5 +1,6 @@
 """batchml queue list, show, create, update and delete."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -7,12 +8,12 @@ import typer
 from batchml.aws.batch.resources import queue_request
 from batchml.aws.naming import Site
 from batchml.cli.app import command_group
-from batchml.cli.options import Env, Json, open_context, read_pairs
+from batchml.cli.options import AllProjects, Env, Json, open_context, read_pairs
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import narrow_columns, printable, run_json, table
 from batchml.cli.terminal import screen
 from batchml.cluster.service import open_poller, poll_queues
-from batchml.cluster.snapshot import ClusterSnapshot, RunRow
+from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow
 from batchml.cluster.tables import (
     age_text,
     compute_json,
@@ -33,7 +34,6 @@ from batchml.setup.commands.shared import (
     Enable,
     Name,
     Yes,
-    bare,
     compute_api,
     compute_order,
     create_resources,
@@ -78,25 +78,39 @@ TimeLimits = Annotated[
 
 
 @queue_app.command("list", epilog="Example: batchml queue list --env dev")
-def queue_list(env: Env = None, json_: Json = False) -> None:
+def queue_list(all_: AllProjects = False, env: Env = None, json_: Json = False) -> None:
     """List the job queues, the highest priority first, with their running and waiting runs.
 
-    VCPUS 12+40: held by running runs, and requested by waiting runs.
+    VCPUS 12+40: held by running runs, and requested by waiting runs. On `local`, the queues that
+    other projects have set up are listed with --all.
     """
     context = open_context(env)
     snapshot, refused = poll_queues(context)
+    queues = snapshot.queues if all_ else _own_queues(context, snapshot.queues)
     if refused:
         say(f"Runs are not counted: {refused}")
     if json_:
-        runs = {row.name: queue_json(row) for row in snapshot.queues if row.counts}
+        listed = {row.name for row in queues}
+        runs = {row.name: queue_json(row) for row in queues if row.counts}
         details = compute_api(context).queues()
-        return print_json([each | runs.get(name, {}) for name, each in details.items()])
-    rows = queue_table(snapshot.queues, lambda name: bare(context, name))
+        return print_json(
+            [each | runs.get(name, {}) for name, each in details.items() if name in listed]
+        )
+    rows = queue_table(queues, context.bare)
     gives_way = ("ORDER", "GPUS", "VCPUS", "COMPUTE", "REASON", "STATE")
     print_table(
         narrow_columns(rows, screen().width, gives_way),
         "No job queues. `batchml setup` makes them.",
     )
+
+
+def _own_queues(context: Context, rows: Iterable[QueueRow]) -> list[QueueRow]:
+    """The queues that the project's runs can name: its own, and shared ones of other names."""
+    if not context.settings.is_local:
+        return list(rows)
+    own = [row for row in rows if row.state is None or row.state.project in ("", context.project)]
+    taken = {context.bare(row.name) for row in own if context.bare(row.name) != row.name}
+    return [row for row in own if row.name not in taken]
 
 
 @queue_app.command("create", epilog="Example: batchml queue create urgent --compute gpu")
@@ -121,8 +135,8 @@ def queue_create(
     described = described_environment(context).queues.get(name)
     queue = read_queue(name, override(described, table), f"queue create {name}")
     refuse_existing(context, "queue", name, compute_api(context).queues())
-    _check_compute(context, queue)
-    create_resources(context, {}, {name: queue}, json_)
+    shared = _shared_computes(context, queue)
+    create_resources(context, {}, {name: queue}, json_, shared)
 
 
 @queue_app.command("update", epilog="Example: batchml queue update urgent --priority 500")
@@ -144,11 +158,12 @@ def queue_update(
         raise UsageError("Nothing to change was given: see batchml queue update --help.")
     present = {
         "priority": detail["priority"],
-        "compute": [bare(context, bare_name(arn)) for arn in compute_order(detail)],
+        "compute": [context.bare(bare_name(arn)) for arn in compute_order(detail)],
     }
     queue = read_queue(name, {**present, **table}, f"queue update {name}")
-    _check_compute(context, queue)
-    full = queue_request(Site(env=context.env), name, queue)
+    project = context.project if context.settings.is_local else ""
+    site = Site(env=context.env, project=project, shared=_shared_computes(context, queue))
+    full = queue_request(site, name, queue)
     members = {
         "priority": "priority",
         "compute": "computeEnvironmentOrder",
@@ -200,11 +215,17 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _check_compute(context: Context, queue: Queue) -> None:
-    """Raise NotFound if a compute environment of the queue does not exist."""
+def _shared_computes(context: Context, queue: Queue) -> frozenset[str]:
+    """The compute environments of a queue that batchml did not make for this environment.
+
+    Raises NotFound if one does not exist.
+    """
     known = compute_api(context).environments()
-    for each in queue.compute:
-        find_resource(context, each, "Compute environment", known)
+    names = {
+        each: find_resource(context, each, "Compute environment", known)[0]
+        for each in queue.compute
+    }
+    return frozenset(each for each, name in names.items() if each == name)
 
 
 # --- queue show -----------------------------------------------------------------------------
@@ -231,7 +252,7 @@ def queue_show(name: Name, env: Env = None, json_: Json = False) -> None:
 
 def _lines(context: Context, snapshot: ClusterSnapshot) -> list[str]:
     on = screen()
-    rows = queue_table(snapshot.queues, lambda name: bare(context, name))
+    rows = queue_table(snapshot.queues, context.bare)
     lines = [table(narrow_columns(rows, on.width, ("ORDER", "COMPUTE", "REASON", "STATE")), on), ""]
     if snapshot.runs:
         lines.append(table(narrow_columns(_run_rows(snapshot), on.width, _GIVES_WAY), on))

@@ -158,7 +158,7 @@ def _plan_and_apply(
     try:
         _refuse(planner(current), steps, current)
         if changing and not options.plan:
-            agreed = _confirm_steps(changing, options, context.env)
+            agreed = _confirm_steps(context, changing, options)
     finally:
         if not agreed:
             discard_change_sets(current, tools)
@@ -183,16 +183,20 @@ def _refuse(wanted: WantedState, steps: Sequence[PlanStep], current: CurrentStat
         raise UsageError("Nothing was changed.\n" + "\n".join(f"  - {each}" for each in found))
 
 
-def _confirm_steps(steps: Sequence[PlanStep], options: PlanOptions, env: str) -> set[PlanStep]:
+def _confirm_steps(
+    context: Context, steps: Sequence[PlanStep], options: PlanOptions
+) -> set[PlanStep]:
     """Ask the user to confirm the steps. Raises UsageError with the flag to add, typer.Exit."""
-    losing = [step for step in steps if step.loses]
-    for name in set(options.allow_loss) - {step.name for step in losing}:
+    losing, env = [step for step in steps if step.loses], context.env
+    names = {context.resource_label(step.name): step for step in losing}
+    allowed = set(map(context.resource_label, options.allow_loss))
+    for name in allowed - names.keys():
         say(f"--allow-loss {name}: no resource of that name would lose data.")
     if options.command == "setup":
-        for step in losing:
-            if step.name not in options.allow_loss and not confirm(
-                f"{step.kind} {step.name} would lose {step.loses}. To agree, type its name:",
-                f"--allow-loss {step.name}", yes=False, expected=(step.name,),
+        for name, step in names.items():
+            if name not in allowed and not confirm(
+                f"{step.kind} {name} would lose {step.loses}. To agree, type its name:",
+                f"--allow-loss {name}", yes=False, expected=(name,),
             ):  # fmt: skip
                 say("Nothing was changed.")
                 raise typer.Exit(1)
@@ -220,7 +224,7 @@ def _apply(
         step = progress.step
         if progress.text == BEGUN:
             began = context.clock.monotonic()
-            say(f"{step.action.value} {step.kind.value} {step.name}")
+            say(f"{step.action.value} {step.kind.value} {context.resource_label(step.name)}")
         elif progress.text:
             say(f"    {progress.text}")
         else:
@@ -272,6 +276,7 @@ def _plan_lines(
     context: Context, subject: SetupSubject, steps: Sequence[PlanStep], document: dict[str, Any]
 ) -> list[str]:
     """The plan as text."""
+    steps = [_with_labels(context, step) for step in steps]
     region = f" in {document['region']}" if document["region"] else " on this machine"
     changing = [step for step in steps if step.changes]
     width = max((len(f"{step.kind} {step.name}") for step in changing), default=0)
@@ -298,6 +303,15 @@ def _plan_lines(
         parts.append(f"{counts[Action.KEEP]} as described")
     lines.append(f"Plan: {', '.join(parts)}." if changing else "Nothing to do.")
     return [*lines, *document["notes"]]
+
+
+def _with_labels(context: Context, step: PlanStep) -> PlanStep:
+    """The step for people: on `local` the names of resources are without the project."""
+    if not context.settings.is_local:
+        return step
+    own = context.qualified("")
+    reasons = tuple(reason.replace(own, "") for reason in step.reasons)
+    return replace(step, name=context.bare(step.name), reasons=reasons)
 
 
 def _describe_end(context: Context, options: PlanOptions) -> str:

@@ -1,6 +1,6 @@
 """Read an environment, and change one resource: for the commands `setup`, `compute` and `queue`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
-from batchml.aws.naming import Platform, qualified
+from batchml.aws.naming import Platform
 from batchml.aws.s3 import empty_bucket
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import table
@@ -51,7 +51,8 @@ def read_subject(context: Context, like: str | None = None) -> SetupSubject:
     templates = {
         short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
     }
-    spec = SetupSpec(context.env, environment, templates, definitions)
+    project = context.project if context.settings.is_local else ""
+    spec = SetupSpec(context.env, environment, templates, definitions, project)
     return SetupSubject(spec, (*notes, *more), sources)
 
 
@@ -171,19 +172,14 @@ def override(described: Compute | Queue | None, options: Mapping[str, Any]) -> d
     return {**(msgspec.to_builtins(described) if described else {}), **options}
 
 
-def bare(context: Context, name: str) -> str:
-    """The name in batchml.toml."""
-    return name.removeprefix(qualified(context.env, ""))
-
-
 def find_resource(
     context: Context, name: str, kind: str, known: Mapping[str, dict[str, Any]]
 ) -> tuple[str, dict[str, Any]]:
     """Find a resource by its name in batchml.toml or in AWS. Raises NotFound."""
-    for each in (qualified(context.env, name), name):
+    for each in (context.qualified(name), name):
         if each in known:
             return each, known[each]
-    names = [bare(context, each) for each in known]
+    names = [context.bare(each) for each in known]
     raise NotFound(kind, name, names, f"To list them: batchml {_command(kind)} list")
 
 
@@ -194,7 +190,8 @@ def _command(kind: str) -> str:
 def refuse_existing(
     context: Context, command: str, name: str, known: Mapping[str, dict[str, Any]]
 ) -> None:
-    if qualified(context.env, name) in known:
+    names = {context.qualified(name), *([name] if context.settings.is_local else [])}
+    if names & known.keys():
         raise UsageError(
             f"{name} exists already. To change it: batchml {command} update {name}, or change "
             "batchml.toml and run batchml setup."
@@ -208,12 +205,19 @@ def print_table(rows: list[list[str]], empty: str) -> None:
 
 
 def create_resources(
-    context: Context, computes: dict[str, Compute], queues: dict[str, Queue], json_: bool
+    context: Context,
+    computes: dict[str, Compute],
+    queues: dict[str, Queue],
+    json_: bool,
+    shared: Iterable[str] = (),
 ) -> None:
-    """Create compute environments and queues by a plan for them alone."""
+    """Create compute environments and queues by a plan for them alone.
+
+    `shared`: compute environments that the queues use by their names in AWS.
+    """
     subject = read_subject(context)
     narrowed = replace(subject.spec.environment, compute=computes, queues=queues)
-    spec = replace(subject.spec, environment=narrowed)
+    spec = replace(subject.spec, environment=narrowed, shared=frozenset(shared))
     tools = open_tools(context)
     current = read_state(spec, tools)
     _refuse_without_stacks(context, spec, current, computes)
@@ -226,7 +230,7 @@ def create_resources(
             step = progress.step
             if not progress.text:
                 made.append({"kind": step.kind.value, "name": step.name})
-                say(f"{step.kind.value} {step.name}: done")
+                say(f"{step.kind.value} {context.resource_label(step.name)}: done")
     if json_:
         print_json(made)
 
@@ -263,12 +267,13 @@ def report_update(context: Context, kind: str, request: Mapping[str, Any], json_
     if json_:
         print_json(detail)
     else:
-        name = request.get("jobQueue") or request["computeEnvironment"]
+        name = context.resource_label(request.get("jobQueue") or request["computeEnvironment"])
         print_line(f"{kind} {name} is {describe_change(kind, request)}.")
 
 
 def delete_resource(context: Context, kind: str, name: str, yes: bool, json_: bool) -> None:
-    if not confirm(f"Delete {kind} {name}? [y/N]", "--yes", yes=yes):
+    label = context.resource_label(name)
+    if not confirm(f"Delete {kind} {label}? [y/N]", "--yes", yes=yes):
         say("Nothing was changed.")
         raise typer.Exit(1)
     tools = open_tools(context)
@@ -278,7 +283,7 @@ def delete_resource(context: Context, kind: str, name: str, yes: bool, json_: bo
     if json_:
         print_json([{"kind": kind, "name": name}])
     else:
-        print_line(f"{kind} {name} is deleted.")
+        print_line(f"{kind} {label} is deleted.")
 
 
 def compute_order(queue: Mapping[str, Any]) -> list[str]:
