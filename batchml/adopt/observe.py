@@ -75,13 +75,15 @@ class FoundMetric(Struct, frozen=True):
 
 class Observation(Struct, frozen=True):
     """One attempt. `files` are the paths that it wrote below its working folder, with their bytes.
-    `memory_mib` is the most that was measured; 0 without a measurement.
+    `memory_mib` is the most that was measured; 0 without a measurement. `is_whole`: the program
+    ended by itself, without an error.
     """
 
     metrics: tuple[FoundMetric, ...] = ()
     files: tuple[tuple[str, int], ...] = ()
     memory_mib: float = 0.0
     end: str = ""  # how the attempt ended, as a sentence
+    is_whole: bool = True
 
 
 # --- Metrics --------------------------------------------------------------------------------------

@@ -151,6 +151,8 @@ def find_place(name: str, value: Scalar | None) -> str:
         looks_like_path = (value or "").startswith((".", "/", "~")) or (value or "").endswith("/")
     if "://" in (value or "") or words[:1] == ["resume"] or "pretrained" in words:
         return ""
+    if value is None and not {"save", "dir", "output", "out", "data"} & set(words):
+        is_place = False  # `--ckpt-path` without a default: a checkpoint to start from
     for placeholder, names in _FOLDERS:
         hit = any(word in names or word.removesuffix("dir") in names for word in words)
         is_alone = whole in names and (value is None or value == whole or looks_like_path)
@@ -180,7 +182,11 @@ def write_job(
     kept = keep_patterns(seen.files) if seen is not None else ()
     if seen is not None and kept:
         patterns = ", ".join(map(_quote, kept))
-        lines.append(_line(f"keep = [{patterns}]", f"it wrote {describe_files(seen.files)}"))
+        wrote = f"it wrote {describe_files(seen.files)}"
+        if seen.is_whole:
+            lines.append(_line(f"keep = [{patterns}]", wrote))
+        else:  # it may write others later
+            lines.append(_line(f"#keep = [{patterns}]", f"all new files; so far {wrote}"))
     if found.params:
         lines += ["", _line("[params]", f"flags of {script}: -p NAME=VALUE changes one")]
         lines += [

@@ -153,7 +153,9 @@ class AttemptWatch:
 
     def observe(self, outputs: Sequence[tuple[str, int]]) -> Observation:
         end = describe_outcome(self.run) if self.run else ""
-        return Observation(find_metrics(self.lines), written_files(outputs), self.memory_mib, end)
+        is_whole = bool(self.run and self.run.status is JobStatus.SUCCEEDED)
+        metrics, files = find_metrics(self.lines), written_files(outputs)
+        return Observation(metrics, files, self.memory_mib, end, is_whole)
 
 
 def stop_attempt(context: Context, job_id: str) -> None:

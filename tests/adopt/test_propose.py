@@ -111,6 +111,8 @@ def test_the_memory_to_request_is_half_more_than_the_peak() -> None:
         ("model", "resnet18", ""),
         ("model-dir", "m", "{outputs}"),
         ("model", "google/bert", ""),
+        ("ckpt_path", None, ""),
+        ("output_dir", None, "{outputs}"),
         ("dataset", "./cifar", "{data}"),
         ("log-interval", 10, ""),
         ("save", 1, ""),
@@ -177,6 +179,12 @@ def test_any_texts_make_a_file_that_can_be_read(name: str, value: str, line: str
     metrics = find_metrics([f"{line} loss=1.5"])
     seen = Observation(metrics, ((name.replace("/", "_").replace("\0", "_"), 1),))
     tomllib.loads(write_job("train.py", (), source, IMAGE, seen))
+
+
+def test_an_attempt_that_did_not_end_by_itself_does_not_limit_what_is_kept() -> None:
+    spec, text = job_of(seen=Observation(files=(("a.pt", 1),), is_whole=False))
+    assert spec.keep is True and '#keep = ["*.pt"]' in text
+    assert "all new files; so far it wrote a.pt" in text
 
 
 def test_arguments_that_the_program_requires_are_named() -> None:
