@@ -113,10 +113,10 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
     if any(mark in name for mark in "/:@."):
         return None
     for folder in folders:
-        if (folder / name / "requirements.txt").is_file():
+        if name and (folder / name / "requirements.txt").is_file():
             return folder / name
     for folder in folders:
-        if (folder / name).is_dir():
+        if name and (folder / name).is_dir():
             hint = "An image's folder needs this file, which may be empty."
             raise InputNotFound("File", f"{folder / name}/requirements.txt", [], hint)
     known = {path.parent.name for folder in folders for path in folder.glob("*/requirements.txt")}

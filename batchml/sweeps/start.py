@@ -20,7 +20,7 @@ from batchml.aws.naming import make_platform, owner_tags
 from batchml.context import Context, EnvironmentCache, Notify, drop_cache, open_cache
 from batchml.cost.quote import need_of_job
 from batchml.cost.service import quote_of
-from batchml.errors import BatchmlError, ConfigError, NotFound
+from batchml.errors import BatchmlError, ConfigError, InputNotFound, NotFound
 from batchml.jobs.code import CodeArchive
 from batchml.jobs.find import ImageSource, find_job, find_source
 from batchml.local import machine
@@ -168,11 +168,11 @@ def find_sweep_file(context: Context, word: str) -> Path:
             return folder / FILE
     if named.is_dir():
         hint = "That file defines the sweep: docs/sweep-file.md."
-        raise NotFound("File", str(Path(word) / FILE), [], hint)
+        raise InputNotFound("File", str(Path(word) / FILE), [], hint)
     known = [path.name for path in context.folder.glob("*.toml") if path.name != "batchml.toml"]
     known += [path.parent.name for jobs in context.job_folders for path in jobs.glob(f"*/{FILE}")]
     hint = f"Give a sweep file, or a job that has a {FILE}. How to write one: docs/sweep-file.md."
-    raise NotFound("Sweep file", word, known, hint)
+    raise InputNotFound("Sweep file", word, known, hint)
 
 
 def _relative(context: Context, path: Path) -> str:

@@ -53,6 +53,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("submit train --lr", "A parameter of the job: -p lr=VALUE"),
         ("submit train lr=0.3 n=1", "Parameters of the job: -p lr=0.3 -p n=1"),
         ("submit train --nmae x", "--name"),
+        ("submit --image", "Option '--image' requires an argument."),
         ("status", "Did you mean 'batchml ls'?"),
         ("ps", "Did you mean 'batchml ls'?"),
         ("help", "Did you mean 'batchml --help'?"),

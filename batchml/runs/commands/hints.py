@@ -33,6 +33,8 @@ class SubmitCommand(TyperCommand):
         sbatch_hint = slurm_hint(option, given) or array_hint(getattr(error, "param", None), given)
         if sbatch_hint:
             hint, error.possibilities = sbatch_hint, None
+        elif not hasattr(error, "possibilities") and option:
+            return  # the option exists, and lacks its value
         elif not option:
             _, rest, _ = self.make_parser(ctx).parse_args(args=list(given))
             hint = words_hint(given, rest)
