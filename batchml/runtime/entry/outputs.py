@@ -132,7 +132,9 @@ class OutputSender:
 
     def send(self, files: Mapping[str, FileState]) -> Dict[str, str]:
         """Send the files that the store does not have in this state. Return errors by name."""
-        names = [name for name in sorted(files) if self.sent.get(name) != files[name]]
+        # The oldest first: a file that names the newest checkpoint is written after it.
+        order = sorted(files, key=lambda name: (files[name][1], name))
+        names = [name for name in order if self.sent.get(name) != files[name]]
         self._store_failed = False
         results = self._send_all(names, lambda name: (name, self._send_one(name, files[name])))
         return {name: error for name, error in results if error}
