@@ -437,13 +437,15 @@ def _explain_clue(ended: EndedRun, found: clues.ClueMatch) -> Explanation:
     evidence = (found.line,) if found.line else ()
     fix, command = found.fix, _command(ended, found)
     if ended.commands.is_local and found.cause in _LOCAL_FIXES:
-        fix, command = _LOCAL_FIXES[found.cause], ""
+        fix = _LOCAL_FIXES[found.cause]
+        is_disk = found.cause == "disk-full"
+        command = ended.commands.batchml("local", "clean") if is_disk else ""
     return Explanation(found.cause, found.verdict, evidence, fix, command)
 
 
 # Causes that a user removes on this machine itself, and not in AWS.
 _LOCAL_FIXES = {
-    "disk-full": "Make room on this machine's disk.",
+    "disk-full": "Make room on this machine's disk, for example of old environments.",
     "network": "Connect this machine to the network, or correct the name.",
     "image-network": "Connect this machine to the image's registry.",
     "credentials": "Log in to AWS on this machine, or set AWS_PROFILE with --set-env.",

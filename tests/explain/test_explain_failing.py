@@ -159,6 +159,23 @@ def test_a_run_that_another_host_may_do_says_what_was_wrong_with_this_one(
 
 
 @pytest.mark.parametrize(
+    ("line", "fix", "command"),
+    [
+        (
+            "OSError: [Errno 28] No space left on device",
+            "this machine's disk",
+            "batchml local clean",
+        ),
+        ("curl: (6) Could not resolve host: example.org", "Connect this machine", ""),
+        ("NoCredentialsError: Unable to locate credentials", "Log in to AWS on this machine", ""),
+    ],
+)
+def test_on_this_machine_a_fix_is_for_this_machine(line: str, fix: str, command: str) -> None:
+    found = why_ended(EndedRun(ended(1).run, CommandWriter(), lines=(line,)))
+    assert fix in found.fix and found.command == command
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "KeyError: 'RANK'",

@@ -20,6 +20,7 @@ from batchml.runtime.telemetry.idle import (
     SYN_SENT,
     Activity,
     Address,
+    IdleRecord,
     IdleWatch,
     TcpSocket,
     WaitingProcess,
@@ -29,6 +30,7 @@ from batchml.runtime.telemetry.idle import (
     failed_connections,
     find_waiting,
     idle_since,
+    read_idle_record,
     read_sockets,
 )
 
@@ -238,9 +240,17 @@ def test_a_run_of_several_nodes_ends_when_all_of_them_are_idle(tmp_path: Path) -
     main, other = Node(tmp_path, 0, 2), Node(tmp_path, 1, 2)
     main.at(700.0)
     assert main.stopped == []  # nothing is known of the other
+    other.notice = "waiting for the main node at 10.0.0.1: nothing answers at this address"
     other.at(650.0)
     main.at(720.0)
-    assert [code for _, code in main.stopped] == [IDLE] and other.stopped == []
+    ((why, code),) = main.stopped
+    assert code == IDLE and f"no progress; {other.notice}. The run saves" in why
+    assert other.stopped == []
+
+
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"{", b'{"idle": "x"}', b'{"idle": 900}'])
+def test_a_record_that_cannot_be_read_is_that_of_a_busy_node(data: bytes | None) -> None:
+    assert read_idle_record(data) == IdleRecord()
 
 
 def test_a_node_that_works_again_keeps_the_others(tmp_path: Path) -> None:

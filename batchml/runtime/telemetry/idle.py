@@ -280,7 +280,8 @@ class IdleWatch:
             waits = notice if is_gathering else describe_waits(find_waiting(pids), has_failures)
             if waits:
                 self._attempt.mark(idle_mark(waits)[len(MARK) :])
-        if self._limit and self._nodes.are_idle(idle, self._limit):
+        if self._limit and self._nodes.are_idle(idle, self._limit, waits):
+            waits = "; ".join(filter(None, (waits, *self._nodes.waits)))
             self._attempt.stop(self._describe_end(idle, waits), IDLE)
         return idle if idle >= self._shown_after else 0.0
 
@@ -314,37 +315,51 @@ class NodesIdleness:
         nodes = range(int(count) if count.isdigit() else 1)
         self._others = [f"{self._folder}/{i}" for i in nodes if str(i) != self._node]
         self._has_record = False
+        self.waits: List[str] = []  # what the other nodes wait for, once they are idle
 
-    def are_idle(self, idle: float, limit: float) -> bool:
-        """Whether this is the main node, and it and all others are idle for `limit` seconds."""
+    def are_idle(self, idle: float, limit: float, waits: str) -> bool:
+        """Whether this is the main node, and it and all others are idle for `limit` seconds.
+
+        `waits`: what the processes of this node wait for.
+        """
         try:
             if not self._is_main:
-                self._record(idle, idle >= limit)
+                self._record(idle, waits, idle >= limit)
                 return False
             if idle < limit or not self._others:
                 return idle >= limit
             if self._store is None:
                 return False
             now = self._wall()
-            records = self._store.get_many(self._others)
-            return all(is_idle_record(record, limit, now) for record in records)
+            found = [read_idle_record(each) for each in self._store.get_many(self._others)]
+            self.waits = list(dict.fromkeys(each.waits for each in found if each.waits))
+            return all(each.idle >= limit and abs(now - each.at) < _OUTDATED for each in found)
         except StoreError:  # at the next measurement the store may answer
             return False
 
-    def _record(self, idle: float, is_idle: bool) -> None:
+    def _record(self, idle: float, waits: str, is_idle: bool) -> None:
         if self._store is not None and (is_idle or self._has_record):
-            document = {"idle": idle if is_idle else 0.0, "at": self._wall()}
-            self._store.put(f"{self._folder}/{self._node}", json.dumps(document).encode())
+            record = IdleRecord(idle if is_idle else 0.0, self._wall(), waits)
+            document = json.dumps(record._asdict()).encode()
+            self._store.put(f"{self._folder}/{self._node}", document)
             self._has_record = is_idle
 
 
-def is_idle_record(data: Optional[bytes], limit: float, now: float) -> bool:
-    """Whether a node's record says that it is idle for `limit` seconds, and is not outdated."""
+class IdleRecord(NamedTuple):
+    """What a node has recorded of itself."""
+
+    idle: float = 0.0  # seconds
+    at: float = 0.0  # when it was written, in seconds since 1970
+    waits: str = ""
+
+
+def read_idle_record(data: Optional[bytes]) -> IdleRecord:
+    """A node's record; that of a busy node if it has none, or an invalid one."""
     try:
         found = json.loads(data or b"{}")
-        return float(found["idle"]) >= limit and abs(now - float(found["at"])) < _OUTDATED
+        return IdleRecord(float(found["idle"]), float(found["at"]), str(found["waits"]))
     except (ValueError, TypeError, KeyError):
-        return False
+        return IdleRecord()
 
 
 def _size(path: str) -> int:
