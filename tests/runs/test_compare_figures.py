@@ -34,6 +34,7 @@ from batchml.runs.metrics.series import Sample, Series
 from batchml.runs.metrics.usage import NodeRun, UsageSample
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.log_marks import metrics_marks
+from batchml.runtime.protocol.variables import fill_command
 
 NOW = 10_000_000
 COMMAND = ["train", "--lr", "{lr}", "--seed", "{seed}"]
@@ -50,7 +51,7 @@ def measured(
     usd: float | None = 1.408,
     steps: float = 1000,
     metrics: dict[str, float] | None = None,
-    params: dict[str, object] | None = None,
+    params: dict[str, str | int | float | bool] | None = None,
     **more: object,
 ) -> MeasuredRun:
     """A run that took `seconds` for its steps and cost `usd`."""
@@ -60,7 +61,7 @@ def measured(
     run = Run(
         job_id(number), "train", "gpu", JobStatus.SUCCEEDED, created_at=999_000,
         started_at=1_000_000, stopped_at=stop, attempts=(attempt,), vcpus=4, memory_mib=1024,
-        gpus=1, params=params, exit_code=0, command=("train", *map(str, params.values())),
+        gpus=1, params=params, exit_code=0, command=tuple(fill_command(COMMAND, params)),
     )  # fmt: skip
     record = Record(
         job_id=job_id(number), code="s3://b/code/c0de.tar", spec={"command": COMMAND},
@@ -215,7 +216,7 @@ def test_children_of_an_array_are_one_group() -> None:
     array, single = group_runs([[child(0), child(1)], [measured(2, params={})]], NOW)
     assert array.figures["metrics", "acc", "last"].n == 2
     assert [title_of(each) for each in (array, single)] == [
-        "train 6b0e0001:0 and 1 more", "train 6b0e0002",
+        "train 6b0e0001, 2 children", "train 6b0e0002",
     ]  # fmt: skip
 
 
@@ -240,6 +241,13 @@ def test_better_price_for_performance_is_two_figures(
     assert f"{per_dollar} steps for a dollar, {per_step} dollars for a step" in conclusion.text
     assert conclusion.text.endswith("; it pays from 1.58 times as fast.")
     assert conclusion.figures["timesAsFast"] == pytest.approx(faster)
+
+
+def test_steps_of_different_jobs_are_not_compared() -> None:
+    one, other = measured(1), measured(2)
+    assert other.found.run is not None
+    renamed = FoundRun(replace(other.found.run, name="other"), other.found.record)
+    assert conclude(grouped(one, replace(other, found=renamed)), {}) == []
 
 
 def test_without_prices_nothing_is_said_about_them() -> None:

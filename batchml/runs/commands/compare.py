@@ -11,7 +11,6 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.cli.terminal import screen
 from batchml.jobs.written import note_written
-from batchml.model.names import short_id
 from batchml.runs.compare.conclusions import conclude
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
 from batchml.runs.compare.service import left_out, measure_groups, offer_workers
@@ -55,10 +54,10 @@ def compare(
     print_line("\n\n".join(tables(groups, rows, screen())))
     for place, each in enumerate(conclusions):
         print_line(f"{'' if place else chr(10)}{printable(each.text)}")
-    codes = {group.facts.get("code"): group.first.job_id for group in groups}
+    codes = {group.facts.get("code"): group.short_id for group in groups}
     if len(codes) > 1:
         one, other, *_ = codes.values()
-        say(f"The code differs: batchml diff {short_id(one)} {short_id(other)}{context.env_option}")
+        say(f"The code differs: batchml diff {one} {other}{context.env_option}")
     for message in left_out(groups):
         say(printable(message))
     if not all(each.is_whole for group in groups for each in group.runs):

@@ -19,8 +19,6 @@ from batchml.cli.options import (
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable, run_json, table
 from batchml.config.project import project_name, short_project
-from batchml.cost.render import FREE
-from batchml.cost.service import is_free
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runs.commands.next_commands import short_word
@@ -145,8 +143,12 @@ def ls(
         chosen = [_with_labels(context, each, found) for each in chosen]
         rows = [[printable(cell) for cell in row] for row in to_rows(chosen, found, now)]
         print_line(table(rows, keep=columns is not None))
-        if FACTS["cost"] in chosen and is_free(context):
-            say(FREE)
+        if FACTS["cost"] in chosen:
+            from batchml.cost.render import FREE
+            from batchml.cost.service import is_free
+
+            if is_free(context):
+                say(FREE)
         say_without_direction([each.metric for each in chosen if each.metric], found)
         if more:
             say(f"The {'first' if sort else 'newest'} {limit} are shown; --limit shows more.")

@@ -66,6 +66,9 @@ def wait_share(group: RunGroup) -> tuple[float, str] | None:
 
 
 def _compare_prices(first: RunGroup, other: RunGroup) -> Conclusion | None:
+    """Compare speed and price of two groups; None for other jobs, whose steps are others."""
+    if first.first.name != other.first.name:
+        return None
     faster = _ratio(first, other, "speed", "secondsPerStep")
     if faster is None:
         faster = _ratio(other, first, "speed", "epochsPerHour")

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from batchml.cost.bill import Bill
+from batchml.model.job import JobSpec, Scalar
 from batchml.model.names import short_id
 from batchml.model.run import ran_seconds
 from batchml.runs.compare.facts import Value, list_facts
@@ -14,6 +15,7 @@ from batchml.runs.metrics.pace import Pace
 from batchml.runs.metrics.series import Series
 from batchml.runs.metrics.usage import UsageSample, use_of
 from batchml.runs.search import FoundRun
+from batchml.runtime.protocol.variables import fill_command
 
 Figure = tuple[str, ...]  # a name: ("speed", "secondsPerStep"), ("metrics", "loss", "last")
 
@@ -56,6 +58,19 @@ class RunGroup(Struct, frozen=True):
     @property
     def first(self) -> FoundRun:
         return self.runs[0].found
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the runs are the children of one array."""
+        wholes = {each.found.job_id.partition(":")[0] for each in self.runs}
+        return len(self.runs) > 1 and len(wholes) == 1
+
+    @property
+    def short_id(self) -> str:
+        """The short id of the array or of the first run: `6b0e2f6c`, `6b0e2f6c:3`, `6b0e2f6c#1`."""
+        job_id = self.first.job_id
+        part = "" if self.is_array else job_id[36:]
+        return f"{short_id(job_id[:36])}{part}"
 
     @property
     def params(self) -> dict[str, Value]:
@@ -145,11 +160,6 @@ def _cost(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
     }
 
 
-def short_part_id(job_id: str) -> str:
-    """The short id of a run, of a child (`6b0e2f6c:3`) or of a node (`6b0e2f6c#1`)."""
-    return f"{short_id(job_id[:36])}{job_id[36:]}"
-
-
 # --- Runs that differ only in a seed --------------------------------------------------------------
 
 
@@ -182,10 +192,19 @@ def group_runs(entries: Iterable[Sequence[MeasuredRun]], now_ms: int) -> list[Ru
 def _facts(found: FoundRun) -> dict[str, Value]:
     """The facts of a request. The command has its placeholders, where they are known."""
     facts = dict(list_facts(found))
-    template = found.record.spec.get("command") if found.record else None
-    if template and not (found.record and found.record.other):
-        facts["command"] = " ".join(map(str, template))
+    facts["command"] = _template(found) or facts.get("command")
     return facts
+
+
+def _template(found: FoundRun) -> str:
+    """The command with the placeholders of its job; "" if it was not made from the job's."""
+    try:
+        spec = convert(found.record.spec if found.record else {}, JobSpec, strict=False)
+        params = convert(found.params, dict[str, Scalar])
+    except ValidationError:  # of another version, or of another client
+        return ""
+    is_filled = fill_command(spec.template, params) == list(found.command)
+    return " ".join(spec.command) if is_filled else ""
 
 
 def _request(found: FoundRun) -> object:
@@ -230,7 +249,7 @@ def _with_labels(groups: Sequence[RunGroup]) -> list[RunGroup]:
         [group.first.name for group in groups],
         _param_labels(groups, with_seeds=False),
         _param_labels(groups, with_seeds=True),
-        [short_part_id(group.first.job_id) for group in groups],
+        [group.short_id for group in groups],
         [group.first.job_id for group in groups],
     ):
         if len(set(labels)) == len(labels):

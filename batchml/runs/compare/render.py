@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from batchml.cli.render import cells, cut, duration, printable, table
 from batchml.cli.terminal import Screen
-from batchml.model.names import dollars
+from batchml.model.names import dollars, short_id
 from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
 from batchml.runs.compare.facts import Value
-from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, short_part_id
+from batchml.runs.compare.figures import Figure, MeanValue, RunGroup
 from batchml.runs.metrics.plot import (
     Chart,
     ChartCurve,
@@ -159,9 +159,11 @@ def _states(group: RunGroup) -> str:
 
 
 def title_of(group: RunGroup) -> str:
-    """`lenet 6b0e2f6c`, `lenet 6b0e2f6c:3`, or `lenet 6b0e2f6c and 2 more`"""
-    more = f" and {len(group.runs) - 1} more" if len(group.runs) > 1 else ""
-    return f"{cut(group.first.name, 20)} {short_part_id(group.first.job_id)}{more}"
+    """`lenet 6b0e2f6c:3`, `lenet 6b0e2f6c, 3 children`, or `lenet 6b0e2f6c and 2 more`"""
+    count, more = len(group.runs), ""
+    if count > 1:
+        more = f", {count} children" if group.is_array else f" and {count - 1} more"
+    return f"{cut(group.first.name, 20)} {group.short_id}{more}"
 
 
 def tables(groups: Sequence[RunGroup], rows: Sequence[Row], target: Screen) -> list[str]:
@@ -264,7 +266,11 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
 
 
 def _curve_name(group: RunGroup, job_id: str) -> str:
-    return group.label if len(group.runs) == 1 else f"{group.label}, {short_part_id(job_id)}"
+    return (
+        group.label
+        if len(group.runs) == 1
+        else f"{group.label}, {short_id(job_id[:36])}{job_id[36:]}"
+    )
 
 
 def _chart(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
-from batchml.model.names import short_id
 from batchml.runs.compare.conclusions import WorkerOffer, wait_share
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
 from batchml.runs.find import load_runs, with_first_start
@@ -52,11 +51,15 @@ def measure_groups(context: "Context", job_ids: Sequence[str]) -> list[RunGroup]
 def left_out(groups: Sequence[RunGroup]) -> list[str]:
     """A message for each array of which only the first children are compared."""
     return [
-        f"{group.first.name} {short_id(group.first.job_id.partition(':')[0])}: only the first "
-        f"{MAX_CHILDREN} children are compared."
+        f"{group.first.name} {group.short_id}: only the first {MAX_CHILDREN} children are compared."
         for group in groups
-        if len(group.runs) == MAX_CHILDREN and ":" in group.first.job_id
+        if group.is_array and len(group.runs) == MAX_CHILDREN < _array_size(group)
     ]
+
+
+def _array_size(group: RunGroup) -> int:
+    record = group.first.record
+    return record.array_size if record else MAX_CHILDREN + 1
 
 
 def _children(context: "Context", found: FoundRun) -> list[FoundRun]:
