@@ -285,7 +285,6 @@ class RankMeter:
 # --- Usage of the attempt -------------------------------------------------------------------------
 
 
-LEAST = 1.0  # seconds of an attempt that has a mark
 FIRST = 5.0  # seconds from the start to the first mark
 EARLY = 10.0  # seconds between two marks in the first EARLY_UNTIL seconds
 EARLY_UNTIL = 120.0
@@ -349,7 +348,7 @@ class UsageReporter:
     def finish(self) -> None:
         self._gpus.close()
         seconds = self._clock() - self._began.at if self._began is not None else 0.0
-        if self._began is None or seconds < LEAST:
+        if self._began is None or seconds < FIRST:
             return
         cpu = self._group.cpu_seconds() if self._group else None
         used = (cpu_seconds(self._attempt.pids()) if cpu is None else cpu) - self._began.cpu
