@@ -127,8 +127,7 @@ def _run_elsewhere(
     other = short_project(project, [*projects.values(), scope.project])
     return NotFound(
         "Run", word, [],
-        f"{short_id(job_id)} of the project {other} is meant by {short_id(job_id)}, or with "
-        f"--project {other}.",
+        f"The project {other} has it: give its id, {short_id(job_id)}, or add --project {other}.",
         where=f"in the project {project_name(scope.project)}",
     )  # fmt: skip
 

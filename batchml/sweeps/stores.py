@@ -200,7 +200,8 @@ def choose_sweep(word: str, sweeps: Sequence[ListedSweep], project: str = "") ->
     own = [each for each in every if project in ("", each.project)]
     if elsewhere:
         other = short_project(elsewhere[0].project, [project, *(each.project for each in every)])
-        hint = f"{elsewhere[0].key[:8]} of the project {other} is meant with --project {other}."
+        key = elsewhere[0].key[:SURE_PREFIX]
+        hint = f"The project {other} has it: give its key, {key}, or add --project {other}."
     elif not own:
         hint = f"None was started {where} yet: batchml sweep sweep.toml"
     elif last:

@@ -137,7 +137,7 @@ def test_last_and_names_are_of_the_project() -> None:
 
 @pytest.mark.parametrize("word", ["train", "2b0e"])
 def test_a_word_that_only_names_a_run_of_another_project_is_an_error(word: str) -> None:
-    with pytest.raises(NotFound, match=r"2b0e0000 .* --project theirs"):
+    with pytest.raises(NotFound, match=r"2b0e0000, .* --project theirs"):
         select_run(word, SENT, none, SCOPE)
     assert select_run(word, SENT, none, ProjectScope("theirs.00000001")) == THEIRS
 

@@ -97,7 +97,9 @@ def _is_job(context: Context, word: str) -> bool:
 def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> None:
     spec = load_job(find_job(job, context.job_folders, context.folder), context.image_folders)
     found = quote_of_job(context, spec, queue)
-    before = usual_duration(context.history.recent(context.env), to_name(spec.name))
+    recent = context.history.recent(context.env)
+    own = [each for each in recent if each.project in ("", context.project)]
+    before = usual_duration(own, to_name(spec.name))
     if json_:
         print_json(quote_json(found, before))
     else:

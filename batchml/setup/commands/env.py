@@ -67,6 +67,7 @@ def show(
     found: list[dict[str, Any]] = [
         {"key": "env", "value": settings.env.value, "source": settings.env.source},
         {"key": "home", "value": settings.home.value, "source": settings.home.source},
+        {"key": "project", "value": settings.project.value, "source": settings.project.source},
     ]
     if settings.data_dir is not None:
         setting = settings.data_dir
