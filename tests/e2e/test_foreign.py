@@ -257,8 +257,11 @@ def plain(
 
 
 @pytest.fixture(scope="module")
-def torch(tmp_path_factory: pytest.TempPathFactory, pytorch: Path) -> Iterator[dict[str, Outcome]]:
-    yield from _judge(tmp_path_factory.mktemp("torch"), pytorch.parent, TORCH, "--image", "pytorch")
+def torch(
+    tmp_path_factory: pytest.TempPathFactory, environments: Path, pytorch: Path
+) -> Iterator[dict[str, Outcome]]:
+    """With the environment that `pytorch` has made."""
+    yield from _judge(tmp_path_factory.mktemp("torch"), environments, TORCH, "--image", "pytorch")
 
 
 def _judge(
