@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from batchml.jobs.code import size_words
 from batchml.model.job import MAX_PATTERN, MAX_PATTERNS
-from batchml.runtime.entry.working_folder import KEPT
+from batchml.runtime.entry.outputs import KEPT
 
 _MAX_LINES = 20_000  # of the output that are searched
 _MAX_METRICS = 8

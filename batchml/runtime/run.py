@@ -11,6 +11,7 @@ import errno
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -282,10 +283,17 @@ class _Attempt:
         """Remember the content of the working folder, and fetch files of an earlier attempt."""
         temporary = self._temporary.existing_path
         self._working = watch_working_folder(self._env, self._environ, temporary, sends_outputs)
-        if self._working is not None:
-            self._keeper = open_keeper(
-                self._working, self._env, self._environ, self._output.say, temporary, sends_outputs
-            )
+        if self._working is None:
+            return
+        others: list[tuple[str, str]] = []
+        if "BATCHML_RESUME" in self._environ and self._trial is None:
+            from batchml.runtime.checkpoint.resume import kept_places
+
+            others = kept_places(self._env, self._environ)
+        self._keeper = open_keeper(
+            self._working, self._env, self._environ, self._output.say, temporary, sends_outputs,
+            others,
+        )  # fmt: skip
 
     def _fetch(self, url: str) -> tuple[str, str]:
         """Return the path of a file of the submission, and its SHA-256 if it was downloaded."""
@@ -329,7 +337,7 @@ class _Attempt:
         if outputs is not None:
             _report_outputs(outputs.finish(), output)
         if self._keeper is not None:
-            self._keeper.end()
+            self._keeper.end(was_killed=shell_code(code) == 128 + signal.SIGKILL)
         verdict = supervised.verdict(code) if supervised is not None else None
         self.by_runtime = running.forced is not None or verdict is not None
         if verdict is not None:

@@ -7,6 +7,7 @@ batchml's runtime, as a lost host does.
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -170,7 +171,7 @@ class Judge:
         for each in programs:  # the attempts after the kills run side by side
             ids[each.script] = self._submit(each, flags)
             kill = partial(self._kill, each, ids[each.script])
-            wait_for(kill, f"{each.script} saves", 60)
+            wait_for(kill, f"{each.script} saves", LIMIT)
         self._cli("wait", *ids.values(), timeout=LIMIT)
         return {name: self._fetch(name, job_id) for name, job_id in ids.items()}
 
@@ -200,7 +201,8 @@ class Judge:
         if not own or not (runtime := parent_of(own[0])):
             return False
         # The runtime stays in the working folder; a program may change to another one.
-        if not any(Path(f"/proc/{runtime}/cwd").glob(program.saves)):
+        saved = list(Path(f"/proc/{runtime}/cwd").glob(program.saves))
+        if not saved or (program in TORCH and not _is_at_rest(saved[0])):
             return False
         victims = own[:1]
         if program.with_host:
@@ -234,6 +236,11 @@ def _read(pid: int | str, name: str) -> bytes:
 
 def _is_of(pid: str, job_id: str) -> bool:
     return f"BATCHML_RUN={job_id}\0".encode() in _read(pid, "environ")
+
+
+def _is_at_rest(file: Path) -> bool:
+    """Whether torch has written all of a file, which it does in several steps."""
+    return time.time() - file.stat().st_mtime > 0.1
 
 
 def parent_of(pid: int) -> int:

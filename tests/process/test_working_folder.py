@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
+from batchml.runtime.checkpoint.resume import ResumeSource
 from batchml.runtime.entry import working_folder
 from batchml.runtime.entry.working_folder import (
     GIB,
@@ -129,6 +130,23 @@ def test_a_retry_finds_what_the_attempt_before_left(tmp_path: Path) -> None:
     assert attempt(tmp_path, "cat a", number=3)[1:3] == ["one", "three"]
 
 
+def test_a_run_that_resumes_another_starts_with_its_files(tmp_path: Path) -> None:
+    """Its own retries find its own files; without any checkpoint or file it does not begin."""
+    attempt(tmp_path, "echo one > a")
+    (tmp_path / "out").rename(tmp_path / "other")
+    stored = tmp_path / "stored" / "output"
+    stored.mkdir(parents=True)
+    (tmp_path / "other" / "work").rename(stored / "work")
+    other = {"BATCHML_RESUME": ResumeSource("id", "n", store=str(stored.parent)).to_json()}
+    other["BATCHML_CHECKPOINT_DIR"] = str(tmp_path / "checkpoints")
+    lines = attempt(tmp_path, "cat a; echo two >> a", env=other)
+    assert lines[:2] == ["batchml notice: from the run before: a (4 B)", "one"]
+    assert attempt(tmp_path, "cat a", number=2, env=other)[1:3] == ["one", "two"]
+    other["BATCHML_RESUME"] = ResumeSource("id", "n", store=str(tmp_path / "nowhere")).to_json()
+    other["BATCHML_CHECKPOINT_DIR"] = str(tmp_path / "new")
+    assert "has saved no checkpoint to go on from" in attempt(tmp_path, "true", env=other)[0]
+
+
 def test_files_at_rest_outlive_an_attempt_that_is_killed(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
@@ -141,6 +159,18 @@ def test_files_at_rest_outlive_an_attempt_that_is_killed(tmp_path: Path) -> None
     assert kept.stat().st_nlink == 1  # a link would change when the program saves again
     process.communicate()
     assert "good" in attempt(tmp_path, "cat model", number=2)
+
+
+def test_half_a_file_does_not_replace_a_whole_one_after_a_kill(tmp_path: Path) -> None:
+    kept = tmp_path / "out" / "work"
+    script = f"""
+    echo whole > model; touch -d 2001-01-01 model
+    while [ ! -e {kept}/model ]; do sleep 0.05; done
+    printf half > model; echo new > other; kill -9 $$"""
+    attempt(tmp_path, script, env={"BATCHML_KEEP_EVERY": "0.1"})
+    assert (kept / "model").read_text() == "whole\n" and (kept / "other").read_text() == "new\n"
+    attempt(tmp_path, "echo more >> model", number=2)
+    assert (kept / "model").read_text() == "whole\nmore\n"
 
 
 def test_nodes_do_not_overwrite_the_files_of_each_other(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from batchml.local.executors.spec import (
     runner_spec,
 )
 from batchml.local.home import Home
-from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder
+from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder, kept_folder
 from batchml.runtime.protocol.variables import RuntimeEnv
 
 MIB = 1024**2
@@ -232,8 +232,8 @@ def _sweep_folders(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, An
 
 
 def _resumed(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
-    """The checkpoints that the run resumes from, read-only. Their variable is changed to the path
-    in the container.
+    """The checkpoints and kept files that the run resumes from, read-only. Their variable is
+    changed to the path in the container.
     """
     if VARIABLE not in env:
         return []
@@ -246,8 +246,15 @@ def _resumed(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
     if Path(path).parent.parent != host.home.runs or not os.path.isdir(path):
         return []
     env[VARIABLE] = resumed._replace(folder=RESUMED).to_json()
-    inside, runs = checkpoint_folder(RESUMED, child), str(host.home.runs)
-    return [_source(path, inside, [runs], read_only=True, ours=True, fixed=True)]
+    runs = str(host.home.runs)
+    folders = [(path, checkpoint_folder(RESUMED, child))]
+    kept = kept_folder(os.path.normpath(resumed.folder), child)
+    if os.path.isdir(kept):
+        folders.append((kept, kept_folder(RESUMED, child)))
+    return [
+        _source(path, inside, [runs], read_only=True, ours=True, fixed=True)
+        for path, inside in folders
+    ]
 
 
 def _volumes(

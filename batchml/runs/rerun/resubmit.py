@@ -36,7 +36,8 @@ from batchml.runs.rerun.rules import (
 from batchml.runtime.checkpoint.layout import list_checkpoints, looks_whole
 from batchml.runtime.checkpoint.remote import CheckpointFiles as Saved
 from batchml.runtime.checkpoint.remote import child_prefix
-from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder
+from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder, kept_folder
+from batchml.runtime.entry.outputs import KEPT
 
 if TYPE_CHECKING:
     from batchml.aws.batch.requests import SubmissionRequests
@@ -148,9 +149,7 @@ def _find_checkpoints(
     In a bucket, one call for each 1,000 files.
     """
     if source.folder:
-        return {
-            each: _find_in_folder(Path(checkpoint_folder(source.folder, each))) for each in numbers
-        }
+        return {each: _find_on_this_machine(source.folder, each) for each in numbers}
     if _has_workspace(context):
         return None
     stored = _S3_URL.fullmatch(source.store)
@@ -159,16 +158,25 @@ def _find_checkpoints(
     from batchml.aws.s3 import BucketStore
 
     top = f"{stored[2]}/{child_prefix(numbers[0] if len(numbers) == 1 else None)}"
-    names = BucketStore(context.connect(), stored[1]).keys(top)
-    return dict(_by_child(names, f"{stored[2]}/", numbers))
+    store = BucketStore(context.connect(), stored[1])
+    found = dict(_by_child(store.keys(top), f"{stored[2]}/", numbers))
+    if len(numbers) == 1 and not found[numbers[0]]:
+        index = "" if numbers[0] is None else f"{numbers[0]}/"
+        kept = store.keys(f"{stored[2]}/output/{index}{KEPT}/", 1)
+        found[numbers[0]] = SavedCheckpoints(files=len(kept))
+    return found
 
 
 def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
     """The checkpoints of a run on this machine, or of a child."""
     whole, _, child = job_id.partition(":")
-    return _find_in_folder(
-        Path(checkpoint_folder(str(context.home.runs / whole), int(child) if child else None))
-    )
+    return _find_on_this_machine(str(context.home.runs / whole), int(child) if child else None)
+
+
+def _find_on_this_machine(folder: str, child: int | None) -> SavedCheckpoints:
+    """The checkpoints of a run or a child, or else the files of its working folder."""
+    found = _find_in_folder(Path(checkpoint_folder(folder, child)))
+    return found or _find_in_folder(Path(kept_folder(folder, child)))
 
 
 def _find_in_folder(folder: Path) -> SavedCheckpoints:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.checkpoint.layout import MANIFEST, CheckpointName
 from batchml.runtime.checkpoint.remote import (
@@ -22,6 +22,7 @@ from batchml.runtime.checkpoint.remote import (
     run_prefix,
 )
 from batchml.runtime.entry.folders import is_kept_in_store, workspace_folder
+from batchml.runtime.entry.outputs import KEPT
 from batchml.runtime.protocol.launch import WORKER, LaunchPlan
 from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
 from batchml.runtime.storage.backends import open_store
@@ -95,6 +96,28 @@ def checkpoint_folder(folder: str, child: Optional[int]) -> str:
     return os.path.join(folder if child is None else f"{folder}:{child}", "checkpoints")
 
 
+def kept_folder(folder: str, child: Optional[int]) -> str:
+    """The files that a run on this machine has kept of its working folder."""
+    return os.path.join(folder if child is None else f"{folder}:{child}", "output", KEPT)
+
+
+def kept_places(env: RuntimeEnv, environ: Mapping[str, str]) -> List[Tuple[str, str]]:
+    """The stores, with prefixes, that may have files of the other run's working folder.
+
+    Empty without another run. Raises ValueError.
+    """
+    if VARIABLE not in environ or not env.is_run:
+        return []
+    other = ResumeSource.read(environ[VARIABLE])
+    child, found = other.child(env.array_index), []
+    if other.folder:
+        found.append((os.path.dirname(kept_folder(other.folder, child)), f"{KEPT}/"))
+    if other.store:
+        index = "" if child is None else f"{child}/"
+        found.append((other.store, f"output/{index}{KEPT}/"))
+    return found
+
+
 class _Source(NamedTuple):
     """A place that may have the other run's files."""
 
@@ -127,7 +150,7 @@ def resume(
     copied = ""
     for source in _sources(other, env, environ, check):
         copied = copied or _copy(source, env.checkpoint_dir, name, say, check)
-    if not copied and not other.is_array:
+    if not copied and not other.is_array and not _has_kept_files(env, environ):
         raise NoCheckpoint(
             f"{name} has saved no checkpoint to go on from. To start from the beginning, rerun it "
             f"without --resume"
@@ -137,11 +160,18 @@ def resume(
         if errors:
             raise StoreError(f"the files of {name} cannot be kept: {errors[0]}", temporary=True)
     _record(env, store, {"from": name, "what": copied})
+    if _has_kept_files(env, environ) and not copied:
+        return None  # the working folder gets them
     if copied:
         say(f"batchml notice: this run resumes from {copied} of {name}")
     else:
         say(f"batchml notice: {name} has saved no checkpoint: this run starts from the beginning")
     return None
+
+
+def _has_kept_files(env: RuntimeEnv, environ: Mapping[str, str]) -> bool:
+    places = kept_places(env, environ)
+    return any(open_store(url, environ).keys(prefix, 1) for url, prefix in places)
 
 
 def _sources(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List, Optional, Tuple
 
 from batchml.runtime.entry.folders import FileState, list_entries
@@ -56,6 +56,7 @@ class StorePoller:
 
 
 EVERY = 60.0  # seconds between two polls
+KEPT = "work"  # the folder of the working folder's files among the outputs
 _PARALLEL = 8  # files that are sent at once: sending a small file is mostly waiting for S3
 
 _Result = Tuple[str, str]  # name, error
@@ -119,7 +120,9 @@ class OutputSender:
         """
         # Before the end a link would be no copy: the program may write to the file again.
         self._links = is_last
-        errors = self.send(files if is_last else self._unchanged(files))
+        sent = files if is_last else self._unchanged(files)
+        # The oldest first: a file that names the newest checkpoint is written after it.
+        errors = self.send(sent, sorted(sent, key=lambda name: (sent[name][1], name)))
         gone = set(self.sent) - set(files) - set(() if is_last else self._before)
         if gone:
             self._store.delete(*(self._prefix + name for name in sorted(gone)))
@@ -130,11 +133,11 @@ class OutputSender:
     def _unchanged(self, files: Mapping[str, FileState]) -> Dict[str, FileState]:
         return {name: state for name, state in files.items() if self._before.get(name) == state}
 
-    def send(self, files: Mapping[str, FileState]) -> Dict[str, str]:
-        """Send the files that the store does not have in this state. Return errors by name."""
-        # The oldest first: a file that names the newest checkpoint is written after it.
-        order = sorted(files, key=lambda name: (files[name][1], name))
-        names = [name for name in order if self.sent.get(name) != files[name]]
+    def send(self, files: Mapping[str, FileState], order: Sequence[str] = ()) -> Dict[str, str]:
+        """Send the files that the store does not have in this state, by name or in `order`. Return
+        errors by name.
+        """
+        names = [name for name in order or sorted(files) if self.sent.get(name) != files[name]]
         self._store_failed = False
         results = self._send_all(names, lambda name: (name, self._send_one(name, files[name])))
         return {name: error for name, error in results if error}

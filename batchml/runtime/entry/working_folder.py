@@ -8,19 +8,19 @@ is at rest, and the others at the end. A later attempt finds them in its working
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
+import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from batchml.runtime.entry.folders import FileState, list_entries, size_text
-from batchml.runtime.entry.outputs import OutputSender, StorePoller, output_prefix
+from batchml.runtime.entry.outputs import KEPT, OutputSender, StorePoller, output_prefix
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import KEEP, RuntimeEnv, is_main_node, seconds_of
 from batchml.runtime.storage.backends import open_store
-
-KEPT = "work"  # the folder of kept files among the outputs
 
 GIB = 1024**3
 MAX_NAMED = 3  # files that a message names
@@ -256,6 +256,7 @@ class KeptPlace(NamedTuple):
     every: float  # seconds between two polls while the command runs
 
 
+_UNSETTLED = 2.0  # seconds before a SIGKILL in which a file may have been half written
 EVERY = 5.0  # seconds between two polls on one machine
 EVERY_IN_AWS = 60.0  # where files are sent
 
@@ -272,8 +273,10 @@ def open_keeper(
     say: Callable[[str], None],
     temporary: str,
     sends_outputs: bool,
+    others: Sequence[Tuple[str, str]] = (),
 ) -> Optional[WorkingFolderKeeper]:
-    """The keeper of a working folder, which first gets the files of an earlier attempt.
+    """The keeper of a working folder, which first gets the files of an earlier attempt, or else
+    those of another run: `others` are their stores and prefixes.
 
     None if the job says `keep = false`, or if nothing of the attempt is kept: its folder of outputs
     is in the folder `temporary`, and is not sent. Raises StoreError and OSError.
@@ -290,6 +293,11 @@ def open_keeper(
     restored = restore(place, environ, working.folder) if env.attempt > 1 else {}
     if restored:
         say(f"batchml notice: from the attempt before: {list_files(restored)}")
+    for url, prefix in () if restored else others:
+        copied = restore(place._replace(url=url, prefix=prefix), environ, working.folder)
+        if copied:
+            say(f"batchml notice: from the run before: {list_files(copied)}")
+            break
     return WorkingFolderKeeper(working, place, environ, env.run, say, restored)
 
 
@@ -363,11 +371,15 @@ class WorkingFolderKeeper:
     def finish(self) -> None:
         """Required by the plug-in interface. Does nothing: `end` keeps the remaining files."""
 
-    def end(self) -> None:
-        """Keep the remaining files, and print which are kept."""
+    def end(self, was_killed: bool) -> None:
+        """Keep the remaining files, and print which are kept.
+
+        `was_killed`: SIGKILL ended the command. What it wrote last may be half a file, so an
+        earlier whole copy of it stays.
+        """
         self._poller.end()
         try:
-            errors = self._mirror(is_last=True)
+            errors = self._mirror(True, time.time() - _UNSETTLED if was_killed else math.inf)
         except OSError as error:
             errors = {"the store": error_line(error)}
         kept = self._sender.sent if self._sender is not None else {}
@@ -384,8 +396,12 @@ class WorkingFolderKeeper:
             first = "{}: {}".format(*next(iter(errors.items())))
             self._say(f"batchml: {count} of the working folder could not be kept: {first}")
 
-    def _mirror(self, is_last: bool = False) -> Mapping[str, str]:
-        """Keep the files; return errors by name. Raises StoreError."""
+    def _mirror(self, is_last: bool = False, until: float = math.inf) -> Mapping[str, str]:
+        """Keep the files; return errors by name. Raises StoreError.
+
+        A file that was changed after `until`, in seconds since the epoch, does not replace its
+        kept copy.
+        """
         changed = self._working.changed()
         if changed is None:
             self._why_not = f"the working folder has more than {MAX_SCANNED:,} files: {_ADVICE}"
@@ -399,7 +415,10 @@ class WorkingFolderKeeper:
             self._sender = OutputSender(
                 self._working.folder, store, self._place.prefix, self._restored
             )
-        return self._sender.mirror(chosen.kept, is_last)
+        sent, kept = self._sender.sent, chosen.kept
+        late = {name for name in kept if name in sent and kept[name][1] > until * 1e9}
+        files = {name: sent[name] if name in late else state for name, state in kept.items()}
+        return self._sender.mirror(files, is_last)
 
     def _describe(self, left_out: Mapping[str, FileState]) -> str:
         are, limit = "is" if len(left_out) == 1 else "are", self._place.limit
