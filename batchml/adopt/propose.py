@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from msgspec import Struct
@@ -63,8 +63,13 @@ class Proposal(Struct, frozen=True):
         return self.is_kebab and any("_" in each.flag.name for each in self.params)
 
 
-def propose_arguments(source: ProgramSource, given: Sequence[str]) -> Proposal:
-    """Sort the flags of a program, and the arguments of the user, into those of a command."""
+def propose_arguments(
+    source: ProgramSource, given: Sequence[str], sent: Container[str] = ()
+) -> Proposal:
+    """Sort the flags of a program, and the arguments of the user, into those of a command.
+
+    `sent` has the paths that travel with the code: a flag for data keeps such a value.
+    """
     flags = {flag.name: flag for flag in source.flags}
     values, words = _read_arguments(flags, given)
     placed, params, left = [], [], []
@@ -78,7 +83,7 @@ def propose_arguments(source: ProgramSource, given: Sequence[str]) -> Proposal:
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
         place = find_place(flag.name, value)
-        if place:
+        if place and not (place.startswith("{data}") and value in sent):
             placed.append(FoundArgument(flag, value or "", where, place))
         elif value is None or value == "":
             left.append(f"--{flag.name} ({where}) has no default")
@@ -171,9 +176,13 @@ def write_job(
     source: ProgramSource,
     image: ImageChoice,
     seen: Observation | None,
+    sent: Container[str] = (),
 ) -> str:
-    """The text of the job.toml. `seen` is the attempt; None before it, or without one."""
-    found = propose_arguments(source, given)
+    """The text of the job.toml. `seen` is the attempt; None before it, or without one.
+
+    `sent` has the paths that travel with the code.
+    """
+    found = propose_arguments(source, given, sent)
     lines = [
         f"# Proposed by `batchml adopt {script}`. The comments say where each value comes from.",
         _line(f"image = {_quote(image.image)}", image.why),

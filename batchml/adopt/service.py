@@ -16,6 +16,7 @@ from batchml.adopt.source import ProgramSource, read_program
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, UsageError, did_you_mean
+from batchml.jobs.code import MAX_BYTES
 from batchml.jobs.find import own_image_files
 from batchml.model.image import REQUIREMENTS
 from batchml.model.job import read_job
@@ -32,17 +33,20 @@ JOB_FILE = "job.toml"
 
 
 class AdoptedProgram(Struct, frozen=True):
-    """A program that a job.toml is proposed for. `script` is its path below `folder`."""
+    """A program that a job.toml is proposed for. `script` is its path below `folder`; `sent` are
+    values of its arguments that name files or folders there, which travel with the code.
+    """
 
     folder: Path
     script: str
     arguments: tuple[str, ...]
     source: ProgramSource
     image: ImageChoice
+    sent: frozenset[str] = frozenset()
 
     def files(self, seen: Observation | None) -> dict[str, str]:
         """The texts of the proposed files, by name. Raises ConfigError for a mistake of ours."""
-        text = write_job(self.script, self.arguments, self.source, self.image, seen)
+        text = write_job(self.script, self.arguments, self.source, self.image, seen, self.sent)
         read_job(tomllib.loads(text), JOB_FILE)
         lines = self.image.requirements
         return {JOB_FILE: text, **({REQUIREMENTS: "\n".join(lines) + "\n"} if lines else {})}
@@ -67,7 +71,28 @@ def read_adopted(context: Context, script: str, arguments: Sequence[str]) -> Ado
     own = {name: (folder / name).read_text("utf-8", "replace") for name in own_image_files(folder)}
     image = choose_image(packages, own, _image_requirements(context))
     below = path.resolve().relative_to(folder.resolve()).as_posix()
-    return AdoptedProgram(folder, below, tuple(arguments), source, image)
+    values = [*(flag.default for flag in source.flags), *arguments]
+    words = [word.rpartition("=")[2] for word in values if isinstance(word, str)]
+    sent = frozenset(word for word in words if is_sent(folder, word))
+    return AdoptedProgram(folder, below, tuple(arguments), source, image, sent)
+
+
+def is_sent(folder: Path, word: str) -> bool:
+    """Whether a word names a file or a folder below `folder` that is small enough to travel with
+    the code.
+    """
+    path = folder / word
+    if not word or os.path.isabs(word) or not os.path.exists(path):
+        return False
+    root = folder.resolve()
+    if root == path.resolve() or not path.resolve().is_relative_to(root):
+        return False
+    total = 0
+    for each in (path, *path.rglob("*")):
+        total += each.stat().st_size if each.is_file() else 0
+        if total > MAX_BYTES // 2:
+            return False
+    return True
 
 
 def find_script(folder: Path, script: str) -> Path:

@@ -17,7 +17,7 @@ from batchml.adopt.observe import (
 )
 from batchml.adopt.packages import ImageChoice
 from batchml.adopt.propose import check_script, find_place, missing_arguments, write_job
-from batchml.adopt.service import AttemptWatch, find_script
+from batchml.adopt.service import AttemptWatch, find_script, is_sent
 from batchml.adopt.source import Flag, ProgramSource
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec, read_job
@@ -157,6 +157,16 @@ def test_the_job_of_a_program() -> None:
     assert spec.params == {"batch_size": 64, "lr": 0.5} and spec.flags == "kebab"
     assert "line 4; its default is 0.1" in text and "It reads WANDB_API_KEY:" in text
     assert "--resume (line 7) has no default" in text and "HOME" not in text
+
+
+def test_data_beside_the_program_travels_with_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "points.csv").write_text("1,2")
+    words = ("data/points.csv", "data", "missing.csv", ".", "..", "/etc/hosts", "")
+    assert [each for each in words if is_sent(tmp_path, each)] == ["data/points.csv", "data"]
+    source = ProgramSource((Flag("data", "value", "data/points.csv"),))
+    spec = read_job(tomllib.loads(write_job("train.py", (), source, IMAGE, None, words[:1])), "")
+    assert spec.argv() == ["python", "train.py", "--data", "data/points.csv"]
 
 
 def test_flags_of_two_spellings_are_named_one_by_one() -> None:
