@@ -7,7 +7,6 @@ batchml's runtime, as a lost host does.
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -201,19 +200,21 @@ class Judge:
         if not own or not (runtime := parent_of(own[0])):
             return False
         # The runtime stays in the working folder; a program may change to another one.
-        saved = list(Path(f"/proc/{runtime}/cwd").glob(program.saves))
-        if not saved or (program in TORCH and not _is_at_rest(saved[0])):
+        folder = Path(f"/proc/{runtime}/cwd")
+        if not any(folder.glob(program.saves)):
+            return False
+        # Nobody can go on from half a file, so a program is killed between two writes.
+        _send(own, signal.SIGSTOP)
+        wait_for(lambda: all(_state(pid) in "TZ" for pid in own), "the program stands still", 60)
+        if any(_is_writing(pid, folder.resolve()) for pid in own):
+            _send(own, signal.SIGCONT)
             return False
         victims = own[:1]
         if program.with_host:
-            for pid in own:  # its files are at rest, and kept, however fast it saves
-                os.kill(pid, signal.SIGSTOP)
             kept = self._cli.home.runs / job_id / "output" / "work"
             wait_for(lambda: any(kept.glob(program.saves)), f"{program.saves} is kept", 60)
             victims = [runtime, *own]
-        for pid in victims:
-            with suppress(ProcessLookupError):  # the runtime's end has ended it
-                os.kill(pid, signal.SIGKILL)
+        _send(victims, signal.SIGKILL)
         return True
 
     def _fetch(self, name: str, job_id: str) -> Outcome:
@@ -238,9 +239,25 @@ def _is_of(pid: str, job_id: str) -> bool:
     return f"BATCHML_RUN={job_id}\0".encode() in _read(pid, "environ")
 
 
-def _is_at_rest(file: Path) -> bool:
-    """Whether torch has written all of a file, which it does in several steps."""
-    return time.time() - file.stat().st_mtime > 0.1
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # the end of another one has ended it
+            os.kill(pid, number)
+
+
+def _state(pid: int) -> str:
+    """The state of a process: `T` if it is stopped, `Z` if it has ended."""
+    return (_read(pid, "stat").rpartition(b") ")[2][:1] or b"Z").decode()
+
+
+def _is_writing(pid: int, folder: Path) -> bool:
+    """Whether a process has a file of the folder open, other than those that it always has open."""
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            file = Path(os.readlink(descriptor))
+            if file.is_relative_to(folder) and file.suffix not in (".csv", ".log", ".db"):
+                return True
+    return False
 
 
 def parent_of(pid: int) -> int:
