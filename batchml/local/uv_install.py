@@ -375,22 +375,24 @@ class UvProgress:
 
     def _take(self, line: str) -> str:
         text = re.sub(" +", " ", line.strip(f"{_SPINNER} "))
-        if text.startswith("Preparing packages"):  # with a bar for each package that is on its way
-            bars = {
-                name: (float(done) * _UNITS[unit], float(all_) * _UNITS[unit_of_all])
-                for name, done, unit, all_, unit_of_all in _BAR.findall(text)
-            }
-            for name in self._done.keys() - bars.keys():
-                self._done[name] = (self._done[name][1],) * 2
+        bars = {
+            name: (float(done) * _UNITS[unit], float(all_) * _UNITS[unit_of_all])
+            for name, done, unit, all_, unit_of_all in _BAR.findall(text)
+        }
+        is_whole = text.startswith("Preparing packages")  # has a bar for each package on its way
+        if is_whole or bars:
+            if is_whole:
+                for name in self._done.keys() - bars.keys():
+                    self._done[name] = (self._done[name][1],) * 2
             self._done.update(bars)
             return self._describe_download()
-        elif text.startswith("Building "):
+        if text.startswith("Building "):
             return f"building {text.split()[1].partition('==')[0]}"
-        elif re.match(r"(Built|Updating|Updated|Resolving) ", text):
+        if re.match(r"(Built|Updating|Updated|Resolving) ", text):
             return ""
-        elif line[:1] in _SPINNER and line and "==" in text:
+        if line[:1] in _SPINNER and line and "==" in text:
             return f"finding {text.partition('==')[0]}"
-        elif text and line[:1] not in f"{_SPINNER}\u2588\u2591":
+        if text and line[:1] not in f"{_SPINNER}\u2588\u2591":
             self._lines = [*self._lines[-200:], text]
         return ""
 

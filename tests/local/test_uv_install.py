@@ -12,6 +12,7 @@ from batchml.local.uv_install import (
     uv_settings,
     why_pip,
 )
+from tests.support.fakes import FakeClock
 
 NO_SOLUTION = [
     "Using Python 3.11.7 environment at: e",
@@ -217,3 +218,16 @@ def test_pip_is_tried_only_where_it_may_succeed() -> None:
     assert why_pip(2, ["error: Unexpected '-': r.txt:1:1"]).startswith("uv says: Unexpected")
     assert "pre-releases" in why_pip(1, [*NO_SOLUTION, "hint: a pre-release was requested"])
     assert why_pip(-11, []) == "uv ended with code -11"
+
+
+def test_a_bar_of_a_download_that_broke_off_is_no_part_of_the_error() -> None:
+    progress = UvProgress(FakeClock().monotonic)
+    pad = " " * 300
+    progress.feed(
+        f"\u280b Preparing packages... (3/40){pad}\rpyyaml  ------ 15.89 KiB/808.61 KiB{pad}"
+    )
+    progress.feed(
+        f"torch  ------ 115.89 MiB/208.61 MiB{pad}\r\x1b[2K  \u00d7 Failed to download `ray`\r\n"
+    )
+    progress.feed("  \u2570\u2500\u25b6 operation timed out\r\n")
+    assert uv_error(progress.finish()) == "Failed to download `ray`: operation timed out"
