@@ -188,6 +188,45 @@ def test_a_traceback_is_printed_once_for_all_ranks_and_starts(nodes: Nodes) -> N
     assert " ended with 1" in nodes.said()[-2]
 
 
+ALONE = QUICK.replace("}", ', "alone": 1}')
+MEET = """
+import socket
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    meeting = socket.create_server(where)
+    other = meeting.accept()[0]
+else:
+    while True:
+        try: other = socket.create_connection(where); break
+        except OSError: time.sleep(0.05)
+say("met")
+"""
+WORK = """
+for step in range(400):
+    say("step", step)
+    if os.path.exists(os.environ["BATCHML_CHECKPOINT_DIR"] + "/enough"): break
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_of_two_nodes_that_never_connect_are_noticed(nodes: Nodes) -> None:
+    nodes.start(TWO._replace(processes=1), WORK, BATCHML_GANG_LIMITS=ALONE)
+    line = nodes.until_said("batchml notice: the 2 ranks of 2 nodes")
+    assert "nobody listens on MASTER_ADDR:MASTER_PORT (127.0.3.1:" in line
+    (nodes.folder / "checkpoints" / "enough").write_text("")
+    assert nodes.ended() == [0, 0]
+    assert sum("batchml notice" in line for number in (0, 1) for line in nodes.said(number)) == 1
+
+
+def test_ranks_that_are_connected_are_not_noticed(nodes: Nodes) -> None:
+    """Many looks of the watch pass: it looks each second here."""
+    nodes.start(TWO._replace(processes=1), MEET + WORK, BATCHML_GANG_LIMITS=ALONE)
+    nodes.until_said("step 60")
+    (nodes.folder / "checkpoints" / "enough").write_text("")
+    assert nodes.ended() == [0, 0]
+    assert not any("batchml notice" in line for number in (0, 1) for line in nodes.said(number))
+
+
 def test_three_starts_without_a_new_checkpoint_are_a_crash_loop_over_attempts(nodes: Nodes) -> None:
     """The first makes one. The main node dies in the third, so the fourth is of another attempt."""
     script = """

@@ -83,7 +83,7 @@ def disk_bytes(pids: Iterable[int], read: Callable[[str], str] = read) -> int:
 # Sources: proc(5), /proc/net/tcp; include/net/tcp_states.h of Linux; RFC 1213, tcpAttemptFails.
 
 ESTABLISHED, SYN_SENT, LISTEN = "01", "02", "0A"
-_FIRST_EPHEMERAL = 32_768  # the kernel gives ports from here on to listeners that ask for any port
+FIRST_EPHEMERAL = 32_768  # the kernel gives ports from here on to listeners that ask for any port
 _MOST_NAMED = 4  # waits in a sentence
 _GATHERING = "waiting for"  # begins the supervisor's lines about nodes that are not connected
 _PROBE_LIMIT = 1.0  # seconds that a connection for trial may take
@@ -118,6 +118,11 @@ def read_sockets(text: str) -> List[TcpSocket]:
     ]
 
 
+def read_connections(read: Callable[[str], str] = read) -> List[TcpSocket]:
+    """All TCP sockets of this network namespace."""
+    return [row for name in ("tcp", "tcp6") for row in read_sockets(read(f"/proc/net/{name}"))]
+
+
 def _address(text: str) -> Address:
     """`0100007F:1F90` is ("127.0.0.1", 8080): words of 32 bits in the byte order of the machine."""
     host, _, port = text.partition(":")
@@ -138,8 +143,7 @@ def failed_connections(text: str) -> int:
 
 def find_waiting(pids: Sequence[int], read: Callable[[str], str] = read) -> List[WaitingProcess]:
     """The ranks among these processes, or all of them if there are no ranks."""
-    rows = [row for name in ("tcp", "tcp6") for row in read_sockets(read(f"/proc/net/{name}"))]
-    by_inode = {row.inode: row for row in rows if row.inode != "0"}
+    by_inode = {row.inode: row for row in read_connections(read) if row.inode != "0"}
     found, ranks = [], []
     for pid in pids:
         words = (word.partition("=") for word in read(f"/proc/{pid}/environ").split("\0"))
@@ -212,7 +216,7 @@ def _waits_of(
     port = one.master[1] if one.master else 0
     found = []
     for each in sorted(listening):
-        if each == port or (each < _FIRST_EPHEMERAL and not one.name.startswith("rank ")):
+        if each == port or (each < FIRST_EPHEMERAL and not one.name.startswith("rank ")):
             found.append(f"{one.name} listens on port {each}{_clients(one, each, owners)}")
     if one.master is None or found:
         return found

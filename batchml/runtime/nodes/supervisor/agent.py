@@ -14,6 +14,7 @@ from typing import Callable, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.entry.stopping import make_stop_file
 from batchml.runtime.nodes.link.connection import Message
+from batchml.runtime.nodes.supervisor.group import GroupWatch
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout
 from batchml.runtime.processes import read
@@ -57,7 +58,8 @@ class NodeAgent:
     """The agent of one node. `order` receives the orders of the main node; the owner calls `tick`.
 
     `tell` sends a message to the main node. `gate` checks the host, and returns why it is unfit to
-    run ranks, or None; it raises OSError if too many hosts were unfit.
+    run ranks, or None; it raises OSError if too many hosts were unfit. `group` watches whether the
+    ranks connect to each other: on the main node, unless a launcher starts them.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class NodeAgent:
         say: Callable[[str], None],
         tell: Callable[[Message], None],
         gate: Callable[[], Optional[str]],
+        group: Optional[GroupWatch] = None,
     ) -> None:
         self._settings = settings
         self._say = say
         self._tell = tell
         self._gate = gate
+        self._group = group
         self._ranks = ranks
         self._generation = 0
         self._is_busy = False  # a generation runs on this node, and its end was not reported
@@ -207,6 +211,9 @@ class NodeAgent:
             words = "no such command in this image" if missing else str(error)
             why = f"cannot run {self._settings.command[0]!r}: {words}"
             self._report_failed_start(127 if missing else 126, why)
+            return
+        if self._group is not None:
+            self._group.begin(layout, self._last_sign)
 
     def _report_failed_start(self, code: int, why: str) -> None:
         self._is_busy, self._waiting = False, None
@@ -264,6 +271,8 @@ class NodeAgent:
             self._checked_at = now
             self._check_files(now)
             self._ranks.tick(now)
+            if self._group is not None and not self._is_ending and self._ranks.living():
+                self._group.tick(now, now - self.seconds_since_sign_of_life(now))
 
     def seconds_since_sign_of_life(self, now: float) -> float:
         """Seconds since the last sign of life of a rank on this node."""

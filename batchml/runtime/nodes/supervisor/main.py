@@ -33,6 +33,7 @@ from batchml.runtime.nodes.link.uplink import ConnectLimits, Uplink
 from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, SupervisorExit
 from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
 from batchml.runtime.nodes.supervisor.coordinator import Coordinator
+from batchml.runtime.nodes.supervisor.group import GroupWatch
 from batchml.runtime.nodes.supervisor.ranks import RankContext, RankProcesses
 from batchml.runtime.nodes.supervisor.restarts import RestartHistory
 from batchml.runtime.nodes.supervisor.rules import SupervisorLimits
@@ -137,7 +138,10 @@ class Supervisor:
                 self._position.identity.token,
             )
         )  # fmt: skip
-        self._agent = NodeAgent(settings, self._ranks, self.say, self._tell, self._gate)
+        group = None
+        if not (self._position.node or kind.launcher):
+            group = GroupWatch(self._notice, self._times.alone)
+        self._agent = NodeAgent(settings, self._ranks, self.say, self._tell, self._gate, group)
         self._info: Message = {
             "index": self._position.node,
             "job": self._position.identity.job,
@@ -185,6 +189,10 @@ class Supervisor:
     def say(self, text: str) -> None:
         """Write one line for people."""
         self.write([f"batchml: {text}".encode("utf-8", "replace")])
+
+    def _notice(self, text: str) -> None:
+        """Write one line that is no reason for an end."""
+        self.write([f"batchml notice: {text}".encode("utf-8", "replace")])
 
     # --- The loop ------------------------------------------------------------------------------
 

@@ -248,7 +248,9 @@ class RankProcesses:
                 self._selector.unregister(pipe)
         rank.close()
         stamp, was_sent = _read_stamp(rank.error_file), -code in self._sent
-        if code and not was_sent and all(rank.is_shown.values()):
+        # A rank may be sent a signal after its traceback, when another has failed the same way.
+        has_failed = code and (not was_sent or any(_BEGIN.decode() in line for line in rank.tail))
+        if has_failed and all(rank.is_shown.values()):
             self._shown.add(tuple(rank.tail))
         return RankEnd(rank.rank, code, tuple(rank.tail), stamp, was_sent)
 

@@ -32,6 +32,7 @@ class SupervisorTimes(NamedTuple):
     gone: float = 10.0  # until a node whose connection was closed is connected again
     end_grace: float = 3.0  # from SIGTERM to SIGKILL for ranks that cannot save any more
     fetch_within: float = 600.0  # until the checkpoints of rank 0 are fetched
+    alone: float = 60.0  # until ranks that are not connected to each other are reported
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> SupervisorTimes:
