@@ -348,8 +348,9 @@ def with_params(
 ) -> JobSpec:
     """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
-    A command with `{params}` takes parameters of any name. `command` is the one that will run, if
-    it is not the job's. Raises ConfigError for an unknown parameter or a wrong type.
+    A command with `{params}` takes parameters of other names, too, unless a name is spelt nearly
+    like a parameter of the job. `command` is the one that will run, if it is not the job's. Raises
+    ConfigError for an unknown parameter or a wrong type.
     """
     new = [name for name in given if name not in spec.params]
     takes_any = takes_all(command or spec.command, spec.params)
@@ -385,7 +386,13 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
         return f"-p {name}=...: a name has letters, digits, _, - and ., and is not {ALL}."
     same = parameter_variable(name)
     other = next((each for each in known if parameter_variable(each) == same), "")
-    return f"-p {name}=...: the job's parameter is {other}." if other else ""
+    if other:
+        return f"-p {name}=...: the job's parameter is {other}."
+    meant = did_you_mean(name, known)
+    return meant and (
+        f"-p {name}=...: [params] has no such name.{meant} If {name} is a parameter of its own, "
+        "add it to [params] of job.toml with a default."
+    )
 
 
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")

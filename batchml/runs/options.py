@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.context import Context
-from batchml.errors import ConfigError, UsageError, did_you_mean
+from batchml.errors import ConfigError, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
@@ -269,7 +269,7 @@ class ResolvedJob(Struct, frozen=True):
 
     `original` is the job as requested, before it was fitted to this machine, and without
     environment variables of the command line, which may be secrets. `has_other_command`: the
-    request replaces the job's command. `notices` are about parameters that are probably misspelt.
+    request replaces the job's command.
     """
 
     spec: JobSpec
@@ -277,7 +277,6 @@ class ResolvedJob(Struct, frozen=True):
     job: str = ""
     original: JobSpec = JobSpec()
     has_other_command: bool = False
-    notices: tuple[str, ...] = ()
 
 
 def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
@@ -292,7 +291,6 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     env = spec.env
     spec = change_job(spec, request.changes, COMMAND_LINE)
-    notices = tuple(_near_names(spec, request))
     spec = with_params(spec, request.params, spec.name, request.command or ())
     mistakes: list[str] = []
     if request.command:
@@ -307,17 +305,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
     original = msgspec.structs.replace(spec, env=env)
-    return ResolvedJob(
-        spec, folder, job, original, has_other_command=bool(request.command), notices=notices
-    )
-
-
-def _near_names(spec: JobSpec, request: RunRequest) -> Iterator[str]:
-    """Notices for parameters of `-p` that are not under [params], but spelt nearly like one."""
-    for name in request.params:
-        meant = did_you_mean(name, spec.params) if name not in spec.params else ""
-        if meant:
-            yield f"-p {name}: [params] has no such name, so it is a new parameter.{meant}"
+    return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
 
 
 def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:

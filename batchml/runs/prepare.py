@@ -85,7 +85,6 @@ def prepare(
     request = apply_script(context, request, notices)
     check_image_runs(context, request)
     job = resolve_job(context, request)
-    notices += job.notices
     query = CommitQuery(job.folder)
     cache = None
     if context.settings.is_local:

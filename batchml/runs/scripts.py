@@ -23,13 +23,13 @@ from batchml.jobs.script import (
     read_script,
     sort_by_line,
 )
+from batchml.model.job import JobSpec, with_params
 from batchml.model.names import to_name
 from batchml.runs.options import OptionRow, RunRequest, SubmitOptions, option_rows, to_request
 from batchml.runtime.protocol.variables import ALL, SLURM
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.model.job import JobSpec
 
 STDIN = "-"
 PROGRAM = ".py"  # a file with this suffix and without #! is a program for python
@@ -147,12 +147,12 @@ def _as_command(
         return request
     folder = _code_folder(context, path, "", job)
     program = path.resolve().relative_to(folder.resolve()).as_posix()
-    words = ("python", program, *(request.command or ()))
+    # `{params}` at the end: for argparse the last of two equal flags counts.
+    command = ("python", program, *(request.command or ()), f"{{{ALL}}}")
+    words = with_params(JobSpec(command=command), request.params, job).argv()
     notices.append(f"{job} runs as the command: {shlex.join(words)}")
     if (path.parent / "job.toml").is_file():
         notices.append(f"The job.toml beside {job} is not used: batchml submit {path.parent}")
-    # `{params}` at the end: for argparse the last of two equal flags counts.
-    command = (*words, f"{{{ALL}}}")
     return replace(request, job=None, command=command, folder=str(folder))
 
 

@@ -6,6 +6,7 @@ import pty
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,33 @@ def test_with_json_an_error_is_one_document_too(
     assert document["exitCode"] == code
     assert words in document["error"]
     assert document["error"] in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("submit --vcpus 0 -- true", "resources.vcpus: found 0. Expected a whole number >= 1."),
+        ("submit --nodes 0 -- true", "nodes: found 0."),
+        ("submit --attempts 0 -- true", "retry.attempts: found 0."),
+        ("submit --", "Nothing follows the --"),
+        ("submit . --", "Nothing follows the --"),
+        ("alloc --", "Nothing follows the --"),
+    ],
+)
+def test_zero_and_a_command_without_words_are_refused(
+    line: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "job.toml").write_text('command = ["true"]\nimage = "python"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATCHML_HOME", str(tmp_path / "home"))
+    command, *rest = line.split()
+    assert app.run([command, "--dry-run", *rest]) != 0
+    out, err = capsys.readouterr()
+    assert (out, words in err) == ("", True), err
 
 
 def test_what_stands_after_the_dashes_asks_for_no_document(

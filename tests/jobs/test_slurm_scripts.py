@@ -377,7 +377,7 @@ def test_a_python_program_runs_as_a_command_with_its_arguments(context: Context)
     request = apply_script(context, to_request("src/train.py", options), notices)
     assert (request.job, request.folder) == (None, str(context.folder))
     assert request.command == ("python", "src/train.py", "--lr", "0.1", "{params}")
-    assert notices == ["src/train.py runs as the command: python src/train.py --lr 0.1"]
+    assert notices == ["src/train.py runs as the command: python src/train.py --lr 0.1 --epochs 3"]
     job = resolve_job(context, request)
     assert job.spec.argv() == ["python", "src/train.py", "--lr", "0.1", "--epochs", "3"]
     assert (job.spec.name, job.spec.image) == ("train", "python")

@@ -225,6 +225,19 @@ def test_a_command_with_params_takes_parameters_of_any_name() -> None:
     assert with_params(read_job(SMALLEST, "x"), {"lr": "1"}, "-p", ["x", "{params}"]).params
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("eta", "eta0"), ("epoch", "epochs"), ("xlen", "len")]
+)
+def test_a_new_parameter_spelt_nearly_like_one_of_the_job_is_refused(
+    typed: str, meant: str
+) -> None:
+    table = {**SMALLEST, "command": ["train", "{params}"], "params": {meant: 8}}
+    spec = read_job(table, "job.toml")
+    with pytest.raises(ConfigError, match=rf"no such name\. Did you mean '{meant}'\?") as caught:
+        with_params(spec, {typed: "0.3"}, "-p")
+    assert f"If {typed} is a parameter of its own, add it to [params]" in str(caught.value)
+
+
 def test_kebab_flags_are_written_with_hyphens() -> None:
     table = {**SMALLEST, "command": ["t", "{seed}", "{params}"], "flags": "kebab"}
     spec = read_job({**table, "params": {"batch_size": 8, "seed": 1}}, "job.toml")

@@ -28,7 +28,12 @@ def takes_options(
     def decorate(function: Command) -> Command:
         def command(**given: Any) -> None:
             values = {row.name: _read(row, given.pop(row.name)) for row in rows}
-            options = {name: value for name, value in values.items() if value not in (None, False)}
+            # Not `in (None, False)`, since 0 == False: --gpus 0 counts, and --vcpus 0 is a mistake.
+            options = {
+                name: value
+                for name, value in values.items()
+                if value is not None and value is not False
+            }
             function(**given, options=cast(SubmitOptions, options))
 
         parameters: list[Parameter] = []

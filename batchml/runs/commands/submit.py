@@ -7,6 +7,7 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.options import DryRun, Env, Json, Project, Wait, open_context
 from batchml.cli.output import print_json, print_line, say
+from batchml.errors import UsageError
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
@@ -45,6 +46,11 @@ def submit(
     read, too. The words after -- are the arguments of a script or program.
     """
     context = open_context(env, project)
+    # A program or script takes no arguments; a job would run its own command, which is not meant.
+    if ctx.obj == [] and (job is None or not (context.folder / job).is_file()):
+        raise UsageError(
+            "Nothing follows the --: give a command, or leave the -- out for the job's own."
+        )
     prepared = prepare(context, to_request(job, {**options, "command": ctx.obj}), dry_run=dry_run)
     send(
         context, prepared, dry_run=dry_run, wait=wait, json_=json_,

@@ -74,6 +74,8 @@ def alloc(
     --idle. Ctrl-C before the shell starts cancels the run. The exit code is the shell's. With
     --json no shell is started: the resources are only held.
     """
+    if ctx.obj == []:
+        raise UsageError("Nothing follows the --: give a command, or leave it out for a shell.")
     flags = AllocOptions(
         command=tuple(ctx.obj) if ctx.obj else (),
         idle_s=None if idle == NEVER else read_seconds(idle, "--idle"),
