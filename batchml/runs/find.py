@@ -94,8 +94,9 @@ def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
     now = int(context.clock.now() * 1000)
     left_out = SkippedRuns()
     found = search(
-        api, context.history, context.env, queues, wanted, _measure(context), now, left_out
-    )
+        api, context.history, context.env, queues, wanted, _measure(context), now, left_out,
+        lambda runs: with_trials(context, runs),
+    )  # fmt: skip
     try:
         newest = list(found if limit is None else islice(found, limit + 1))
     except ServiceError as error:
@@ -149,6 +150,18 @@ def load_runs(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
         elif run is None:
             raise unknown_run(context, job_id)
         found.append(FoundRun(run, record or _record_of_child(records, job_id)))
+    return found
+
+
+# The module with the function `with_trials(context, runs)`. It is imported only for runs of sweeps.
+_TRIALS = "batchml.sweeps.trials"
+
+
+def with_trials(context: Context, runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """The runs; trials of sweeps with their own parameters, which their requests do not have."""
+    if not any(each.sweep for each in runs):
+        return list(runs)
+    found: list[FoundRun] = import_module(_TRIALS).with_trials(context, runs)
     return found
 
 

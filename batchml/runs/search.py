@@ -355,13 +355,15 @@ def search(
     measure: Callable[[Run, Record], Record] | None = None,
     now: int = 0,
     left_out: SkippedRuns | None = None,
+    complete: Callable[[list[FoundRun]], list[FoundRun]] = list,
 ) -> Iterator[FoundRun]:
     """The runs that match the filter, newest first; calls are made as the caller iterates.
 
     A round is one page of ListJobs for each queue, and one DescribeJobs for up to a hundred runs
     whose end is not in the history. The history keeps their ends. `measure` adds the metrics in a
     run's log to its record; it is called if the filter has metrics that are not in the history.
-    `now` is in milliseconds since the epoch. `left_out` is filled. After `MAX_OTHERS` jobs of other
+    `now` is in milliseconds since the epoch. `left_out` is filled. `complete` adds the parameters
+    of trials, where runs of sweeps are listed. After `MAX_OTHERS` jobs of other
     projects only runs of the history are searched.
     """
     left_out = SkippedRuns() if left_out is None else left_out
@@ -381,7 +383,8 @@ def search(
     )
     without_metrics = replace(filters, metrics=())
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
-        for found in describe_candidates(api, history, chunk, now):
+        described = describe_candidates(api, history, chunk, now)
+        for found in described if filters.leaves_out_sweeps else complete(described):
             if matches(found, without_metrics):
                 if _is_elsewhere(found, filters, left_out):
                     continue

@@ -116,6 +116,31 @@ def test_one_short_file_and_one_command_give_the_best_trial_and_its_command(
     assert sweeps("sweeps", "ls", "--json").json == []
 
 
+def test_the_run_of_a_trial_is_shown_with_its_own_parameters(sweeps: Sweeps) -> None:
+    job = sweeps.folder / "jobs" / "tiny" / "job.toml"
+    job.write_text(job.read_text() + "[params]\nlr = 0.77\nstyle = 'plain'\n")
+    text = SWEEP.replace("trials = 4", "trials = 2")
+    assert sweeps("sweep", sweeps.file(text)).code == 0
+    (sweep,) = sweeps("sweeps", "ls", "--json").json
+    tag = f"batchml:sweep={sweep['sweepId']}"
+    (array,) = sweeps("ls", "--tag", tag, "--json").json
+    lr = {trial: value for trial, value, _ in sweeps.ran()}
+    for trial in (0, 1):
+        shown = sweeps("show", f"{array['jobId']}:{trial}", "--json").json
+        assert shown["params"] == {"lr": lr[trial], "style": "plain"}
+        assert shown["command"][:4] == ["python", "train.py", "--lr", str(lr[trial])]
+    whole = sweeps("show", array["jobId"], "--json").json
+    assert whole["params"] == {"style": "plain"}  # the trials do not share the other parameter
+    assert sweeps("submit", "tiny", "-p", "lr=0.5", "--wait").code == 0
+    compared = sweeps("compare", "@last", f"{array['jobId']}:1")
+    assert str(lr[1]) in compared.out and "0.77" not in compared.out, compared
+    found = sweeps("ls", "--tag", tag, "-p", "style=plain", "--json")
+    assert [each["jobId"] for each in found.json] == [array["jobId"]]
+    for path in (sweeps.home.root / "sweeps" / sweep["sweepId"] / "waves").iterdir():
+        path.unlink()  # without the manifest nothing is said of the parameters
+    assert sweeps("show", f"{array['jobId']}:1", "--json").json["params"] == {}
+
+
 def test_the_default_learns_stops_early_and_says_it_as_json(sweeps: Sweeps) -> None:
     text = SWEEP.replace('method = "random"\n', "").replace("trials = 4", "trials = 9")
     shown = sweeps("sweep", sweeps.file(text + "[early_stop]\nmax = 9\n"), "--wait", "--json")

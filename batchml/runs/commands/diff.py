@@ -13,7 +13,7 @@ from batchml.cli.terminal import paint, screen
 from batchml.errors import BatchmlError
 from batchml.model.names import short_id
 from batchml.runs.compare.facts import RunDifference, Value, compare
-from batchml.runs.find import load_runs, select
+from batchml.runs.find import load_runs, select, with_trials
 from batchml.runs.package import read_files
 from batchml.runs.search import FoundRun, code_digest
 
@@ -45,7 +45,7 @@ def diff(
     compare.
     """
     context = open_context(env, project)
-    one, other = load_runs(context, select(context, [left, right]))
+    one, other = with_trials(context, load_runs(context, select(context, [left, right])))
     found = compare(one, other)
     shown = [each for each in found if full or not each.same]
     files = _file_differences(context, one, other)

@@ -40,7 +40,7 @@ from batchml.model.run import (
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.next_commands import describe_outputs, next_commands
 from batchml.runs.commands.usage import node_lines, nodes_json
-from batchml.runs.find import RunMetrics, load_runs, select, with_first_start
+from batchml.runs.find import RunMetrics, load_runs, select, with_first_start, with_trials
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import time_charts, write_plot
@@ -217,7 +217,7 @@ def show(
     from batchml.runs.groups.members import find_worker_groups
 
     context = open_context(env, project)
-    (found,) = load_runs(context, select(context, [run]))
+    (found,) = with_trials(context, load_runs(context, select(context, [run])))
     found = with_first_start(context, found)
     known = found.run
     parts = find_worker_groups(context, found)

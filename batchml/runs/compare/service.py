@@ -8,7 +8,7 @@ from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
 from batchml.runs.compare.conclusions import WorkerOffer, wait_share
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
-from batchml.runs.find import load_runs, with_first_start
+from batchml.runs.find import load_runs, with_first_start, with_trials
 from batchml.runs.groups.members import bill_runs, find_worker_groups
 from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.usage import (
@@ -34,7 +34,7 @@ def measure_groups(context: "Context", job_ids: Sequence[str]) -> list[RunGroup]
     Calls: one DescribeJobs for a hundred runs, those that read logs, and those that make bills.
     Raises NotFound for a run that is not known, and UsageError for too many runs.
     """
-    runs = load_runs(context, list(dict.fromkeys(job_ids)))
+    runs = with_trials(context, load_runs(context, list(dict.fromkeys(job_ids))))
     entries = [_children(context, each) or [each] for each in runs]
     count = sum(map(len, entries))
     if count > MAX_RUNS:
@@ -66,7 +66,7 @@ def _children(context: "Context", found: FoundRun) -> list[FoundRun]:
     """The first children of an array; none for any other run."""
     size = found.run.array_size if found.run else 0
     ids = [f"{found.job_id}:{index}" for index in range(min(size, MAX_CHILDREN))]
-    return load_runs(context, ids) if ids else []
+    return with_trials(context, load_runs(context, ids))
 
 
 def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> MeasuredRun:
