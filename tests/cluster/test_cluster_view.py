@@ -18,7 +18,13 @@ from batchml.cluster.rows import (
     vcpus_now,
     with_prices,
 )
-from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow, make_snapshot
+from batchml.cluster.snapshot import (
+    ClusterSnapshot,
+    QueueRow,
+    RunRow,
+    make_snapshot,
+    narrow_to_project,
+)
 from batchml.cluster.tables import (
     held_and_asked,
     host_or_reason,
@@ -286,3 +292,19 @@ def test_the_states_of_a_queue_add_up() -> None:
     row = QueueRow("q", {state: 1 for state in LIVE})
     assert (row.running, row.waiting) == (2, 3)
     assert host_or_reason(RunRow(run("a"), hosts=("i-1", "i-2", "i-3"))) == "i-1 and 2 more"
+
+
+def test_two_queues_never_have_one_name() -> None:
+    queues = [QueueRow(name, {}, state=QueueState(name)) for name in ("gpu", "batchml-dev-gpu")]
+    rows = queue_table(queues, lambda name: name.removeprefix("batchml-dev-"))
+    assert sorted(row[0] for row in rows[1:]) == ["batchml-dev-gpu", "gpu"]
+
+
+def test_top_shows_the_runs_of_a_project_with_their_positions_among_all() -> None:
+    tags = [{"batchml:project": project} for project in ("theirs", "ours")]
+    waiting = [run(f"w{at}", "RUNNABLE", created_at=at, tags=tags[at - 1]) for at in (1, 2)]
+    undescribed = [run(f"u{at}", "RUNNABLE", created_at=at) for at in (3, 4)]
+    shown = make_snapshot(["gpu"], [*waiting, *undescribed], {}, 5)
+    narrowed = narrow_to_project(shown, "ours", {"u4": "ours", "u3": "theirs"})
+    assert [(row.run.job_id, row.position) for row in narrowed.runs] == [("w2", 2), ("u4", 4)]
+    assert narrowed.others == 2 and narrowed.queues[0].counts[JobStatus.RUNNABLE] == 4

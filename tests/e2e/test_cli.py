@@ -87,7 +87,7 @@ def test_json_is_one_document_and_the_log_goes_to_stderr(cli: Cli) -> None:
 @pytest.mark.journey
 def test_detached_submission_is_followed_by_other_commands(cli: Cli) -> None:
     submitted = cli("submit", "--json", *SHELL, "echo begun; sleep 0.3; echo done; exit 4").json
-    assert set(submitted) == {"jobId", "jobName", "jobQueue", "env"}
+    assert set(submitted) == {"jobId", "jobName", "jobQueue", "env", "project"}
     followed = cli("logs", "-f", "@last")
     assert followed.code == 4
     assert "] begun" in followed.out and "] done" in followed.out
