@@ -149,6 +149,27 @@ def _last_use(folder: Path) -> float:
         return 0.0
 
 
+def describe_remaining(use: DiskUse, age: str) -> list[str]:
+    """Lines about the space that was not freed, with the reasons.
+
+    `age`: the time, such as `30d`, for which an environment had to be unused; "" for all of them.
+    """
+    lines = [f"Left: {use.describe()}."]
+    if use.environments and age:
+        lines.append(
+            f"Environments that a run used in the last {age} stay: --older-than chooses another "
+            "time, --all all that no process uses now."
+        )
+    elif use.environments:
+        lines.append("A process uses these environments, for example one that waits for runs.")
+    if use.runs or use.jobs or use.code:
+        lines.append(
+            "Runs keep their outputs, logs and code, which rerun and diff need: batchml local "
+            "reset deletes all runs with them."
+        )
+    return lines
+
+
 # --- freeing --------------------------------------------------------------------------------------
 
 

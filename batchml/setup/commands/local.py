@@ -2,17 +2,19 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from batchml.cli.app import command_group
 from batchml.cli.options import Json, open_context, read_seconds
 from batchml.cli.output import print_json, print_line
 from batchml.cli.render import duration, time_json
 from batchml.clock import SystemClock
+from batchml.config.project import short_project
 from batchml.context import LOCAL_REGION, Context
 from batchml.errors import LocalServerError, TransferFailed, UsageError
 from batchml.local import control, disk
@@ -27,6 +29,7 @@ from batchml.local.server.auth import ENDPOINTS
 from batchml.local.store import adopt as adopting
 from batchml.local.store import identity
 from batchml.model.environment import endpoint_mistakes, endpoint_variables
+from batchml.model.run import RunName
 from batchml.runtime.processes import state_of
 from batchml.workspace.commands import show_progress
 from batchml.workspace.local import LocalWorkspace, track_progress
@@ -278,7 +281,8 @@ def clean(
     """
     if all_ and older_than is not None:
         raise UsageError("--all and --older-than exclude each other.")
-    seconds = 0 if all_ else read_seconds(older_than or "30d", "--older-than")
+    least_age = "" if all_ else older_than or "30d"
+    seconds = read_seconds(least_age, "--older-than")
     context = _context()
     found = disk.find_waste(context.home, context.clock.now() - (seconds or 0))
     freed = found if dry_run else disk.free(context.home, found, uv_program())
@@ -311,6 +315,11 @@ def clean(
         size = size_text(sum(each.size for each in freed.packages))
         print_line(f"packages {', '.join(names[:3])}{more}  {size}")
     print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(freed.size)}.")
+    left = disk.measure(context.home)
+    if dry_run:
+        left = replace(left, environments=max(0, left.environments - freed.size))
+    for line in disk.describe_remaining(left, least_age):
+        print_line(line)
 
 
 @local_app.command(epilog="Example: batchml local reset --yes")
@@ -351,7 +360,7 @@ def reset(
     elif archive or allow_loss:
         raise UsageError("--archive and --allow-loss need --delete-data.")
     if not yes:
-        _confirm_reset(home, deletes_data=delete_data)
+        _confirm_reset(home, context.history.names(context.env), deletes_data=delete_data)
     clock = SystemClock()
     control.stop_server(home, clock)
     lock = home.hold() if home.local.is_dir() else None
@@ -441,22 +450,28 @@ def _print_status(home: Any, json_: bool, use: disk.DiskUse | None = None) -> bo
     return answering
 
 
-def _confirm_reset(home: Home, *, deletes_data: bool) -> None:
+def _confirm_reset(home: Home, runs: Sequence[RunName], *, deletes_data: bool) -> None:
     """Ask the user to confirm. Raises UsageError without a terminal."""
+    more = ", its workspace, data sets and volumes" if deletes_data else ""
+    text = f"This deletes every job, sweep, log and output in {home.root}{more}"
+    text += f", of all projects: {_count_runs(runs)}." if runs else "."
     if not sys.stdin.isatty():
-        more = ", workspace, data sets and volumes" if deletes_data else ""
-        raise UsageError(
-            f"This deletes every local job and sweep, and their outputs{more}. To confirm: --yes."
-        )
+        raise UsageError(f"{text} To confirm: --yes.")
     if not deletes_data:
-        typer.confirm(f"Delete every job, sweep, log and output in {home.root}?", abort=True)
+        typer.confirm(f"{text} Delete them?", abort=True)
         return
-    print(
-        f"This deletes every job, sweep, log and output in {home.root}, its workspace, data sets "
-        f"and volumes."
-    )
+    print(text)
     if typer.prompt("Type delete to confirm", default="", show_default=False) != "delete":
         raise UsageError("Nothing was done.")
+
+
+def _count_runs(runs: Sequence[RunName]) -> str:
+    """`48 runs of 3 projects (digits, vision, lm)`; projects of the newest runs first."""
+    known = list(dict.fromkeys(each.project for each in runs if each.project))
+    names = ", ".join(short_project(each, known) for each in known[:5])
+    names += f" and {len(known) - 5} more" if len(known) > 5 else ""
+    count = f"{len(runs)} run{'s'[: len(runs) != 1]}"
+    return f"{count} of {len(known)} project{'s'[: len(known) != 1]} ({names})" if known else count
 
 
 # --- local reset --delete-data --------------------------------------------------------------------
