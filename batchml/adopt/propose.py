@@ -21,11 +21,11 @@ from batchml.model.job import Scalar
 
 # Words in the names of flags whose value is a folder or a file, and the folder of the run for it.
 _FOLDERS = (
-    ("{checkpoints}", ("checkpoint", "checkpoints", "ckpt", "ckpts", "save", "snapshot")),
+    ("{checkpoints}", ("checkpoint", "checkpoints", "ckpt", "ckpts", "snapshot", "snapshots")),
     ("{data}", (*DATA_FOLDERS, "data-root", "root", "corpus", "train-data", "imagenet")),
     ("{outputs}", (
         "output", "outputs", "out", "results", "result", "log", "logs", "logdir", "work", "exp",
-        "experiment", "tensorboard", "tb", "runs", "model", "artifacts",
+        "experiment", "tensorboard", "tb", "runs", "model", "artifacts", "save", "saves",
     )),
 )  # fmt: skip
 _PLACE_WORDS = frozenset(("dir", "directory", "folder", "path", "file", "root", "filename", "to"))
@@ -68,7 +68,8 @@ def propose_arguments(
 ) -> Proposal:
     """Sort the flags of a program, and the arguments of the user, into those of a command.
 
-    `sent` has the paths that travel with the code: a flag for data keeps such a value.
+    `sent` has the paths that travel with the code: a flag for data keeps such a value, and any flag
+    the value that the user gave.
     """
     flags = {flag.name: flag for flag in source.flags}
     values, words = _read_arguments(flags, given)
@@ -82,7 +83,7 @@ def propose_arguments(
             continue
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
-        place = find_place(flag.name, value)
+        place = "" if flag.name in values else find_place(flag.name, value)
         if place and not (place.startswith("{data}") and value in sent):
             placed.append(FoundArgument(flag, value or "", where, place))
         elif value is None or value == "":

@@ -106,8 +106,11 @@ def test_the_memory_to_request_is_half_more_than_the_peak() -> None:
         ("out", "results/", "{outputs}"),
         ("log-dir", None, "{outputs}"),
         ("checkpoint", "model.pth.tar", "{checkpoints}/model.pth.tar"),
-        ("save", "model.pt", "{checkpoints}/model.pt"),
-        ("save_dir", "saved/x", "{checkpoints}"),
+        ("save", "model.pt", "{outputs}/model.pt"),
+        ("save_dir", "saved/x", "{outputs}"),
+        ("save-path", "out", "{outputs}"),
+        ("save-ckpt-path", "out", "{checkpoints}"),
+        ("snapshot_path", "snapshot.pt", "{checkpoints}/snapshot.pt"),
         ("model", "resnet18", ""),
         ("model-dir", "m", "{outputs}"),
         ("model", "google/bert", ""),
@@ -167,6 +170,13 @@ def test_data_beside_the_program_travels_with_it(tmp_path: Path) -> None:
     source = ProgramSource((Flag("data", "value", "data/points.csv"),))
     spec = read_job(tomllib.loads(write_job("train.py", (), source, IMAGE, None, words[:1])), "")
     assert spec.argv() == ["python", "train.py", "--data", "data/points.csv"]
+
+
+def test_a_value_that_the_user_gave_stays() -> None:
+    flags = (Flag("data", "value", "./data"), Flag("save-path", "value", "out"))
+    given = ("--data", "data", "--save-path=here/")
+    spec, _ = job_of(given, source=ProgramSource(flags))
+    assert spec.argv() == ["python", "train.py", "--data", "data", "--save-path", "here/"]
 
 
 def test_flags_of_two_spellings_are_named_one_by_one() -> None:
