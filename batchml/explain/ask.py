@@ -3,7 +3,7 @@
 The other modules of this folder make no calls to AWS.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.aws.batch.jobs import USAGE
 from batchml.aws.diagnosis import Diagnosis
 from batchml.aws.pricing.prices import CHOSEN_BY_BATCH
 from batchml.clock import Clock
@@ -24,6 +25,7 @@ from batchml.explain.missing import (
     LocalFindings,
     MissingItem,
     images_with,
+    names_package,
     search_folder,
 )
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
@@ -39,9 +41,10 @@ from batchml.explain.waiting import (
     next_question,
     why_waits,
 )
-from batchml.jobs.find import find_source, load_job
+from batchml.jobs.find import find_source, load_job, own_image_files
 from batchml.model.explanation import Explanation
 from batchml.model.group import HELD_TAG
+from batchml.model.image import parse_own_image
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
@@ -66,6 +69,7 @@ from batchml.runs.metrics.usage import (
 )
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
+from batchml.runs.rerun.rules import PER_RUN
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.protocol.log_marks import parse_mark
@@ -129,7 +133,9 @@ def explain_from_aws(
     now = int(clock.now() * 1000)
     if run.status.is_terminal:
         cost = record.max_cost if record else None
-        explanation = _explain_ended(diagnosis, EndedRun(run, commands, max_cost=cost), search)
+        variables = variables_of_user(run, record) if record else ()
+        ended = EndedRun(run, commands, max_cost=cost, variables=variables)
+        explanation = _explain_ended(diagnosis, ended, search)
     elif found:
         explanation = _explain_waiting(diagnosis, WaitingRun(run, now, commands), clock, held_runs)
     else:
@@ -183,7 +189,9 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -
     if is_lost and ended.run.host.startswith("i-") and not ended.commands.is_local:
         return why_ended(replace(ended, instance=diagnosis.instance(ended.run.host)))
     if outcome in _READS_LOG or gave_up:
-        ended = replace(ended, lines=_last_lines(diagnosis, ended.run))
+        lines = _last_lines(diagnosis, ended.run)
+        marks = [mark for line in lines or () if (mark := parse_mark(line)) is not None]
+        ended = replace(ended, lines=_without_marks(ended.run, lines), memory=_most_memory(marks))
         item = item_to_search(ended)
         if item is not None:
             ended = replace(ended, findings=search(ended.run, item))
@@ -204,14 +212,25 @@ def _explain_children(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch
 
 
 def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
-    """The last page of the last attempt's log, without the runtime's marks."""
+    """The last page of the last attempt's log."""
     stream = run.attempts[-1].log_stream if run.attempts else ""
     if not stream and run.nodes and diagnosis.left:  # the main node has the log
         nodes = diagnosis.runs([f"{run.job_id}#0"])
         stream = next((each.log_stream for node in nodes for each in node.attempts[-1:]), "")
     if not stream:
         return None
-    lines = diagnosis.last_lines(run.log_group, stream)
+    return diagnosis.last_lines(run.log_group, stream)
+
+
+def _most_memory(marks: Iterable[tuple[str, Mapping[str, str]]]) -> float | None:
+    """The memory of the last attempt in MiB, by the last mark that says the most; else None."""
+    most = [
+        words["most_memory"] for kind, words in marks if kind == USAGE and "most_memory" in words
+    ]
+    return float(most[-1]) if most else None
+
+
+def _without_marks(run: Run, lines: tuple[str, ...] | None) -> tuple[str, ...] | None:
     lines = lines and tuple(line for line in lines if parse_mark(line) is None)
     return keep_first_rank(lines) if lines and "BATCHML_LAUNCH" in run.environment else lines
 
@@ -359,7 +378,10 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
     record = records.get(job_id)
     source_record = record or records.get(bare_id(job_id))
     folder = source_record.job if source_record is not None else ""
-    commands = CommandWriter(context.env, folder, context.project)
+    commands = CommandWriter(
+        context.env, folder, context.project, _image_word(source_record), _default_params(folder),
+        source_record is not None and source_record.other,
+    )  # fmt: skip
 
     def search_locally(run: Run, item: MissingItem) -> LocalFindings:
         return _search_locally(context, source_record, run, item)
@@ -376,6 +398,28 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
     explained = add_idleness(context, explained, record, commands)
     explanation = diagnosis.named(explained.explanation)
     return replace(explained, explanation=explanation, note=refused_submission(context, word))
+
+
+def variables_of_user(run: Run, record: Record) -> tuple[str, ...]:
+    """The names of the variables that are not the job's, nor set for each run anew. Pure."""
+    known = record.spec.get("env", {})
+    return tuple(
+        name for name in run.environment if name not in known and not name.startswith(PER_RUN)
+    )
+
+
+def _image_word(record: Record | None) -> str:
+    """The image of a run without a job, if it was made of a file of the folder; else empty."""
+    word = record.spec.get("image", "") if record is not None and not record.job else ""
+    return word if parse_own_image(word) is not None else ""
+
+
+def _default_params(folder: str) -> dict[str, Any]:
+    """The parameters of a job; none if its file cannot be read any more."""
+    try:
+        return load_job(Path(folder)).params if folder else {}
+    except (BatchmlError, OSError):
+        return {}
 
 
 def own_held_runs(records: Iterable[Record], env: str, now: float) -> list[str]:
@@ -435,12 +479,16 @@ def _search_locally(
     findings = search_folder(folder, item, context.home.root)
     if not item.is_module:
         return findings
+    here = Path(record.job or record.folder) if record is not None else Path()
+    files = own_image_files(here) if record is not None and (record.job or record.folder) else ()
     image = own_image(run.image)
     own = context.folder / "images" / image / "requirements.txt"
     is_own = bool(image) and own.is_file() and own.parent != shipped_folder("images") / image
     return replace(
         findings,
         images=images_with(context.image_folders, item.name),
+        own_file=files[0] if files else "",
+        is_listed=bool(files) and names_package(here / files[0], item.name),
         requirements=f"images/{image}/requirements.txt"
         if is_own
         else _requirements_file(context, record, image),
@@ -448,12 +496,14 @@ def _search_locally(
 
 
 def _requirements_file(context: Context, record: Record | None, image: str) -> str:
-    """The file in the job's folder from which the job's image was built; empty without one."""
-    if record is None or not record.job or not image:
+    """The file of the folder from which the run's image was built; empty without one."""
+    word = _image_word(record)
+    if record is None or not (record.job or record.folder) or not (record.job or word) or not image:
         return ""
-    folder = Path(record.job)
+    folder = Path(record.job or record.folder)
     try:
-        source = find_source(load_job(folder).image, context.image_folders, folder)
+        word = load_job(folder).image if record.job else word
+        source = find_source(word, context.image_folders, folder)
     except (BatchmlError, OSError):
         return ""
     if source is None or not source.file or source.name != image:

@@ -236,6 +236,22 @@ LOG = (
         'If the parameter has that name with _: flags = "kebab" at the top of job.toml.', "job",
     ),
     _clue(
+        "unknown-flag",
+        r"^[\w./+-]+(?: [\w-]+)?: error: unrecognized arguments: (-\S+)|"
+        r"^Error: No such option:? '?(-[\w-]+)|^error: unexpected argument '(-[^']+)' found",
+        "The program has no flag {0}.",
+        "Correct its command, or the parameter of that name.",
+    ),
+    _clue(
+        "bad-argument",
+        r"^[\w./+-]+(?: [\w-]+)?: error: ((?:argument |ambiguous option|one of the arguments |"
+        r"unrecognized arguments|the following arguments are required).*?)\.?$|"
+        r"^Error: ((?:Invalid value|Missing (?:option|argument|parameter|command)|No such command|"
+        r"Got unexpected extra argument|Option ).*?)\.?$",
+        "The program refused its arguments: {0}.",
+        "Correct its command, or the parameter of that name.",
+    ),
+    _clue(
         "missing-file", r"can't open file '([^']+)': \[Errno 2\]",
         "The program file {0} is not there.",
         "It must be in the job's folder, and not be ignored.", "again",

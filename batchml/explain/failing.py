@@ -73,8 +73,11 @@ def why_ended(ended: EndedRun) -> Explanation:
     is_whole = len(outcome) <= _LONG
     more = tuple(each for each in found.evidence if not (is_whole and each and each in outcome))
     evidence = (*child, *filter(None, (outcome, rank)), *more)
+    fix = found.fix
+    if ended.variables and found.command.startswith("batchml submit "):
+        fix += f" Add its variables with --set-env: {', '.join(ended.variables)}."
     return Explanation(
-        found.cause, found.verdict, tuple(dict.fromkeys(map(_shorten, evidence))), found.fix,
+        found.cause, found.verdict, tuple(dict.fromkeys(map(_shorten, evidence))), fix,
         found.command, found.is_problem,
     )  # fmt: skip
 
@@ -282,6 +285,16 @@ def _program(ended: EndedRun) -> Explanation:
         )  # fmt: skip
     signal = signal_name(code).removeprefix(", signal ")
     if signal:
+        if signal == "SIGKILL" and _was_far_below_limit(ended):
+            return Explanation(
+                "signal",
+                f"SIGKILL ended it from outside: it used {ended.memory:.0f} of {run.memory_mib} "
+                "MiB, so its own memory is not the cause.",
+                _last_lines(ended),
+                "A user killed it, or the system did when the whole machine lacked memory. "
+                "See its log.",
+                commands.log(run),
+            )  # fmt: skip
         meaning = _SIGNALS.get(signal, "a signal ended it")
         command = _rerun_with_more_memory(ended) if signal == "SIGKILL" else commands.log(run)
         is_kill = signal == "SIGKILL"
@@ -300,6 +313,14 @@ def _program(ended: EndedRun) -> Explanation:
         "exit-code", f"The program ended with code {code}, for a reason of its own.",
         _last_lines(ended), "See its log.", commands.log(run),
     )  # fmt: skip
+
+
+_FAR_BELOW = 0.8  # the part of the limit below which memory is no cause
+
+
+def _was_far_below_limit(ended: EndedRun) -> bool:
+    limit = ended.run.memory_mib
+    return ended.memory is not None and bool(limit) and ended.memory < _FAR_BELOW * limit
 
 
 _NODE_LOST = "One of its nodes was lost, and no attempt was left"

@@ -14,6 +14,7 @@ from batchml.explain.suggest import CommandWriter, own_image
 from batchml.jobs.code import find_files
 from batchml.jobs.written import WRITTEN
 from batchml.model.explanation import Explanation, InstanceState
+from batchml.model.image import REQUIREMENTS
 from batchml.model.run import Run
 
 # --- the search in the folder and in images -------------------------------------------------
@@ -41,7 +42,8 @@ class LocalFindings(Struct, frozen=True):
 
     `path`: the item in `folder`, or the ignored folder that contains it; `ignored_by`: the ignore
     file. `images`: images whose requirements.txt names the module. `requirements`: the
-    requirements.txt of the run's image, if the image is the user's own.
+    requirements.txt of the run's image, if the image is the user's own. `own_file`: the file of
+    the folder from which an image could be made; `is_listed`: whether it names the module.
     """
 
     state: FileState = FileState.UNKNOWN
@@ -51,6 +53,8 @@ class LocalFindings(Struct, frozen=True):
     suggestion: str = ""  # " Did you mean 'train.py'?"
     images: tuple[str, ...] = ()
     requirements: str = ""
+    own_file: str = ""
+    is_listed: bool = False
 
 
 class EndedRun(Struct, frozen=True):
@@ -67,6 +71,8 @@ class EndedRun(Struct, frozen=True):
     instance: InstanceState | None = None
     findings: LocalFindings = LocalFindings()  # about the file or module that it missed
     max_cost: float | None = None  # USD
+    memory: float | None = None  # MiB, the most that its last attempt used
+    variables: tuple[str, ...] = ()  # the names of those set by --set-env
 
     @property
     def size(self) -> int:
@@ -129,13 +135,17 @@ def package_of(module: str) -> str:
 
 def images_with(folders: Iterable[Path], module: str) -> tuple[str, ...]:
     """The images whose requirements.txt names the package of a module."""
-    wanted = _canonical(package_of(module))
     found = dict[str, bool]()
     for folder in folders:
         for path in sorted(folder.glob("*/requirements.txt")):
-            found.setdefault(path.parent.name, wanted in _required(path))
+            found.setdefault(path.parent.name, names_package(path, module))
     # PyTorch's image first: other images may have old versions for an old framework.
     return tuple(sorted((n for n, has in found.items() if has), key=lambda n: (n != "pytorch", n)))
+
+
+def names_package(path: Path, module: str) -> bool:
+    """Whether a requirements.txt names the package of a module."""
+    return _canonical(package_of(module)) in _required(path)
 
 
 def _required(path: Path) -> set[str]:
@@ -305,19 +315,20 @@ def _explain_module(found: ClueMatch, name: str, ended: EndedRun) -> Explanation
             ended.submit() if is_local
             else ended.commands.batchml("image", "push", _pushed(findings.requirements, image)),
         )  # fmt: skip
+    own = findings.own_file
     others = [each for each in findings.images if each != image]
-    if others:
+    if others and not own:
         return Explanation(
             found.cause, verdict, (found.line,), f"The image {others[0]} has {wants}.",
             ended.submit(image=others[0]),
         )  # fmt: skip
     if findings.state is FileState.UNKNOWN and not is_local:
         return None
-    more = "" if is_local else ", with a Dockerfile like that of images/python,"
+    fix = f"{own} has {wants}" if findings.is_listed else f"Add {wants} to {own or REQUIREMENTS}"
     return Explanation(
         found.cause, verdict, (found.line,),
-        f"Make your own image: write {wants} into images/mine/requirements.txt{more} "
-        "and use it.", ended.submit(image="mine"),
+        f"{fix}: with --image the run gets an image of that file.",
+        ended.submit(image="." if own in ("", REQUIREMENTS) else f"./{own}"),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +20,9 @@ _MOST = 10  # numbers in a sentence
 
 class CommandWriter(Struct, frozen=True):
     """Writes commands for an environment. `job`: the job's folder; empty if unknown.
-    `project`: the user's, whose queues on `local` have short names.
+    `project`: the user's, whose queues on `local` have short names. `image`: the value of --image
+    if it names a file of the folder, such as `.`; else empty. `defaults`: the parameters of the
+    job, which need no -p. `is_other`: whether the run's command replaced the job's.
 
     An explanation names a command that removes its cause, perhaps after the user has changed a
     file, or that shows what the cause leads to: a log, another run, a queue. It names no command
@@ -29,6 +32,9 @@ class CommandWriter(Struct, frozen=True):
     env: str = LOCAL
     job: str = ""
     project: str = ""
+    image: str = ""
+    defaults: dict[str, Any] = {}
+    is_other: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -58,11 +64,16 @@ class CommandWriter(Struct, frozen=True):
         flags = (*array_flags, *node_flags, *flags)
         argv = shlex.join(command or plain_command(run.command))
         if self.job:
-            params = [w for name, value in run.params.items() for w in ("-p", f"{name}={value}")]
+            params = [
+                word
+                for name, value in run.params.items()
+                if name not in self.defaults or f"{value}" != f"{self.defaults[name]}"
+                for word in ("-p", f"{name}={value}")
+            ]
             image_flags = ("--image", image) if image else ()
             again = self.batchml("submit", self.job, *params, *image_flags, *flags)
-            return f"{again} -- {argv}" if command else again
-        image = image or own_image(run.image) or run.image
+            return f"{again} -- {argv}" if command or self.is_other else again
+        image = image or self.image or own_image(run.image) or run.image
         is_part = run.array_index is not None and not array
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
         if not image or not run.command or run.command[0] == BY_DOCUMENT or is_part:

@@ -1,6 +1,7 @@
 """`explain` with a real server: what can really be made to wait or to fail on this machine."""
 
 import os
+import shlex
 from typing import Any
 
 import pytest
@@ -153,3 +154,24 @@ def test_what_an_engine_says_of_images_and_commands_is_understood(cli: Cli) -> N
     found = explained(cli, "nowhere")
     assert found["class"] == "image-error"
     assert found["cause"] in ("image-network", "image-missing")
+
+
+def test_a_package_of_the_folders_own_file_leads_to_an_image_of_it(cli: Cli) -> None:
+    """The command that is named runs as it is: the folder's image, and only changed parameters."""
+    folder = cli.folder / "jobs" / "own"
+    write_job(cli.folder, "own", f'{JOB}[params]\nlr = 0.1\nn = 3\n[env]\nJOBS = "1"\n')
+    (folder / "requirements.txt").write_text("nosuchmodule\n")
+    program = ("python3", "-c", "import nosuchmodule")
+    variables = ("--set-env", "DATA=secret")
+    assert cli("submit", "own", "-p", "n=4", *variables, "--wait", "--", *program).code
+    found = explained(cli, "@last")
+    assert found["fix"] == (
+        "requirements.txt has nosuchmodule: with --image the run gets an image of that file. Add "
+        "its variables with --set-env: DATA."
+    )
+    assert found["command"] == f"batchml submit {folder} -p n=4 --image . -- {shlex.join(program)}"
+    (cli.folder / "requirements.txt").write_text("")
+    program = ("python3", "-c", "open('gone.csv')")
+    assert cli("submit", "--image", ".", "--wait", "--", *program).code
+    again = explained(cli, "@last")["command"]
+    assert "--image . -- python3 -c" in again

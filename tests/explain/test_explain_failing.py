@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import batchml.explain
 from batchml.errors import NotFound
 from batchml.explain import clues
+from batchml.explain.ask import variables_of_user
 from batchml.explain.clues import keep_first_rank
 from batchml.explain.failing import why_ended
 from batchml.explain.missing import EndedRun
@@ -309,8 +310,60 @@ def test_flags_that_are_spelt_otherwise_have_a_key_of_the_job(line: str, verdict
     found = why_ended(ended(2, "usage: train.py [-h]", line))
     assert (found.cause, found.verdict.endswith(verdict)) == ("unknown-flag", True)
     assert 'flags = "kebab"' in found.fix
-    plain = why_ended(ended(2, "train.py: error: unrecognized arguments: --epoch 8"))
-    assert plain.cause != "unknown-flag"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "verdict"),
+    [
+        ("train.py: error: unrecognized arguments: --learning-rate 3", "unknown-flag",
+         "The program has no flag --learning-rate."),
+        ("Error: No such option: --epoch (Possible options: --epochs)", "unknown-flag",
+         "The program has no flag --epoch."),
+        ("train.py: error: unrecognized arguments: 3 4", "bad-argument",
+         "The program refused its arguments: unrecognized arguments: 3 4."),
+        ("train.py: error: argument --lr: invalid float value: 'x'", "bad-argument",
+         "The program refused its arguments: argument --lr: invalid float value: 'x'."),
+        ("t.py fit: error: argument --opt: invalid choice: 'a' (choose from 'b')", "bad-argument",
+         "The program refused its arguments: argument --opt: invalid choice: 'a' (choose from "
+         "'b')."),
+        ("train.py: error: argument --lr: expected one argument", "bad-argument",
+         "The program refused its arguments: argument --lr: expected one argument."),
+        ("Error: Invalid value for '--n': 'x' is not a valid integer.", "bad-argument",
+         "The program refused its arguments: Invalid value for '--n': 'x' is not a valid "
+         "integer."),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_program_refuses_are_the_cause(
+    line: str, cause: str, verdict: str
+) -> None:
+    found = why_ended(ended(2, "usage: train.py [-h]", line))
+    assert (found.cause, found.verdict) == (cause, verdict)
+    assert line in found.evidence and "kebab" not in found.fix
+    compiler = why_ended(ended(2, "a.c:3:5: error: argument 1 is not a pointer"))
+    assert compiler.cause == "exit-code"
+
+
+def test_a_kill_far_below_the_limit_is_not_a_lack_of_memory() -> None:
+    far = why_ended(replace(ended(137, "epoch 3"), memory=173.4))
+    assert far.verdict == (
+        "SIGKILL ended it from outside: it used 173 of 1024 MiB, so its own memory is not the "
+        "cause."
+    )
+    assert far.command == f"batchml logs {ID} --env dev"
+    near = why_ended(replace(ended(137, "epoch 3"), memory=900.0))
+    assert "--memory '2 GiB'" in near.command
+
+
+def test_the_memory_that_a_killed_run_used_is_read_from_its_log(aws: Aws) -> None:
+    killed = failed(attempts=[{"container": {"logStreamName": "s", "exitCode": 137}}],
+                    container={"exitCode": 137, "logStreamName": "s"})  # fmt: skip
+    marks = ("::batchml usage cpu=0.1 memory=90", "hi",
+             "::batchml usage cpu=0.1 memory=90 mean_cpu=0.1 most_memory=173")  # fmt: skip
+    told, calls = aws.explain(World(killed, GetLogEvents=log(*marks)))
+    assert "it used 173 of 15360 MiB" in told.explanation.verdict
+    assert calls == ["DescribeJobs", "GetLogEvents"]
+    told, _ = aws.explain(World(killed, GetLogEvents=log("hi")))
+    assert "--memory" in told.explanation.command
 
 
 def test_what_stands_far_up_is_no_cause_when_an_exception_stands_at_the_end() -> None:
@@ -366,6 +419,26 @@ def test_without_the_jobs_folder_the_run_itself_is_repeated() -> None:
     array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2)
     found = why_ended(EndedRun(child, CommandWriter(), array, lines=(line,)))
     assert "--array 2 -- python train.py" in found.command
+
+
+def test_a_run_of_a_folders_own_image_is_submitted_with_it_and_names_its_variables() -> None:
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    record = Record(spec={"env": {"OWN": "1"}})
+    run = replace(ended(78).run, environment={"OWN": "1", "DATA": "secret", "BATCHML_KEY": "k"})
+    end = EndedRun(run, CommandWriter(image="."), lines=(line,),
+                   variables=variables_of_user(run, record))  # fmt: skip
+    found = why_ended(end)
+    assert found.command == "batchml submit --name lenet --image . -- python train.py"
+    assert found.fix.endswith(" Add its variables with --set-env: DATA.")
+    assert "secret" not in f"{found}"
+
+
+def test_parameters_that_the_job_has_itself_are_left_out() -> None:
+    run = ended(78, params={"lr": 0.1, "n": 4, "new": "x"}).run
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    commands = CommandWriter(job="jobs/lenet", defaults={"lr": 0.1, "n": 3})
+    again = why_ended(EndedRun(run, commands, lines=(line,))).command
+    assert again == "batchml submit jobs/lenet -p n=4 -p new=x"
 
 
 def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:

@@ -137,8 +137,24 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
         NO_MODULE.format("einops"),
         LocalFindings(),
         "einops",
-        "einops into images/mine/requirements.txt",
-        "--image mine",
+        "Add einops to requirements.txt: with --image",
+        "--image . -- python t.py",
+    ),
+    (
+        NO_MODULE.format("numpy"),
+        LocalFindings(
+            FileState.ABSENT, images=("pytorch",), own_file="requirements.txt", is_listed=True
+        ),
+        "numpy",
+        "requirements.txt has numpy: with --image",
+        "--image . -- python t.py",
+    ),
+    (
+        NO_MODULE.format("yaml"),
+        LocalFindings(FileState.ABSENT, images=("pytorch",), own_file="environment.yml"),
+        "yaml",
+        "Add pyyaml to environment.yml: with --image",
+        "--image ./environment.yml -- python t.py",
     ),
     (
         NO_FILE.format("data/a.csv"),

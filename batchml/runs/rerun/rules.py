@@ -136,7 +136,7 @@ def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 
 
 # Prefixes of environment variables that every run gets anew.
-_PER_RUN_PREFIXES = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
+PER_RUN = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
 MAP = "BATCHML_ARRAY_MAP"  # variable: the children that run again, such as "3 17-19 40"
 SIZE = "BATCHML_ARRAY_SIZE"  # variable: the size of the first array
@@ -215,7 +215,7 @@ def make_rerun(
         raise UsageError("AWS Batch has forgotten the run, and the history does not have its job.")
     env = {
         **spec.env,
-        **{k: v for k, v in environment.items() if not k.startswith(_PER_RUN_PREFIXES)},
+        **{k: v for k, v in environment.items() if not k.startswith(PER_RUN)},
     }
     mapped = str(env.pop(MAP, "") or environment.get(MAP, ""))
     size = str(env.pop(SIZE, "") or environment.get(SIZE, "")) if mapped else ""
