@@ -78,16 +78,27 @@ class ConfigError(BatchmlError):
 
 
 class NotFound(BatchmlError):
-    """`known` are the names that exist; `where` is the file and line that has the wrong name."""
+    """`known` are the names that exist; `where` is the file and line that has the wrong name.
+
+    With `most`, the names keep their order, and at most so many are listed.
+    """
 
     def __init__(
-        self, kind: str, name: str, known: Iterable[str], hint: str, *, where: str = ""
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        hint: str,
+        *,
+        where: str = "",
+        most: int | None = None,
     ) -> None:
         self.kind = kind
         self.name = name
-        names = sorted(set(known))
+        names = sorted(set(known)) if most is None else list(dict.fromkeys(known))
         meant = did_you_mean(name, names)
-        listed = f" Known: {', '.join(names)}." if names else ""
+        end = "." if len(names) == len(names[:most]) else ", ..."
+        listed = f" Known: {', '.join(names[:most])}{end}" if names else ""
         quoted = f"{name!r} ({where})" if where else repr(name)
         super().__init__(f"{kind} {quoted} does not exist.{meant}{listed} {hint}".rstrip())
 

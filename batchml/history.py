@@ -200,7 +200,7 @@ class _RunLines(Struct, gc=False):
         head = self.head
         return RunName(
             head.key, self.job_id, head.name, head.job_name, self.refused, head.gang, self.moved,
-            head.fallback, head.project,
+            head.fallback, head.project, head.tags,
         )  # fmt: skip
 
     def add(self, head: _LineFields, line: bytes) -> None:

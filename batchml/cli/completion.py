@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 _HELP = os.path.join(os.path.dirname(__file__), "help")
 _HISTORY_BYTES = 256 * 1024  # read from the end of the history: some hundreds of runs
 _MAX_NAMES = 60  # of runs, and of sweeps, that are offered
-_SWEEP_TAG = "batchml:sweep"  # the tag of a sweep's runs: runs/search.py
+# Tags of runs that users do not submit: of sweeps, and watchers of runs (runs/names.py, is_listed).
+_UNLISTED_TAGS = {"batchml:sweep", "batchml:watches"}
 # Read from a sweep's spec.json, which begins with its key, its name and its project.
 _SPEC_BYTES = 1024
 
@@ -251,7 +252,7 @@ class Names:
 
     def job_names(self) -> Iterable[CompletionWord]:
         yield from self.jobs()
-        runs = (run for run in self._own_runs() if not _is_of_sweep(run))
+        runs = filter(_is_listed, self._own_runs())
         yield from (CompletionWord(str(run.get("name") or "")) for run in runs)
 
     def params(self) -> Iterable[CompletionWord]:
@@ -268,11 +269,11 @@ class Names:
 
     def runs(self) -> Iterable[CompletionWord]:
         """Offer names of the project, each for the newest run of that name, then short ids."""
-        runs = [run for run in self._own_runs() if run.get("job_id")]
+        # People name a sweep, and rarely one of its runs.
+        runs = [run for run in self._own_runs() if run.get("job_id") and _is_listed(run)]
+        runs = runs[:_MAX_NAMES]
         if runs:
             yield CompletionWord("@last", _describe(runs[0]))
-        # People name a sweep, and rarely one of its runs.
-        runs = [run for run in runs if not _is_of_sweep(run)][:_MAX_NAMES]
         for run in runs:
             yield CompletionWord(str(run.get("name") or run["job_id"]), _describe(run))
         for run in runs:
@@ -350,9 +351,10 @@ def _describe(run: Mapping[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _is_of_sweep(run: Mapping[str, Any]) -> bool:
+def _is_listed(run: Mapping[str, Any]) -> bool:
     tags = run.get("tags")
-    return isinstance(tags, dict) and _SWEEP_TAG in tags
+    is_of_other_run = isinstance(tags, dict) and bool(_UNLISTED_TAGS & tags.keys())
+    return not (is_of_other_run or run.get("gang"))
 
 
 def _newest_sweeps(folder: str) -> list[tuple[str, str, str]]:

@@ -67,7 +67,7 @@ from batchml.runs.metrics.usage import (
     idle_seconds,
     read_usage,
 )
-from batchml.runs.names import bare_id
+from batchml.runs.names import bare_id, is_listed
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
 from batchml.runs.rerun.rules import PER_RUN
 from batchml.runs.search import FoundRun
@@ -518,7 +518,8 @@ def refused_submission(context: Context, word: str) -> str:
     if word != "@last":
         return ""
     names = context.history.names(context.env)
-    newest = next((each for each in names if each.project == context.project), None)
+    own = (each for each in names if each.project == context.project and is_listed(each))
+    newest = next(own, None)
     if newest is None or not newest.refused:
         return ""
     return f"The submission after it, {newest.name}, was refused: {newest.refused}"

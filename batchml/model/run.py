@@ -404,6 +404,7 @@ class RunName(Struct, frozen=True, omit_defaults=True, gc=False):
     moved: str = ""  # the id of its earlier job, if it has moved to another queue
     fallback: str = ""  # the queue to which it may move: QUEUE:SECONDS
     project: str = ""  # its identity; "" in records of versions before projects
+    tags: dict[str, str] = {}
 
 
 class Record(RunName, frozen=True, omit_defaults=True, gc=False):
@@ -421,7 +422,6 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     folder: str = ""  # the folder of the code package
     command: tuple[str, ...] = ()
     params: dict[str, Any] = {}
-    tags: dict[str, str] = {}
     commit: str = ""
     dirty: bool | None = None  # whether the folder had uncommitted changes
     image: str = ""  # the reference in the request

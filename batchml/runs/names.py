@@ -11,8 +11,11 @@ from typing import NamedTuple, NoReturn
 
 from batchml.config.project import project_name, short_project
 from batchml.errors import NotFound, UsageError
+from batchml.model.fallback import WATCHES_TAG
+from batchml.model.group import is_worker
 from batchml.model.names import bare_name, is_key, short_id, split_key
 from batchml.model.run import RunName
+from batchml.runs.search import SWEEP_TAG
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")
@@ -25,6 +28,13 @@ ListRuns = Callable[[], Iterable[tuple[str, str]]]
 FindProjects = Callable[[Sequence[str]], Mapping[str, str]]
 
 _MAX_ASKED = 100  # runs of one name whose projects are asked for: one call
+_MAX_KNOWN = 10  # names that an error lists
+
+
+def is_listed(run: RunName) -> bool:
+    """Whether `ls` lists a run: not trials, controllers and workers, which no user submits."""
+    is_of_sweep_or_watcher = SWEEP_TAG in run.tags or WATCHES_TAG in run.tags
+    return not (run.gang or is_of_sweep_or_watcher or is_worker(run.tags))
 
 
 class ProjectScope(NamedTuple):
@@ -70,7 +80,8 @@ def select_run(
     name whatever `ls` lists.
 
     An id, eight characters of its start, and a key name any run. `@last` names only runs of the
-    project; a name or a shorter start also runs that have no project, but never runs of others.
+    project that `ls` lists; a name or a shorter start also runs that have no project, but never
+    runs of others.
 
     Raises NotFound, or UsageError for a start of ids that is too short or belongs to several runs.
     """
@@ -88,7 +99,7 @@ def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: P
         return word.lower()
     last = _LAST.fullmatch(word)
     if last:
-        sent = [each for each in history if not each.gang and (each.job_id or not each.refused)]
+        sent = [each for each in history if is_listed(each) and (each.job_id or not each.refused)]
         own = [each for each in sent if scope.project in ("", each.project)]
         record = _nth_last(word, int(last[1] or 0), own, len(sent) - len(own), scope.project)
         return _job_id_of(word, record, list_runs)
@@ -116,7 +127,22 @@ def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: P
     elsewhere = [*(each.job_id for each in named if each.job_id), *by_name, *by_prefix]
     if elsewhere and not own_ids:
         raise _run_elsewhere(word, elsewhere[0], projects, scope)
-    return _by_prefix(word, own_ids, found)
+    known = _known_words([*filter(is_listed, history)], found, scope, projects)
+    return _by_prefix(word, own_ids, known)
+
+
+def _known_words(
+    history: Sequence[RunName],
+    found: Sequence[tuple[str, str]],
+    scope: ProjectScope,
+    projects: Mapping[str, str],
+) -> list[str]:
+    """Words for an error: names of the project's runs, newest first, then the newest short ids."""
+    runs = [(each.job_id, each.name) for each in scope.narrow(history) if each.job_id]
+    if not runs:  # the history has no run of the project: perhaps others have submitted some
+        others = {job_id: name for job_id, name in found[:_MAX_ASKED] if job_id not in projects}
+        runs = [(each, split_key(others[each])[0]) for each in scope.narrow_ids([*others], {})]
+    return [*(name for _, name in runs), *(short_id(job_id) for job_id, _ in runs[:5])]
 
 
 def _run_elsewhere(
@@ -171,7 +197,7 @@ def _ids_with_prefix(word: str, job_ids: Iterable[str]) -> list[str]:
     return [job_id for job_id in job_ids if job_id.startswith(word.lower())]
 
 
-def _by_prefix(word: str, ids: list[str], found: list[tuple[str, str]]) -> str:
+def _by_prefix(word: str, ids: list[str], known: Sequence[str]) -> str:
     by_prefix = sorted(set(ids))
     if by_prefix and len(word) < MIN_PREFIX:
         raise UsageError(f"{word!r} is too short for the start of a job id: give {MIN_PREFIX}.")
@@ -180,9 +206,7 @@ def _by_prefix(word: str, ids: list[str], found: list[tuple[str, str]]) -> str:
         raise UsageError(f"{word!r} is the start of {len(by_prefix)} job ids: {listed}. Add more.")
     if by_prefix:
         return by_prefix[0]
-    names = {split_key(name)[0] for _, name in found[:50]}
-    names |= {short_id(job_id) for job_id, _ in found[:5]}
     hint = "`batchml ls` shows the runs."
     if is_key(word):
         hint = "No submission from here has this key. " + hint
-    raise NotFound("Run", word, names, hint)
+    raise NotFound("Run", word, known, hint, most=_MAX_KNOWN)

@@ -66,6 +66,12 @@ def sources(tmp_path: Path) -> CompletionSources:
     return CompletionSources({"BATCHML_HOME": str(home)}, str(tmp_path))
 
 
+def test_the_last_run_is_no_trial(sources: CompletionSources) -> None:
+    last = complete(["show", "@l"], sources).words[0]
+    named = complete(["show", "ne"], sources).words[0]
+    assert (last.text, named.text) == ("@last", "new") and last.about == named.about
+
+
 def offered(sources: CompletionSources, line: str) -> list[str]:
     return [word.text for word in complete(line.split(" "), sources).words]
 

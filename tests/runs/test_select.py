@@ -159,3 +159,38 @@ def test_a_name_of_another_machine_is_looked_up_with_its_project() -> None:
     assert asked == [THEIRS, OURS]
     with pytest.raises(NotFound, match="--project theirs"):
         select_run("fit", [], lambda: listed[:1], ProjectScope("other", projects))
+
+
+# --- runs that ls lists -----------------------------------------------------------------------
+
+
+def sent_run(number: int, name: str, project: str = "ours", **tags: str) -> Record:
+    tags = {f"batchml:{tag}": value for tag, value in tags.items()}
+    job_id = f"{number:08x}-0000-4000-8000-000000000000"
+    return Record(job_id=job_id, name=name, env="local", project=project, tags=tags)
+
+
+def test_last_is_the_newest_run_that_ls_lists() -> None:
+    own, older = sent_run(1, "fit"), sent_run(0, "prep")
+    hidden = [
+        sent_run(9, "s2-w7", sweep=KEY), sent_run(8, "s2-controller", sweep=KEY),
+        sent_run(7, "fit-fallback", watches=KEY), sent_run(6, "vit-decoders", gang=KEY),
+    ]  # fmt: skip
+    history = [*hidden, own, older]
+    assert select_run("@last", history, nobody, SCOPE) == own.job_id
+    assert select_run("@last~1", history, nobody, SCOPE) == older.job_id
+    assert select_run("s2-w7", history, nobody, SCOPE) == hidden[0].job_id  # by its name, any run
+    with pytest.raises(NotFound, match="Nothing was submitted in the project ours yet"):
+        select_run("@last", hidden, nobody, SCOPE)
+
+
+def test_an_error_lists_the_newest_names_of_the_project_and_no_trials() -> None:
+    own = [sent_run(20 + number, f"run{number:02}") for number in range(12)]
+    history = [sent_run(1, "s2-w7", sweep=KEY), sent_run(2, "other", "theirs"), *own]
+    everything = [(each.job_id, each.name) for each in history]
+    with pytest.raises(NotFound) as caught:
+        select_run("nope", history, lambda: everything, SCOPE)
+    names = ", ".join(f"run{number:02}" for number in range(10))
+    assert f"Known: {names}, ... " in str(caught.value)
+    with pytest.raises(NotFound, match="Did you mean 'run11'"):  # also a name that is not listed
+        select_run("rum11", history, lambda: everything, SCOPE)

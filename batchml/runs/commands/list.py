@@ -35,6 +35,7 @@ from batchml.runs.compare.columns import (
 )
 from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
+from batchml.runs.names import is_listed
 from batchml.runs.search import (
     MAX_OTHERS,
     FoundRun,
@@ -185,7 +186,8 @@ def _read_columns(
     chosen += [param_column(name) for name in wanted.params]
     if columns is None and sort is None:
         return chosen, []
-    known = known_names([*found, *context.history.newest_first(context.env)])
+    kept = (each for each in context.history.newest_first(context.env) if is_listed(each))
+    known = known_names([*found, *(e for e in kept if wanted.project in ("", e.project))])
     key = [read_column(sort.removeprefix("-"), "--sort", known)] if sort is not None else []
     if columns is not None:
         return [read_column(name, "--columns", known) for name in columns.split(",")], key
