@@ -258,7 +258,14 @@ LOG = (
     ),
     _clue(
         "missing-command",
-        r"batchml: cannot run '([^']+)': no such command|"
+        r"(?:batchml: cannot run|srun: \[Errno 2\][^']*) '([^'/]\S*/bin/[^']+)'|"
+        r": ([^\s/:]\S*/bin/\S+): No such file or directory",
+        "The image has no command {0}, and virtual environments are not sent with the run.",
+        "Name the command without its folder, as torchrun: it comes from the image.", "submit",
+    ),
+    _clue(
+        "missing-command",
+        r"batchml: cannot run '([^']+)': no such command|srun: \[Errno 2\][^']*'([^']+)'|"
         r"sh: (?:line )?(?:\d+: )?(\S+): not found|(\S+): command not found|exec: (\S+): not found",
         "The image has no command {0}.",
         "Install it in the image, or name a command that the image has.", "submit",

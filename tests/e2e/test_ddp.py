@@ -98,3 +98,31 @@ def test_a_script_written_for_torchrun_runs_as_it_is(cli: Cli) -> None:
     shown = cli("submit", "--wait", "plain", timeout=240)
     assert shown.code == 0, shown.out + shown.err
     assert "[GPU0] Epoch 3 | World: 2 | Local: 0" in shown.out
+
+
+AWS_SCRIPT = """#!/bin/bash
+#SBATCH --job-name=ddp-venv
+#SBATCH --exclusive
+#SBATCH --wait-all-nodes=1
+#SBATCH --nodes 2
+#BATCHML --image pytorch
+declare -a TORCHRUN_ARGS=(
+    --nproc_per_node=1
+    --nnodes=$SLURM_JOB_NUM_NODES
+    --rdzv_id=$SLURM_JOB_ID
+    --rdzv_backend=c10d
+    --rdzv_endpoint=$(hostname):29500
+)
+srun torchrun "${TORCHRUN_ARGS[@]}" plain.py 4
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_under_srun_meets_at_the_host_name_of_the_first_node(cli: Cli) -> None:
+    """As AWS's example for CPUs, `1.venv-train.sbatch`: PyTorch's own agents find each other."""
+    (cli.folder / "plain.py").write_text(PLAIN)
+    (cli.folder / "train.sbatch").write_text(AWS_SCRIPT)
+    shown = cli("submit", "--wait", "train.sbatch", timeout=240)
+    assert shown.code == 0, shown.out + shown.err
+    for rank in (0, 1):
+        assert f"[GPU{rank}] Epoch 3 | World: 2 | Local: 0" in shown.out
