@@ -41,11 +41,13 @@ from batchml.cluster.tables import (
 )
 from batchml.context import Context
 from batchml.errors import ServiceError, ServiceUnreachable
+from batchml.local.machine import ProcessorMeter
 from batchml.model.names import idle_text, short_id
 from batchml.model.run import describe_state
 from batchml.runs.commands.usage import USED, cells_of, memory, number
 from batchml.runs.find import check_queues
 
+_MEASURED = 0.25  # seconds in which the use of this machine is measured for a single view
 FEW = 20  # the most runs or hosts to show without a terminal
 NODES = 8  # the most lines for the nodes of a run
 SORTS = ("state", "age", "cpu", "gpu")  # orders of runs; the key s takes the next
@@ -120,12 +122,18 @@ def top(
         snapshot = poller.poll(queues)
         return _narrow(context, snapshot, only, queues) if only else snapshot
 
+    is_once = once or not sys.stdout.isatty()
+    meter = ProcessorMeter() if context.settings.is_local and not json_ else None
+
     def poll_for_people() -> ClusterSnapshot:
-        return with_queue_names(poll(), context.resource_label)
+        if meter and is_once:  # before the poll, which is work of ours
+            context.clock.sleep(_MEASURED)
+        machine_cpu = meter.measure() if meter else None
+        return replace(with_queue_names(poll(), context.resource_label), machine_cpu=machine_cpu)
 
     if json_:
         print_json(_json(add_prices(poll()), context.env, only))
-    elif once or not sys.stdout.isatty():
+    elif is_once:
         snapshot = poll_for_people()
         snapshot = add_prices(snapshot) if hosts else snapshot
         print_line(_view(snapshot, context.env, screen(), FEW, view=view))

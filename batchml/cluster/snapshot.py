@@ -285,7 +285,8 @@ class ClusterSnapshot(Struct, frozen=True):
     """Queues, runs, compute environments and hosts at a time (`at`, ms since the epoch).
 
     `calls`: the number of calls to AWS. `hosts`: None if unknown. `missing`: calls that AWS
-    refused.
+    refused. `machine_cpu`: on `local`, the fraction of this machine's processors that all its
+    programs use; None if it was not measured.
     """
 
     at: int
@@ -297,6 +298,7 @@ class ClusterSnapshot(Struct, frozen=True):
     missing: tuple[str, ...] = ()
     is_local: bool = False
     others: int = 0  # runs of other projects, which are not in `runs`
+    machine_cpu: float | None = None
 
     @property
     def total(self) -> HostTotal:

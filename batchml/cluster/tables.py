@@ -180,14 +180,23 @@ def total_line(snapshot: ClusterSnapshot) -> str:
     ):
         words += [f"{name} {used_of(used, had)}"] if had else []
     words += [f"memory {_memory_of(total.resources)}"] if total.resources.memory_mib else []
-    words += [_in_use(total)] if total.cpu is not None or total.gpu is not None else []
+    words += [in_use] if (in_use := _in_use(total, snapshot.machine_cpu)) else []
     words += [f"{total.price:.2f} USD/h"] if total.price is not None else []
     return "   ".join(words)
 
 
-def _in_use(total: HostTotal) -> str:
-    parts = (("CPU", total.cpu), ("GPU", total.gpu))
-    return "in use: " + ", ".join(f"{n} {percent(part)}" for n, part in parts if part is not None)
+_NOTABLE = 0.1  # the difference from which the use by other programs is shown
+
+
+def _in_use(total: HostTotal, machine: float | None) -> str:
+    """`in use: CPU 17% by runs, 95% in all, GPU 93%`; "" if nothing is known."""
+    cpu = total.cpu
+    parts = [] if cpu is None else [f"CPU {percent(cpu)}"]
+    if machine is not None and machine - (cpu or 0.0) >= _NOTABLE:
+        by_runs = "CPU " if cpu is None else f"CPU {percent(cpu)} by runs, "
+        parts = [f"{by_runs}{percent(machine)} in all"]
+    parts += [f"GPU {percent(total.gpu)}"] if total.gpu is not None else []
+    return f"in use: {', '.join(parts)}" if parts else ""
 
 
 def states_text(hosts: Mapping[HostState, int], is_one: bool = False) -> str:

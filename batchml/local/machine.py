@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from batchml.local.batch.state import MachineCapacity
 from batchml.local.executors.choice import read_choice
@@ -27,6 +29,54 @@ def count_vcpus() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
+
+
+class ProcessorMeter:
+    """Measures how busy the processors of this machine are, with the programs of all users.
+
+    `read` returns the text of /proc/stat; "" where there is none. `processors`: their numbers.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], str] = lambda: _read_text("/proc/stat"),
+        processors: Collection[int] = (),
+    ) -> None:
+        self._read = read
+        self._processors = processors or range(os.cpu_count() or 1)
+        if not processors and hasattr(os, "sched_getaffinity"):
+            self._processors = os.sched_getaffinity(0)
+        self._last = self._ticks()
+
+    def measure(self) -> float | None:
+        """The fraction that was busy since the last call; None after too short a time."""
+        before, now = self._last, self._ticks()
+        passed = now[1] - before[1]
+        if passed < _LEAST_TICKS * len(self._processors):
+            return None
+        self._last = now
+        return min(1.0, max(0.0, (now[0] - before[0]) / passed))
+
+    def _ticks(self) -> tuple[int, int]:
+        """Busy ticks and all ticks, of 10 ms, since the start. Source: proc_stat(5)."""
+        busy = total = 0
+        for line in self._read().splitlines():
+            name, *fields = line.split()
+            if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in self._processors:
+                ticks = [int(field) for field in fields[:8]]  # guests are counted in user
+                total += sum(ticks)
+                busy += sum(ticks) - sum(ticks[3:5])  # without idle and iowait
+        return busy, total
+
+
+_LEAST_TICKS = 15  # of each processor: less would be too rough
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text("ascii")
+    except OSError:  # not Linux
+        return ""
 
 
 def memory_mib() -> int:

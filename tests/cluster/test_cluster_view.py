@@ -31,7 +31,9 @@ from batchml.cluster.tables import (
     missing_line,
     names_text,
     queue_table,
+    total_line,
 )
+from batchml.local.machine import ProcessorMeter
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostResources, HostState
 from batchml.model.run import JobStatus, Run
@@ -116,6 +118,35 @@ def test_environments_that_share_a_machine_share_its_room_and_it_counts_once() -
     (row,) = host_rows(here, [], {})
     assert row.computes == ("one", "two")
     assert sum_hosts([row]).resources.vcpus == 48
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        (None, "in use: CPU 17%, GPU 25%"),
+        (0.2, "in use: CPU 17%, GPU 25%"),
+        (0.95, "in use: CPU 17% by runs, 95% in all, GPU 25%"),
+    ],
+)
+def test_the_use_by_other_programs_of_this_machine_is_shown_beside_ours(
+    machine: float | None, says: str
+) -> None:
+    usage = {"a": {"cpu": 24.0, "gpu": 150.0}}
+    rows = host_rows(CLUSTER, [run("a", on="ci-i-1")], usage)
+    shown = ClusterSnapshot(0, hosts=rows, is_local=True, machine_cpu=machine)
+    assert says in total_line(shown)
+    idle = ClusterSnapshot(0, hosts=host_rows(CLUSTER, [], {}), is_local=True, machine_cpu=machine)
+    assert ("in use: CPU 95% in all" in total_line(idle)) == (machine == 0.95)
+
+
+def test_the_processors_of_a_machine_are_measured_between_two_readings() -> None:
+    first = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 0 10 100 0 0 0 0 5 0\ncpu1 0 0 0 100 20 0 0 0 0 0\n"
+    later = first.replace("cpu0 10 0 10 100", "cpu0 80 0 20 120").replace("100 20 0", "150 70 0")
+    texts = iter([first, first, later, "", ""])
+    meter = ProcessorMeter(lambda: next(texts), [0, 1])
+    assert meter.measure() is None  # no time has passed
+    assert meter.measure() == 80 / 200
+    assert ProcessorMeter(lambda: "", [0]).measure() is None  # not Linux
 
 
 def test_now_is_at_most_the_maximum_and_names_are_never_cut_at_a_comma() -> None:
