@@ -97,7 +97,7 @@ def _attempt(context: Context, program: AdoptedProgram, seconds: float) -> tuple
 
 def _say_end(program: AdoptedProgram, seen: Observation, *, has_failed: bool) -> None:
     metrics = ", ".join(metric.name for metric in seen.metrics) or "no metrics"
-    files = describe_files(seen.files) or "no files"
+    files = describe_files((*seen.files, *seen.placed)) or "no files"
     say(printable(f"It printed {metrics}, and wrote {files}."))
     say(f"Read {program.folder / JOB_FILE}: its comments say where each value comes from.")
     if has_failed:

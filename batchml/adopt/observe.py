@@ -76,7 +76,8 @@ class FoundMetric(Struct, frozen=True):
 class Observation(Struct, frozen=True):
     """One attempt. `files` are the paths that it wrote below its working folder, with their bytes.
     `memory_mib` is the most that was measured; 0 without a measurement. `is_whole`: the program
-    ended by itself, without an error.
+    ended by itself, without an error. `placed` are files in folders of the run, by the name that
+    the command has for them: `{outputs}/figure.png`.
     """
 
     metrics: tuple[FoundMetric, ...] = ()
@@ -84,6 +85,7 @@ class Observation(Struct, frozen=True):
     memory_mib: float = 0.0
     end: str = ""  # how the attempt ended, as a sentence
     is_whole: bool = True
+    placed: tuple[tuple[str, int], ...] = ()
 
 
 # --- Metrics --------------------------------------------------------------------------------------
@@ -180,6 +182,15 @@ def written_files(outputs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], 
     prefix = f"{KEPT}/"
     found = ((name.removeprefix(prefix), size) for name, size in outputs if name.startswith(prefix))
     return tuple(sorted((name, size) for name, size in found if not _is_data(name)))
+
+
+def placed_files(outputs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The files of `{outputs}` and `{checkpoints}` among a run's outputs and checkpoints."""
+    found = ((name, size) for name, size in outputs if not name.startswith(f"{KEPT}/"))
+    return tuple(
+        (name if name.startswith("{checkpoints}/") else f"{{outputs}}/{name}", size)
+        for name, size in found
+    )
 
 
 def _is_data(name: str) -> bool:

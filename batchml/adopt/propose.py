@@ -33,6 +33,7 @@ _IGNORED_VARIABLES = re.compile(
     r"BATCHML_|AWS_BATCH_|SLURM_|OMP|MASTER_|(?:LOCAL_|GROUP_)?(?:RANK|WORLD_SIZE)$|CUDA_VISIBLE"
     r"|(?:HOME|USER|PATH|PWD|TMPDIR|HOSTNAME|SHELL|LANG)$"
 )
+_RESUME_FLAGS = ("ckpt-path", "checkpoint-path", "from-checkpoint", "load-checkpoint", "load-ckpt")
 _COLUMN = 44  # of the comments
 
 
@@ -52,6 +53,7 @@ class Proposal(Struct, frozen=True):
     params: tuple[FoundArgument, ...] = ()
     words: tuple[str, ...] = ()  # arguments as given: switches, positional ones, unknown flags
     left_out: tuple[str, ...] = ()  # sentences about flags that are not in the command
+    resumes: str = ""  # a flag that names a checkpoint to go on from
 
     @property
     def is_kebab(self) -> bool:
@@ -73,24 +75,41 @@ def propose_arguments(
     """
     flags = {flag.name: flag for flag in source.flags}
     values, words = _read_arguments(flags, given)
-    placed, params, left = [], [], []
+    can_resume = any(is_resume_flag(flag) for flag in source.flags)
+    placed, params, left, resumes = [], [], [], ""
     for flag in source.flags:
         default, where = flag.default, f"line {flag.line}"
         value = values.get(flag.name, default)
         if flag.kind != "value":
-            if flag.kind != "positional" and flag.name not in ("help", "version", "h"):
+            is_given = f"--{flag.name}" in [word.partition("=")[0] for word in words]
+            is_usual = flag.kind == "positional" or flag.name in ("help", "version", "h")
+            if not (is_given or is_usual):
                 left.append(f"--{flag.name} ({where}) is no single value: add it if you need it")
             continue
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
         place = "" if flag.name in values else find_place(flag.name, value)
+        if can_resume and "save" in flag.name:  # a later run finds there what it goes on from
+            place = place.replace("{outputs}", "{checkpoints}")
         if place and not (place.startswith("{data}") and value in sent):
             placed.append(FoundArgument(flag, value or "", where, place))
         elif value is None or value == "":
             left.append(f"--{flag.name} ({where}) has no default")
+            resumes = resumes or (flag.name if is_resume_flag(flag) else "")
         else:
             params.append(FoundArgument(flag, value, where))
-    return Proposal(tuple(placed), tuple(params), tuple(words), tuple(left))
+    return Proposal(tuple(placed), tuple(params), tuple(words), tuple(left), resumes)
+
+
+def is_resume_flag(flag: Flag) -> bool:
+    """Whether the value of a flag is a checkpoint to go on from: `--resume`, `--ckpt-path`."""
+    if flag.kind != "value" or flag.default not in (None, ""):
+        return False
+    return _words(flag.name)[:1] == ["resume"] or "-".join(_words(flag.name)) in _RESUME_FLAGS
+
+
+def _words(name: str) -> list[str]:
+    return [each for each in re.split(r"[^a-z0-9]+", name.lower()) if each]
 
 
 def missing_arguments(source: ProgramSource, given: Sequence[str]) -> list[str]:
@@ -145,7 +164,7 @@ def find_place(name: str, value: Scalar | None) -> str:
     """
     if value is not None and not isinstance(value, str):
         return ""
-    words = [each for each in re.split(r"[^a-z0-9]+", name.lower()) if each]
+    words = _words(name)
     whole = "-".join(words)
     is_place = bool(_PLACE_WORDS & set(words)) or whole.endswith(("dir", "path"))
     path = PurePosixPath(value or "")
@@ -188,6 +207,7 @@ def write_job(
         f"# Proposed by `batchml adopt {script}`. The comments say where each value comes from.",
         _line(f"image = {_quote(image.image)}", image.why),
         *_command_lines(script, found),
+        *_resume_lines(found, seen),
     ]
     kept = keep_patterns(seen.files) if seen is not None else ()
     if seen is not None and kept:
@@ -228,7 +248,7 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
     if found.is_mixed:
         for each in found.params:
             words += [f"--{each.flag.name}", f"{{{_param_name(each.flag.name, found)}}}"]
-    elif found.params:
+    elif found.params or found.resumes:
         words.append("{params}")
     yield f"command = [{', '.join(map(_quote, words))}]"
     for each in found.placed:
@@ -236,6 +256,19 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
         yield f"# --{each.flag.name}: a folder of the run ({each.why}{was})"
     if found.is_kebab and not found.is_mixed:
         yield _line('flags = "kebab"', "{params} writes --batch-size for batch_size")
+
+
+def _resume_lines(found: Proposal, seen: Observation | None) -> Iterator[str]:
+    """A comment: how a later run goes on from what an earlier one has saved."""
+    if not found.resumes or found.is_mixed:
+        return
+    names = [name for name, _ in seen.placed] if seen is not None else []
+    saved = [name for name in names if name.startswith("{checkpoints}/") and "'" not in name]
+    last = [name for name in saved if re.search("last|latest|checkpoint[^/]*$|ckpt", name[14:])]
+    name = next(iter((*last, *saved)), "{checkpoints}/FILE")
+    yield "# To go on from what a run has saved:"
+    resumes = _param_name(found.resumes, found)
+    yield _comment(f"#   batchml rerun --resume RUN -p '{resumes}={name}'")
 
 
 def _param_name(name: str, found: Proposal) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchml.adopt.observe import Observation, find_metrics, written_files
+from batchml.adopt.observe import Observation, find_metrics, placed_files, written_files
 from batchml.adopt.packages import ImageChoice, ask_python, choose_image, find_packages
 from batchml.adopt.propose import missing_arguments, write_job
 from batchml.adopt.source import ProgramSource, read_program
@@ -25,7 +25,7 @@ from batchml.model.outcome import describe_outcome
 from batchml.model.run import JobStatus, Run
 from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import to_request
-from batchml.runs.outputs import FolderOutputs
+from batchml.runs.outputs import CHECKPOINTS, CompleteCheckpoints, FolderOutputs
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.watch.events import OutputLine, RunEnded, RunEvent, StatusChanged, UsageReported
 
@@ -179,8 +179,10 @@ class AttemptWatch:
     def observe(self, outputs: Sequence[tuple[str, int]]) -> Observation:
         end = describe_outcome(self.run) if self.run else ""
         is_whole = bool(self.run and self.run.status is JobStatus.SUCCEEDED)
-        metrics, files = find_metrics(self.lines), written_files(outputs)
-        return Observation(metrics, files, self.memory_mib, end, is_whole)
+        return Observation(
+            find_metrics(self.lines), written_files(outputs), self.memory_mib, end, is_whole,
+            placed_files(outputs),
+        )  # fmt: skip
 
 
 def stop_attempt(context: Context, job_id: str) -> None:
@@ -191,8 +193,13 @@ def stop_attempt(context: Context, job_id: str) -> None:
 
 
 def list_outputs(context: Context, job_id: str) -> list[tuple[str, int]]:
-    """The outputs of a run on this machine, with their sizes."""
-    folder = context.outputs(job_id)
-    if folder is None:
-        return []
-    return [(entry.name, entry.size) for entry in FolderOutputs(folder).entries()]
+    """The outputs and checkpoints of a run on this machine, with their sizes.
+
+    Names of checkpoints begin with `{checkpoints}/`.
+    """
+    folder, found = context.outputs(job_id), []
+    if folder is not None:
+        found += [(entry.name, entry.size) for entry in FolderOutputs(folder).entries()]
+    saved = CompleteCheckpoints(FolderOutputs(context.home.runs / job_id / CHECKPOINTS))
+    found += [(f"{{checkpoints}}/{entry.name}", entry.size) for entry in saved.entries()]
+    return found

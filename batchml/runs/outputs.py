@@ -1,4 +1,4 @@
-"""Find the outputs of a run, and copy them to a folder; unchanged files are not copied again.
+"""Copy the outputs or the checkpoints of a run to a folder; unchanged files are not copied again.
 
 The program of the run chooses the names of the files, and is not trusted: no name leads out of the
 folder, and links are neither followed nor created.
@@ -20,8 +20,11 @@ from batchml.context import Context, open_cache
 from batchml.errors import NotFound
 from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import note_written
+from batchml.model.names import short_id
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
+from batchml.runtime.checkpoint.layout import FENCE, REMOVING, SAVING
+from batchml.runtime.entry.folders import size_text
 from batchml.runtime.transfer.tree import Tree
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ PARTIAL_SUFFIX = ".batchml-part"  # the suffix of a file that is being copied
 MAX_LEFT_OUT = 20  # names of files in a message
 MAX_PARALLEL = 8  # files that are copied at a time
 ROUND = 64  # files; after an error the current round is completed
+OUTPUT, CHECKPOINTS = "output", "checkpoints"  # folders of a run
 MAX_PATH = 4095  # bytes; PATH_MAX of Linux, less the NUL at its end
 
 
@@ -309,14 +313,16 @@ class BucketOutputs:
 
 
 def copy_outputs(
-    context: Context, found: "FoundRun", dest: Path
+    context: Context, found: "FoundRun", dest: Path, part: str = OUTPUT
 ) -> Iterable[OutputEntry | CopiedOutputs]:
     """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
+
+    `part` is the folder of the run to copy: OUTPUT or CHECKPOINTS.
 
     The outputs of a child of an array go to a folder that is named by its number. The copies are
     excluded from the code of later runs. Raises NotFound for a run without outputs.
     """
-    source = open_outputs(context, found)
+    source = open_outputs(context, found, part)
     if not os.path.lexists(dest):
         return _copy_to_new_folder(source, dest)
     return _copy_into_folder(context, source, dest)
@@ -347,13 +353,14 @@ def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntr
             dest.rmdir()
 
 
-def open_outputs(context: Context, found: "FoundRun") -> OutputSource:
-    """The source of a run's outputs. Raises NotFound."""
+def open_outputs(context: Context, found: "FoundRun", part: str = OUTPUT) -> OutputSource:
+    """The source of a run's outputs, or of its checkpoints. Raises NotFound."""
     source = (
-        _local_outputs(context, found)
+        _folder_source(context, found.job_id, part, found.run)
         if context.settings.is_local
-        else _bucket_outputs(context, found)
+        else _bucket_outputs(context, found, part)
     )
+    source = source if part == OUTPUT else CompleteCheckpoints(source)
     first = original_numbers(found.run, found.record)
     is_child = bare_id(found.job_id) != found.job_id
     if not first or is_child:
@@ -363,6 +370,26 @@ def open_outputs(context: Context, found: "FoundRun") -> OutputSource:
         if len(first) == 1
         else RenumberedOutputs(source, first)
     )
+
+
+class CompleteCheckpoints:
+    """The files of a checkpoint folder, without those of checkpoints that are not complete."""
+
+    def __init__(self, source: OutputSource) -> None:
+        self.source = source
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        return self.source.left_out
+
+    def entries(self) -> Iterator[OutputEntry]:
+        for entry in self.source.entries():
+            parts = entry.name.split("/")
+            if not any(each == FENCE or each.startswith((SAVING, REMOVING)) for each in parts):
+                yield entry
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        self.source.fetch(entry, path)
 
 
 class RenumberedOutputs:
@@ -392,23 +419,47 @@ def _with_renamed_folder(path: str, folders: Mapping[str, str]) -> str:
     return f"{folders.get(folder, folder)}{slash}{name}"
 
 
-def _local_outputs(context: Context, found: "FoundRun") -> OutputSource:
-    runs, job_id = context.home.runs, found.job_id
+def _folder_source(context: Context, job_id: str, part: str, run: "Run | None") -> OutputSource:
+    runs = context.home.runs
     whole, is_node, _ = job_id.partition("#")
     # All nodes on one machine write to the folder of the run.
     for name in (job_id, whole) if is_node else (job_id,):
-        if (runs / name / "output").is_dir():
-            return FolderOutputs(runs / name / "output")
+        if (runs / name / part).is_dir():
+            return FolderOutputs(runs / name / part)
     parts = {
-        _part_folder(folder.name.removeprefix(job_id)): FolderOutputs(folder / "output")
+        _part_folder(folder.name.removeprefix(job_id)): FolderOutputs(folder / part)
         for folder in runs.glob(f"{job_id}[:#]*")
-        if (folder / "output").is_dir()
+        if (folder / part).is_dir()
     }
     if not parts:
-        raise NotFound("Outputs of run", job_id, [], _no_outputs_reason(found.run))
+        raise NotFound("Outputs of run", job_id, [], _no_outputs_reason(run))
     return ChildrenOutputs(
         {name: parts[name] for name in sorted(parts, key=lambda it: (len(it), it))}
     )
+
+
+def describe_checkpoints(context: Context, job_id: str) -> str:
+    """The checkpoints of a run on this machine, and the command that copies them; "" without any.
+
+    `2 files, 80 KiB, the newest is last.pt (batchml get 3f2a1b0c --checkpoints)`; a checkpoint that
+    is a folder is named by it.
+    """
+    if not context.settings.is_local:
+        return ""
+    try:
+        source = _folder_source(context, job_id, CHECKPOINTS, None)
+    except NotFound:
+        return ""
+    entries = list(CompleteCheckpoints(source).entries())
+    if not entries:
+        return ""
+    newest = max(entries, key=lambda each: each.at).name
+    count = "1 file" if len(entries) == 1 else f"{len(entries):,} files"
+    size = size_text(sum(each.size for each in entries))
+    whole = bare_id(job_id)
+    word = f"{short_id(whole)}{job_id[len(whole) :]}{context.env_option}"
+    newest = os.path.dirname(newest) or newest
+    return f"{count}, {size}, the newest is {newest} (batchml get {word} --checkpoints)"
 
 
 def _part_folder(part: str) -> str:
@@ -428,7 +479,7 @@ def _no_outputs_reason(run: "Run | None") -> str:
     return "It never began." if run.status.is_terminal else "It has not begun yet."
 
 
-def _bucket_outputs(context: Context, found: "FoundRun") -> OutputSource:
+def _bucket_outputs(context: Context, found: "FoundRun", part: str) -> OutputSource:
     from batchml.aws.s3 import BucketStore
 
     store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
@@ -443,5 +494,5 @@ def _bucket_outputs(context: Context, found: "FoundRun") -> OutputSource:
             "BATCHML_OUTPUT_DIR were not kept.",
         )  # fmt: skip
     below = _part_folder(found.job_id[len(bare_id(found.job_id)) :])
-    prefix = "/".join(filter(None, (parts[2], "output", below)))
+    prefix = "/".join(filter(None, (parts[2], part, below)))
     return BucketOutputs(BucketStore(context.connect(), parts[1]), f"{prefix}/")

@@ -179,6 +179,22 @@ def test_a_value_that_the_user_gave_stays() -> None:
     assert spec.argv() == ["python", "train.py", "--data", "data", "--save-path", "here/"]
 
 
+def test_a_switch_that_was_given_is_in_the_command_and_not_missing_from_it() -> None:
+    flags = (Flag("resume", "switch", None, 3), Flag("amp", "switch", None, 4))
+    _, text = job_of(("--resume",), source=ProgramSource(flags))
+    assert '"--resume"' in text and "# Not in the command: --amp (line 4)" in text
+
+
+def test_how_a_run_goes_on_is_a_comment() -> None:
+    flags = (Flag("resume", "value"), Flag("save-path", "value", "out"))
+    seen = Observation(placed=(("{checkpoints}/best.pt", 9), ("{checkpoints}/checkpoint.pt", 9)))
+    spec, text = job_of(seen=seen, source=ProgramSource(flags))
+    assert spec.command[2:] == ("--save-path", "{checkpoints}", "{params}")
+    assert "batchml rerun --resume RUN -p 'resume={checkpoints}/checkpoint.pt'" in text
+    _, text = job_of(source=ProgramSource(flags))
+    assert "batchml rerun --resume RUN -p 'resume={checkpoints}/FILE'" in text
+
+
 def test_flags_of_two_spellings_are_named_one_by_one() -> None:
     flags = (Flag("batch-size", "value", 64), Flag("max_steps", "value", 5))
     spec, _ = job_of(source=ProgramSource(flags))

@@ -13,10 +13,14 @@ from batchml.context import Context
 from batchml.errors import NotFound
 from batchml.model.run import JobStatus, Run
 from batchml.runs.outputs import (
+    CHECKPOINTS,
     BucketOutputs,
+    CompleteCheckpoints,
     CopiedOutputs,
     FolderOutputs,
+    OutputEntry,
     copy_outputs,
+    describe_checkpoints,
     open_outputs,
 )
 from batchml.runs.search import FoundRun
@@ -109,6 +113,35 @@ def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> Non
         open_outputs(place(tmp_path), found("other", started_at=1))
     with pytest.raises(NotFound, match="It never began"):
         open_outputs(place(tmp_path), found("other"))
+
+
+def test_checkpoints_are_copied_whole_and_described(tmp_path: Path) -> None:
+    context, saved = place(tmp_path), tmp_path / "home" / "runs" / "id" / "checkpoints"
+    assert describe_checkpoints(context, "id") == ""
+    for name, at in (("best.pt", 1), ("step-3/state", 2), (".saving-step-4/state", 3)):
+        (saved / name).parent.mkdir(parents=True, exist_ok=True)
+        (saved / name).write_text("x" * 1024)
+        os.utime(saved / name, (at, at))
+    said = "2 files, 2.0 KiB, the newest is step-3 (batchml get id --env local --checkpoints)"
+    assert describe_checkpoints(context, "id").replace(" --env local", "") == said.replace(
+        " --env local", ""
+    )
+    *files, done = copy_outputs(context, found(), tmp_path / "dest", CHECKPOINTS)
+    assert [each.name for each in files if isinstance(each, OutputEntry)] == [
+        "best.pt", "step-3/state",
+    ]  # fmt: skip
+    assert isinstance(done, CopiedOutputs) and done.files == 2
+
+
+def test_in_a_bucket_checkpoints_lie_beside_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "AWS_ACCESS_KEY_ID", "x")
+    of = found("id:3", environment={"BATCHML_STORE": "s3://bkt/runs/k"})
+    source = open_outputs(place(tmp_path, "dev"), of, CHECKPOINTS)
+    assert isinstance(source, CompleteCheckpoints)
+    assert isinstance(source.source, BucketOutputs)
+    assert source.source._prefix == "runs/k/checkpoints/3/"
 
 
 def test_here_the_nodes_lie_as_they_do_in_a_bucket(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from batchml.runs.metrics.series import (
     first_values,
     metric_texts,
 )
+from batchml.runs.outputs import describe_checkpoints
 from batchml.runs.watch import wait
 from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEvent
 
@@ -159,6 +160,9 @@ def _say_the_end(
         say(f"Outputs: {outputs}")
     elif stored:
         say(f"Outputs, if there are any: batchml get {run.job_id}{context.env_option}")
+    saved = describe_checkpoints(context, run.job_id)
+    if saved:
+        say(f"Checkpoints: {printable(saved)}")
 
 
 def _stored_outputs(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""get: copy a run's outputs to a folder."""
+"""get: copy a run's outputs, or its checkpoints, to a folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,13 +9,25 @@ from batchml.cli.app import app
 from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
+from batchml.errors import NotFound
 from batchml.model.names import short_id, to_name
+from batchml.runs.commands.next_commands import short_word
 from batchml.runs.find import load_runs, select
-from batchml.runs.outputs import MAX_LEFT_OUT, CopiedOutputs, copy_outputs
+from batchml.runs.outputs import (
+    CHECKPOINTS,
+    MAX_LEFT_OUT,
+    OUTPUT,
+    CopiedOutputs,
+    copy_outputs,
+    open_outputs,
+)
 from batchml.runtime.entry.folders import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from batchml.context import Context
+    from batchml.runs.search import FoundRun
 
 
 @app.command(epilog="Example: batchml get @last results/")
@@ -25,20 +37,26 @@ def get(
         Path | None,
         typer.Argument(metavar="[DEST]", help="Folder; default: NAME-ID in this folder."),
     ] = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="Copy what it has saved in its checkpoint folder."),
+    ] = False,
     env: Env = None,
     project: Project = None,
     json_: Json = False,
 ) -> None:
-    """Copy a run's outputs to a folder.
+    """Copy a run's outputs, or its checkpoints, to a folder.
 
     Unchanged files are not copied again: after an interruption the same command goes on, and later
     it copies new files.
     """
     context = open_context(env, project)
     (found,) = load_runs(context, select(context, [run]))
-    folder = dest or Path(to_name(f"{found.name}-{short_id(found.job_id)}"))
+    part = CHECKPOINTS if checkpoints else OUTPUT
+    default = f"{found.name}-{short_id(found.job_id)}" + ("-checkpoints" if checkpoints else "")
+    folder = dest or Path(to_name(default))
     done = CopiedOutputs()
-    for each in copy_outputs(context, found, folder):
+    for each in copy_outputs(context, found, folder, part):
         if isinstance(each, CopiedOutputs):
             done = each
         elif not json_:
@@ -56,15 +74,30 @@ def get(
             }
         )
     elif done == CopiedOutputs():
-        say(
-            "The run has no outputs: it wrote nothing to BATCHML_OUTPUT_DIR, and nothing of its "
-            "working folder was kept."
-        )
+        say(_describe_nothing(context, found, checkpoints=checkpoints))
     elif done.files or done.unchanged:
         new = f"{_files(done.files)}, {size_text(done.size)}" if done.files else "Nothing new"
         were = "was" if done.unchanged == 1 else "were"
         there = f"; {_files(done.unchanged)} {were} there already" if done.unchanged else ""
         say(f"{new}, in {printable(str(folder))}{there}.")
+
+
+def _describe_nothing(context: "Context", found: "FoundRun", *, checkpoints: bool) -> str:
+    """Why nothing was copied, and whether there are checkpoints instead of outputs."""
+    if checkpoints:
+        place = "" if context.settings.is_local else " in the bucket (a workspace keeps its own)"
+        return f"The run has no checkpoints{place}: nothing is saved in BATCHML_CHECKPOINT_DIR."
+    try:
+        is_saved = any(True for _ in open_outputs(context, found, CHECKPOINTS).entries())
+    except NotFound:
+        is_saved = False
+    if is_saved:
+        command = f"batchml get {short_word(context, found.job_id)} --checkpoints"
+        return f"The run has no outputs. It has checkpoints: {command}"
+    return (
+        "The run has no outputs: it wrote nothing to BATCHML_OUTPUT_DIR, and nothing of its "
+        "working folder was kept."
+    )
 
 
 def _files(count: int) -> str:

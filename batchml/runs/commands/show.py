@@ -62,6 +62,7 @@ from batchml.runs.metrics.usage import (
     use_json,
     use_of,
 )
+from batchml.runs.outputs import describe_checkpoints
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
@@ -354,7 +355,11 @@ def _fact_lines(
         yield _fold(f"{'restarted':<10} {printable(restarted)}", screen().width)
     yield from node_lines(uses, screen().width)
     yield from _metric_lines(found, measured)
-    known = [("cost", _cost(found)), ("outputs", describe_outputs(context, run, found.job_id))]
+    known = [
+        ("cost", _cost(found)),
+        ("outputs", describe_outputs(context, run, found.job_id)),
+        ("checkpoint", describe_checkpoints(context, found.job_id)),
+    ]
     for name, value in (*known, *next_commands(context, found)):
         if value:
             yield f"{name:<10} {printable(value)}"

@@ -233,7 +233,10 @@ def _resume_notice(
         last = f" to {steps[-1]}" if len(steps) > 1 else ""
         words = f"It resumes from step{'s' if last else ''} {steps[0]}{last} of {who}."
     else:
-        words = f"It resumes from what {who} has saved."
+        words = (
+            f"What {who} has saved is there again: {{checkpoints}} and kept files; the program has "
+            "to load it."
+        )
     without = [number for number, each in seen.items() if number is not None and not each]
     if without:
         named = [first[number] if number < len(first) else number for number in without]
