@@ -223,8 +223,13 @@ def to_request(
 ) -> RunRequest:
     """The request of a job (a name, a folder, a script or a JobSpec) with these options.
 
-    Raises UsageError for a fallback that cannot be read.
+    Raises UsageError for a fallback that cannot be read, and for an empty name.
     """
+    if isinstance(job, str) and not job.strip():
+        raise UsageError(
+            "The name of the job is empty: perhaps a variable of the shell is. "
+            "For the job of the current folder: batchml submit ."
+        )
     fields: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     for name, value in (options or {}).items():

@@ -190,6 +190,16 @@ def _command(
     return (*RUNNER, PACKED, pack(text.encode()), path.name if path else _NAMED_STDIN, *arguments)
 
 
+def own_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of a run without the program of batchml that starts a script: `train.sh 3`."""
+    from batchml.runtime.entry.script import PACKED
+
+    if command[: len(RUNNER)] != RUNNER:
+        return command
+    words = command[len(RUNNER) :]
+    return words[2:] if words[:1] == (PACKED,) else words
+
+
 def _merge_requests(upper: RunRequest, lower: RunRequest) -> RunRequest:
     """The request with the options of both; `upper` takes precedence."""
     return replace(

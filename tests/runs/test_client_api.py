@@ -145,6 +145,17 @@ def test_empty_words_are_refused_before_anything_is_sent(tmp_path: Path) -> None
     assert client.plan(spec, params={"a": "1"})
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_job_of_the_current_folder(tmp_path: Path, name: str) -> None:
+    """It is a variable of the shell that is not set: `submit "$JOB"`."""
+    (tmp_path / "job.toml").write_text('image = "python"\ncommand = ["true"]\n')
+    client = Client("local", tmp_path, environ={"BATCHML_HOME": str(tmp_path / "h")})
+    with pytest.raises(UsageError, match="The name of the job is empty"):
+        client.plan(name)
+    with pytest.raises(ConfigError, match="--array 0: AWS Batch takes 2"):
+        client.plan(".", array=0)
+
+
 def test_a_folder_with_a_job_is_the_job_where_nothing_else_is_named(tmp_path: Path) -> None:
     client = Client("local", tmp_path, environ={"BATCHML_HOME": str(tmp_path / "h")})
     with pytest.raises(UsageError, match="Name a job"):

@@ -4,6 +4,7 @@ import pytest
 
 from batchml.model.run import Record
 from batchml.runs.commands.show import _describe_cuts, _fold
+from batchml.runs.scripts import RUNNER, own_command
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,15 @@ def test_words_are_folded_and_none_is_broken() -> None:
     assert folded.startswith("status     FAILED  (app-error: ")
     assert all(len(each) < 50 or "x" * 60 in each for each in folded.splitlines())
     assert _fold(line, 0) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        ((*RUNNER, "train.py", "--lr", "1"), ("train.py", "--lr", "1")),
+        ((*RUNNER, "--packed", "eJwr", "stdin", "7"), ("stdin", "7")),
+        (("python3", "-m", "mine"), ("python3", "-m", "mine")),
+    ],
+)
+def test_the_command_of_a_script_is_its_own(command: tuple[str, ...], own: tuple[str, ...]) -> None:
+    assert own_command(command) == own

@@ -311,10 +311,14 @@ def test_cells_say_what_was_used_of_what_was_given() -> None:
 # --- use beside request ---
 
 
-def used(*marks: str, status: str = "RUNNING", **more: Any) -> ResourceUse | None:
+def sampled(*marks: str, status: str = "RUNNING", **more: Any) -> UsageSample:
     owner = node(0, status, **more)
     lines = [LogMark("s0", NOW - 10_000 * i, f"::batchml usage {m}") for i, m in enumerate(marks)]
-    return use_of(collect_usage([owner], reversed(lines), NOW)[0])
+    return collect_usage([owner], reversed(lines), NOW)[0]
+
+
+def used(*marks: str, **more: Any) -> ResourceUse | None:
+    return use_of(sampled(*marks, **more))
 
 
 def test_a_running_container_has_the_mean_of_the_last_minutes() -> None:
@@ -331,6 +335,11 @@ def test_a_container_that_has_ended_has_the_mean_that_its_last_mark_says() -> No
     assert found is not None and found.seconds == 60
     assert describe_use(found) == "0.50 of 2 vCPU, 0.50 of 2 GPU, 1500 of 2048 MiB"
     assert found.unused == 0.75, "its GPUs count, and not its vCPUs"
+
+
+def test_the_row_of_a_node_that_has_ended_has_its_most_memory() -> None:
+    last = "cpu=0 memory=23 seconds=60 mean_cpu=0.5 most_memory=599"
+    assert "  599M/2048M" in list(node_lines([sampled(last, status="SUCCEEDED")], 0))[1]
 
 
 def test_before_a_container_has_reported_its_use_is_unknown() -> None:

@@ -23,7 +23,7 @@ from batchml.model.sweep import (
     every_point,
     satisfies,
 )
-from batchml.sweeps.spec.file import read_sweep
+from batchml.sweeps.spec.file import apply_changes, read_sweep
 from tests.support.sweep_files import EXAMPLE, SMALLEST, in_space, mistakes, read
 
 
@@ -490,6 +490,15 @@ def test_a_change_is_as_if_the_file_said_so(change: str, path: str, expected: An
         inner = inner[key]
     inner[last] = {**inner[last], **expected} if last == "limits" else expected
     assert outcome(table, change) == outcome(said)
+
+
+@pytest.mark.parametrize("change", ["space.lr=", "space.lr= ", "name="])
+def test_a_change_without_a_value_is_refused(change: str) -> None:
+    """It is a variable of the shell that is not set; trials would get an empty argument."""
+    expected = (f'--set {change}: the value is empty; "" is the empty text.',)
+    assert outcome(tomllib.loads(EXAMPLE) | {"limits": {"trials": 9}}, change) == expected
+    quoted = apply_changes({"space": {}}, ['space.suffix=""'])
+    assert quoted == ({"space": {"suffix": ""}}, [])
 
 
 def outcome(table: dict[str, Any], *changes: str) -> SweepSpec | tuple[str, ...]:

@@ -64,6 +64,7 @@ from batchml.runs.metrics.usage import (
 )
 from batchml.runs.outputs import describe_checkpoints
 from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
+from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
 
@@ -407,7 +408,7 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
     dirty = " and changes" if record and record.dirty else ""
     return {
         "image": asked.image,
-        "command": " ".join(plain_command(found.command)),
+        "command": " ".join(own_command(plain_command(found.command))),
         "folder": (record.job or record.folder) if record else "",
         "code": _describe_code(found),
         "params": _pairs(found.params),

@@ -37,6 +37,7 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
         describe_idle_nodes,
         describe_slow_ranks,
         find_slow_ranks,
+        use_of,
     )
 
     if not uses:
@@ -47,7 +48,9 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
         drawn = sparkline(curve.values, CURVE) if curve and len(curve.samples) > 1 else ""
         state = ", ".join(filter(None, (use.node.run.status.value, idle_text(use.idle))))
         words = [printable(use.node.name), state]
-        rows.append([*words, *cells_of(use.node.run, use.usage), drawn])
+        whole = use_of(use)  # the most memory: the last sample of a node that ends is small
+        most = {"memory": whole.memory} if whole else {}
+        rows.append([*words, *cells_of(use.node.run, {**use.usage, **most}), drawn])
     kept = narrow_columns(rows, width, _GIVES_WAY)
     yield from table(kept, screen()._replace(width=width)).splitlines()
     if len(uses) > SHOWN:

@@ -59,6 +59,9 @@ def apply_changes(
         if not equals or not all(keys):
             mistakes.append(f"--set {change}: write KEY=VALUE, for example limits.trials=8.")
             continue
+        if not text.strip():
+            mistakes.append(f'--set {change}: the value is empty; "" is the empty text.')
+            continue
         mistake = _set(changed, keys, parse_value(text))
         if mistake:
             mistakes.append(f"--set {change}: {mistake}")
