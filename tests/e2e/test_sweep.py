@@ -202,7 +202,8 @@ def test_a_metric_that_is_never_printed_is_said_with_what_was(sweeps: Sweeps) ->
     shown = sweeps("sweep", sweeps.file(SWEEP.replace("val_accuracy", "accuracy")))
     assert shown.code != 0
     assert "accuracy never printed" in shown.out
-    assert "metrics seen: val_accuracy, loss" in shown.out
+    assert shown.out.count("metrics seen: val_accuracy, loss") == 1
+    assert "No trial has a result. The first failed: accuracy never printed\n" in shown.out
 
 
 def test_ctrl_c_leaves_an_array_to_itself_and_what_it_did_is_found_later(sweeps: Sweeps) -> None:

@@ -28,7 +28,8 @@ def test_each_parameter_must_reach_the_command() -> None:
     spec = read()
     assert check_with_job(spec, job("{params}")) == []
     assert check_with_job(spec, job("{lr}", "{opt}", "--n={layers}")) == []
-    assert check_with_job(spec, job("{lr}", "$BATCHML_PARAM_OPT", "{params:json}")) == []
+    line = "train --lr={lr} --opt=$BATCHML_PARAM_OPT {params:json}"
+    assert check_with_job(spec, job("sh", "-c", line)) == []
     (found,) = check_with_job(spec, job("{lr}", "{opt}"))
     assert found == (
         "space.layers: the job's command never uses {layers}; add it, or {params} for all of them."
@@ -79,6 +80,12 @@ def test_what_people_should_know() -> None:
     metrics = {"val_accuracy": "acc=([0-9.]+)"}
     spec = read(goal={"max": "val_acuracy"})
     assert about("Did you mean 'val_accuracy'?", spec, job("{params}", metrics=metrics))
+    both = {"train_acc": "a=([0-9.]+)", "test_acc": "t=([0-9.]+)"}
+    spec = read(goal={"max": "acc"})
+    assert about("has no acc, only train_acc, test_acc. Trials must print acc=VALUE.", spec, job(
+        "{params}", metrics=both
+    ))  # fmt: skip
+    assert not about("[metrics]", spec, job("{params}"))
     assert about("needs a pattern", read(goal={"max": "val accuracy"}), job("{params}"))
     assert not about("pattern", read(goal={"max": "val/accuracy"}), job("{params}"))
 

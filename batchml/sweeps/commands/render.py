@@ -175,7 +175,8 @@ def end_lines(sweep: StartedSweep, summary: SweepSummary) -> list[str]:
         lines += [f"  {name} = {format_value(value)}" for name, value in best.params.items()]
         lines.append(f"  {command_line(sweep.job_spec, best)}")
     elif first is not None:
-        lines.append(f"No trial has a result. The first failed: {first.why}")
+        why = first.why.partition("; ")[0]  # the notices above have all of it
+        lines.append(f"No trial has a result. The first failed: {why}")
     return [*lines, *confirmed_lines(summary.confirmed), *front_lines(summary.pareto)]
 
 

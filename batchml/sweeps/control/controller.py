@@ -363,7 +363,8 @@ class Controller:
     def _stop(self, by: str, why: str, now: float) -> None:
         self._apply(SweepStopping(by, why, now))
         failed = self._totals.tally.first_failure
-        if by == FAILURES and failed is not None:
+        # Of a metric that was never printed there is a notice already, with the last lines.
+        if by == FAILURES and failed is not None and decide.NEVER_PRINTED not in failed.why:
             reopenings = len(self._totals.state.reopened)  # each may be followed by a new notice
             kind = f"failures-{reopenings}" if reopenings else "failures"
             self._give_notice(

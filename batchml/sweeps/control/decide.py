@@ -349,8 +349,7 @@ def confirmation_notices(totals: SweepTotals, now: float) -> list[NoticeGiven]:
 def describe_failure(trial: Trial) -> str:
     """Why a trial failed, with the last lines of its output."""
     code, why = f"exit code {trial.exit_code}", trial.why or "the reason is unknown"
-    # A trial that never printed its metric may have ended with exit code 0.
-    is_code_known = trial.exit_code is None or code in why or NEVER_PRINTED in why
+    is_code_known = trial.exit_code is None or code in why
     head = f"Trial {trial.number} failed: {why}" + ("" if is_code_known else f" ({code})")
     tail = trial.tail[-_LINES:]
     return "\n".join(

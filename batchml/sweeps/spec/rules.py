@@ -231,3 +231,9 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             yield f"The job's [metrics] has no {metric}.{meant}"
         elif not _METRIC_NAME.fullmatch(metric):
             yield f"{metric!r} cannot be printed as name=value; it needs a pattern under [metrics]."
+        elif job.metrics:
+            known = ", ".join(job.metrics)
+            yield (
+                f"The job's [metrics] has no {metric}, only {known}. "
+                f"Trials must print {metric}=VALUE."
+            )
