@@ -41,3 +41,22 @@ def test_what_a_program_reports_is_seen_and_drawn(cli: Cli) -> None:
     assert page.read_text("utf-8").count("<figure>") == 3
     (events,) = folder.rglob("events.out.tfevents.*")
     assert b"loss" in events.read_bytes()
+
+
+def test_where_metrics_are_asked_for_a_run_without_any_says_so(cli: Cli) -> None:
+    said = "No metrics: the program called no report(), and no pattern of [metrics]"
+    print_loss = ("--wait", "--", "echo", "loss=0.5")
+    write_job(cli.folder, "plain", 'image = "docker.io/library/alpine:3"\ncommand = ["true"]\n')
+    assert cli("submit", "plain", *print_loss).code == 0
+    assert said in cli("ls", "--columns", "name,loss").err
+    assert said in cli("show", "@last", "--tensorboard", str(cli.folder / "events")).err
+    assert said in cli("show", "@last", "--plot", str(cli.folder / "curves.html")).err
+    assert said in cli("compare", "@last").err
+    matched = '[metrics]\nloss = "loss=([0-9.]+)"\n'
+    write_job(
+        cli.folder, "read", f'image = "docker.io/library/alpine:3"\ncommand = ["true"]\n{matched}'
+    )
+    assert cli("submit", "read", *print_loss).code == 0
+    assert said not in cli("ls", "--columns", "name,loss").err
+    assert said in cli("ls", "--columns", "name,loss", "--job", "plain").err
+    assert said not in cli("compare", "@last").err

@@ -211,6 +211,8 @@ def test_colours_go_with_terminals_and_with_what_the_user_says() -> None:
         ("\x1b[1m50/200\x1b[0m \x1b[32m━━━━\x1b[0m 1s", None, 0.25),
         (" 50/200 [=====>.....] - ETA: 3s", None, 0.25),
         ("step 5/20", None, 0.25),
+        ("iter 3/12 train_acc 0.91", None, 0.25),
+        ("Iteration [3 of 12]", None, 0.25),
         ("progress: 12.5 %", None, 0.125),
     ],
 )

@@ -16,6 +16,7 @@ from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json,
 from batchml.runs.compare.service import left_out, measure_groups, offer_workers
 from batchml.runs.find import select
 from batchml.runs.metrics.plot import check_plot_path
+from batchml.runs.metrics.series import NO_METRICS
 
 
 @app.command(epilog="Example: batchml compare @last~1 @last --plot compared.html")
@@ -58,6 +59,8 @@ def compare(
     if len(codes) > 1:
         one, other, *_ = codes.values()
         say(f"The code differs: batchml diff {one} {other}{context.env_option}")
+    if not any(each.series for group in groups for each in group.runs):
+        say(NO_METRICS)
     for message in left_out(groups):
         say(printable(message))
     if not all(each.is_whole for group in groups for each in group.runs):

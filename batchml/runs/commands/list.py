@@ -35,6 +35,7 @@ from batchml.runs.compare.columns import (
 )
 from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
+from batchml.runs.metrics.series import NO_METRICS
 from batchml.runs.names import is_listed
 from batchml.runs.search import (
     MAX_OTHERS,
@@ -151,6 +152,8 @@ def ls(
             if is_free(context):
                 say(FREE)
         say_without_direction([each.metric for each in chosen if each.metric], found)
+        if any(each.metric for each in chosen) and not any(each.metrics for each in found):
+            say(NO_METRICS)
         if more:
             say(f"The {'first' if sort else 'newest'} {limit} are shown; --limit shows more.")
         elif sys.stdout.isatty():

@@ -44,7 +44,13 @@ from batchml.runs.find import RunMetrics, load_runs, select, with_first_start, w
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import time_charts, write_plot
-from batchml.runs.metrics.series import child_of, describe_unmatched, metric_lines, metric_texts
+from batchml.runs.metrics.series import (
+    NO_METRICS,
+    child_of,
+    describe_unmatched,
+    metric_lines,
+    metric_texts,
+)
 from batchml.runs.metrics.usage import (
     ResourceUse,
     UsageSample,
@@ -239,6 +245,8 @@ def show(
         write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts)
         note_written(context.home, [plot])
         say(f"Drawn: {plot}")
+        if not measured.series:
+            say(NO_METRICS)
     if tensorboard is not None:
         _write_events(context, tensorboard, found, measured)
     used = use_of(uses[0]) if single else None
@@ -254,7 +262,7 @@ def show(
 
 def _write_events(context: "Context", folder: Path, found: FoundRun, measured: RunMetrics) -> None:
     if not measured.series:
-        raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
+        raise UsageError(f"--tensorboard {folder}: there is nothing to write. {NO_METRICS}")
     written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
     note_written(context.home, [written])
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")

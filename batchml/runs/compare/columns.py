@@ -10,7 +10,7 @@ from batchml.config.project import project_name
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.names import dollars, idle_text, short_id
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
-from batchml.runs.metrics.series import child_of
+from batchml.runs.metrics.series import NO_METRICS, child_of
 from batchml.runs.search import FoundRun, MetricValue, read_metric_value
 
 Value = str | int | float | None
@@ -188,7 +188,7 @@ def read_column(text: str, flag: str, known: KnownNames) -> Column:
     raise UsageError(
         f"{flag} {text}: no such column.{did_you_mean(metric.name, names)} "
         f"Columns: {', '.join(FACTS)}{_listed('parameters', known.params)}"
-        f"{_listed('metrics', known.metrics)}."
+        f"{_listed('metrics', known.metrics)}.{'' if known.metrics else ' ' + NO_METRICS}"
     )
 
 

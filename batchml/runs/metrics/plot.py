@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchml.errors import UsageError
+from batchml.runs.metrics.series import NO_METRICS
 from batchml.runtime.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -103,10 +104,7 @@ def write_plot(
     """
     check_plot_path(path)
     if not series and not charts:
-        raise UsageError(
-            f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
-            "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
-        )
+        raise UsageError(f"--plot {path}: there is nothing to draw. {NO_METRICS}")
     if path.suffix.lower() == ".png":
         content = png(series, title, charts)
     else:

@@ -278,6 +278,12 @@ def best_values(
     }
 
 
+NO_METRICS = (
+    "No metrics: the program called no report(), and no pattern of [metrics] in a job.toml matched "
+    "its output. `batchml adopt SCRIPT` proposes patterns."
+)
+
+
 def describe_unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
     """The message about patterns that matched nothing in a whole log; "" if all have matched.
 
