@@ -15,7 +15,7 @@ from batchml.errors import UsageError
 from batchml.handles import MapHandle, RunHandle, submit_prepared
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
-from batchml.runs.find import describe_runs, find, select
+from batchml.runs.find import describe_runs, find, load_runs, select
 from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
@@ -218,10 +218,12 @@ class Client:
     def run(self, word: str) -> RunHandle:
         """Return the run that a word means: job id, unique prefix of it, name, key, or `@last`.
 
-        Raises NotFound, and UsageError for a prefix of several job ids.
+        The attribute `seen` of the handle has the run as it was found. Raises NotFound, and
+        UsageError for a prefix of several job ids.
         """
         (job_id,) = select(self._context, [word])
-        return RunHandle(self._context, job_id, tell=self._tell)
+        (found,) = load_runs(self._context, [job_id])
+        return RunHandle(self._context, job_id, found.name, found, self._tell)
 
     def runs(
         self,

@@ -38,7 +38,8 @@ from batchml.runs.watch.wait import follow, wait_for_runs
 class RunHandle:
     """One run. It holds the run's id and asks AWS Batch at each call, so no answer is stale.
 
-    `seen` is the exception: it is the run as `Client.runs` found it, or None for other handles.
+    `seen` is the exception: it is the run as `Client.run` or `Client.runs` found it, or None for
+    other handles.
 
     Every method may raise AccessError, ServiceError and ServiceUnreachable, and NotFound when the
     environment does not know the run (any more).
@@ -216,7 +217,7 @@ class RunHandle:
         For a group run, the cost of all its jobs. It works also for a run that AWS Batch has
         forgotten, if the history has its cost.
         """
-        return group_bill(self._context, self._current())[1]
+        return group_bill(self._context, self._current())[1].round()
 
     def rerun(
         self,

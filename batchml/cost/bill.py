@@ -17,7 +17,15 @@ from batchml.aws.batch.hosts import RunHost
 from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import MAX_AGE, SpotHistory
 from batchml.cost.estimate import reason_unknown
-from batchml.cost.quote import HOUR, LOCAL_PRICE, Candidate, ContainerNeed, Usd, disk_hour
+from batchml.cost.quote import (
+    HOUR,
+    LOCAL_PRICE,
+    MILLIONTH,
+    Candidate,
+    ContainerNeed,
+    Usd,
+    disk_hour,
+)
 from batchml.model.run import Attempt, OutcomeClass, Record, Run, classify, ran_seconds
 
 # --- rates ----------------------------------------------------------------------------------
@@ -95,9 +103,6 @@ def _day(ms: int) -> str:
 # --- the bill of a run ----------------------------------------------------------------------
 
 
-MILLIONTH = Decimal("0.000001")
-
-
 class AttemptCost(Struct, frozen=True):
     """The cost of an attempt. If a price is unknown, `why` gives the reason."""
 
@@ -121,6 +126,18 @@ class Bill(Struct, frozen=True):
     attempts: tuple[AttemptCost, ...] = ()
     is_free: bool = False  # the machine has no price
     is_from_history: bool = False  # AWS Batch has forgotten the run: only the total is known
+
+    def __repr__(self) -> str:
+        count = f"{len(self.attempts)} attempt{'s'[: len(self.attempts) != 1]}"
+        return f"Bill({self.job_id!r}, {self.usd!r}, {count})"
+
+    def round(self) -> "Bill":
+        """The bill with the amounts of each attempt in whole millionths of a dollar."""
+        attempts = (
+            replace(each, usd=each.usd and each.usd.round(), hour=each.hour and each.hour.round())
+            for each in self.attempts
+        )
+        return replace(self, attempts=tuple(attempts))
 
     @property
     def usd(self) -> Usd:

@@ -5,7 +5,7 @@ because no other run can use that share of the scarcest resource. Amounts are ex
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Decimal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from batchml.model.group import resources_of
 from batchml.model.job import JobSpec
 
 HOUR = 3600  # seconds
+MILLIONTH = Decimal("0.000001")
 LOCAL_PRICE = "batchml.toml"  # `Price.source` of this machine's price, which a user wrote there
 DISKS = "disks"  # key in `Quote.unknown`, if the price of disks is unknown
 MOST_SECONDS = 999_999_999  # the largest value that the runtime accepts
@@ -34,6 +35,17 @@ class Usd(Struct, frozen=True):
 
     def __add__(self, other: "Usd") -> "Usd":
         return Usd(self.low + other.low, self.high + other.high)
+
+    def __repr__(self) -> str:
+        low, high = (f"{bound:.6f}".rstrip("0").rstrip(".") for bound in (self.low, self.high))
+        return f"Usd({low})" if low == high else f"Usd({low} to {high})"
+
+    def round(self) -> "Usd":
+        """Both bounds, rounded to the nearest millionth of a dollar, halves to even."""
+        return Usd(
+            self.low.quantize(MILLIONTH, ROUND_HALF_EVEN),
+            self.high.quantize(MILLIONTH, ROUND_HALF_EVEN),
+        )
 
     def times(self, factor: Decimal | int) -> "Usd":
         """Multiply both bounds."""

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from decimal import Decimal
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +14,8 @@ import pytest
 from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
+from batchml.cost.bill import AttemptCost, Bill
+from batchml.cost.quote import Usd
 from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.handles import RunHandle
 from batchml.local.batch.fault_injection import TAG
@@ -172,6 +175,8 @@ def test_what_python_shows_of_a_run_is_short_and_harmless(tmp_path: Path) -> Non
     assert repr(RunHandle(place, "j-1")) == "RunHandle('j-1', env='local')"
     seen = RunHandle(place, "j-1", "a", FoundRun(run, None))
     assert repr(seen) == "RunHandle('a', 'j-1', env='local', last seen FAILED)"
+    forgotten = FoundRun(None, Record(key="2a", job_id="j", name="a"))
+    assert repr(RunHandle(place, "j", "a", forgotten)) == "RunHandle('a', 'j', env='local')"
     told = Explanation("oom", "It \x1b died.", ("long",), "more", "batchml rerun j")
     assert repr(told) == "Explanation('oom', 'It \\x1b died.', command='batchml rerun j')"
 
@@ -268,6 +273,16 @@ def test_a_cost_that_is_kept_is_told_of_a_run_that_aws_has_forgotten(tmp_path: P
     run = Run("j", "n", "q", JobStatus.SUCCEEDED, created_at=1, started_at=1, stopped_at=2)
     place.history.add_end(run, cost=0.25)
     assert float(RunHandle(place, "j").cost().usd.high) == 0.25
+    assert repr(RunHandle(place, "j").cost()) == "Bill('j', Usd(0.25), 1 attempt)"
+
+
+def test_amounts_of_a_bill_are_rounded_and_short_to_read() -> None:
+    third, zero = Decimal(1) / 3, Decimal("0E-30")
+    attempt = AttemptCost(1, "j", "h", 1.0, Usd(), Usd(zero, third), Usd(zero, zero))
+    bill = Bill("j", (attempt, msgspec.structs.replace(attempt, usd=None))).round()
+    assert str(bill.usd.high) == "0.333333" and str(bill.usd.low) == "0.000000"
+    assert repr(bill) == "Bill('j', Usd(0 to 0.333333), 2 attempts)"
+    assert repr(bill.attempts[0].hour) == "Usd(0)"
 
 
 class Forgotten(Context):
@@ -316,6 +331,14 @@ def test_an_end_that_was_waited_for_is_remembered(tmp_path: Path) -> None:
     ended.close()  # type: ignore[attr-defined]  # who looks at the first alone
     (kept,) = place.history.newest_first("local")
     assert (kept.status, kept.exit_code) == ("SUCCEEDED", 0)
+
+
+def test_a_run_that_is_looked_up_has_its_name_and_status(tmp_path: Path) -> None:
+    client = Client("local", tmp_path, environ={"BATCHML_HOME": str(tmp_path)})
+    client._context = place = Done(client._context.settings, FakeClock(), tmp_path)
+    place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
+    place.history.add_job_id("2aaaaaaaaaaaaaaaa", "j")
+    assert repr(client.run("n")) == "RunHandle('n', 'j', env='local', last seen SUCCEEDED)"
 
 
 def test_nobody_sleeps_past_the_end() -> None:

@@ -4,7 +4,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,6 +115,25 @@ def test_every_item_that_cannot_be_sent_is_named(module: ModuleType, tmp_path: P
     ]  # fmt: skip
 
 
+def test_arguments_that_a_function_does_not_take_are_refused(tmp_path: Path) -> None:
+    def cube(x: int, *, power: int = 3) -> int:
+        return x * power
+
+    (missing,) = mistakes_of(cube, folder=tmp_path)
+    assert missing.startswith("missing a required argument: 'x': its arguments are (x: int")
+    (many,) = mistakes_of(cube, (1, 2), folder=tmp_path)
+    assert many.startswith("too many positional arguments")
+    (of_partial,) = mistakes_of(partial(cube, power=2), folder=tmp_path)
+    assert "missing a required argument: 'x'" in of_partial
+    pack_function(partial(cube, 2), [()], tmp_path)
+
+    @wraps(cube)
+    def with_x(*args: int) -> int:  # it takes other arguments than the function that it wraps
+        return len(args) + cube(3)
+
+    pack_function(with_x, [()], tmp_path)
+
+
 def test_the_argument_of_a_partial_is_named(module: ModuleType, tmp_path: Path) -> None:
     (mistake,) = mistakes_of(partial(module.double, x=LOCK), folder=tmp_path)
     assert "the partial's argument 'x' (lock) of the function double" in mistake
@@ -132,9 +151,9 @@ def test_a_module_that_an_ignore_file_excludes_is_named(module: ModuleType, tmp_
         client_in(tmp_path).plan(module.double, 1)
 
 
-def test_an_argument_that_is_too_large_is_named(module: ModuleType, tmp_path: Path) -> None:
+def test_an_argument_that_is_too_large_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        pack_function(module.double, [("a", "b" * 5000)], tmp_path, limit=1000)
+        pack_function(print, [("a", "b" * 5000)], tmp_path, limit=1000)
     (mistake,) = refused.value.mistakes
     assert mistake.startswith("argument 2: 5 KiB; at most 1000 bytes are sent with a run")
 

@@ -73,7 +73,7 @@ def pack_function(
     """
     name = function_name(function)
     modules: set[str] = set()
-    mistakes: list[str] = []
+    mistakes = _argument_mistakes(function, items[0])
     parts: list[bytes] = []
     by_value = False
     for number, value in enumerate((function, *items)):
@@ -108,6 +108,20 @@ def pack_function(
         **_pickler_sources(),
     }
     return PackedFunction(call, packed, files)
+
+
+def _argument_mistakes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[str]:
+    """The mistake in arguments that the function does not take: what calling it would say."""
+    try:
+        # The signature of a decorator's own function: what it passes on is its own affair.
+        taken = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return []  # as for many functions in C
+    try:
+        taken.bind(*arguments)
+    except TypeError as error:
+        return [f"{error}: its arguments are {taken}."]
+    return []
 
 
 def function_name(function: Any) -> str:
