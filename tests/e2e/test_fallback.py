@@ -9,7 +9,6 @@ from batchml.client import Client
 from batchml.history import History
 from batchml.local.home import Home
 from batchml.runs.fallback.move import FallbackPlans
-from tests.support.executor_rig import IMAGE
 from tests.support.local_server import wait_for, wait_for_job
 from tests.support.models import ec2
 
@@ -35,12 +34,10 @@ def test_a_run_moves_by_itself_and_is_one_run_for_its_user(
     told: list[str] = []
     environ = {"BATCHML_HOME": str(home.root)}
     client = Client("local", tmp_path, environ=environ, tell=told.append)
-    hog = client.submit(
-        command=["sleep", "60"], image=IMAGE, queue="spot", vcpus=1, memory="64 MiB", name="hog"
-    )
+    hog = client.submit(command=["sleep", "60"], queue="spot", vcpus=1, memory="64 MiB", name="hog")
     wait_for_job(batch, hog.job_id, "RUNNING")
     run = client.submit(
-        command=["python3", "-c", SAYS], image=IMAGE, queue="spot", vcpus=1, memory="64 MiB",
+        command=["python3", "-c", SAYS], queue="spot", vcpus=1, memory="64 MiB",
         name="mover", fallback="gpu:1s",
     )  # fmt: skip
     # Nobody waits for it: the watcher in the queue `controllers` does what has to be done.

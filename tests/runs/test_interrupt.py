@@ -113,7 +113,7 @@ def test_between_submitting_and_following_ctrl_c_detaches(
 
     monkeypatch.setattr(submit_module, "submit_run", lambda *_: "j1")
     place: Any = SimpleNamespace(
-        settings=SimpleNamespace(is_local=True), env="local", env_option=""
+        settings=SimpleNamespace(is_local=True), env="local", env_option="", resource_label=str
     )
     prepared: Any = Prepared()
     with pytest.raises(typer.Exit) as end:

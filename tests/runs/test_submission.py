@@ -212,7 +212,7 @@ def test_on_local_it_is_looked_for_before_anything_is_sent(tmp_path: Path, aws: 
     context._session = session
     with pytest.raises(NoQueue, match=r"Known: default\. --queue default runs it here\."):
         prepare(context, order(queue="spot"), dry_run=True)
-    assert [name for name, _ in session.calls] == ["DescribeJobQueues"]
+    assert {name for name, _ in session.calls} == {"DescribeJobQueues"}
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:

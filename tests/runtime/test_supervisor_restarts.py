@@ -71,7 +71,9 @@ def test_they_are_one_line() -> None:
     assert "at 11-22 12:00; rank 0 ended with 2, at 11-23 12:00 UTC" in restarts_text(
         [first, tomorrow]
     )
-    assert restarts_json([first]) == {"restarts": [{"at": NOON, "why": "node 1 is gone"}]}
+    assert restarts_json([first]) == {
+        "restarts": [{"at": "2026-11-22T12:00:00.000Z", "why": "node 1 is gone"}]
+    }
     assert restarts_json([]) == {}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -129,6 +128,8 @@ def _address(text: str) -> Address:
     data = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
     if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):  # IPv4 in IPv6
         data = data[12:]
+    import socket  # takes longer to import than all that is done before a command starts
+
     family = socket.AF_INET if len(data) == 4 else socket.AF_INET6
     return socket.inet_ntop(family, data), int(port, 16)
 
@@ -177,6 +178,8 @@ def _master(variables: Mapping[str, str]) -> Optional[Address]:
 def answers(address: Address) -> Optional[bool]:
     """Whether a connection to this address is accepted; None if nothing answers in a second."""
     try:
+        import socket
+
         socket.create_connection(address, _PROBE_LIMIT).close()
     except ConnectionRefusedError:
         return False
