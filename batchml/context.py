@@ -18,7 +18,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.naming import PLATFORM_STACKS, qualified, queue_name, stack_name
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
-from batchml.config.project import PROJECT_VARIABLE, choose_project
+from batchml.config.project import PROJECT_VARIABLE, choose_project, find_project_folder
 from batchml.config.settings import Settings
 from batchml.errors import UsageError
 from batchml.history import History
@@ -140,9 +140,17 @@ class Context:
             given = self.settings.project
             self._project = given.value
             if given.source in ("--project", PROJECT_VARIABLE):
-                known = [self.settings.own_project, *self.history.projects()]
-                self._project = choose_project(given.value, known, given.source)
+                own = self.settings.own_project
+                known = [own, *self.history.projects()]
+                self._project = choose_project(
+                    given.value, known, given.source, own, self._find_folder
+                )
         return self._project
+
+    def _find_folder(self, project: str) -> str:
+        """The folder of a project, from the runs that were submitted there; "" if unknown."""
+        own = (each for each in self.history.newest_first() if each.project == project)
+        return find_project_folder(project, (each.folder for each in own if each.folder))
 
     @property
     def project_option(self) -> str:

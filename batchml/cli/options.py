@@ -49,11 +49,15 @@ def read_seconds(text: str | None, flag: str) -> int | None:
     return seconds
 
 
-def open_context(env_flag: str | None, project_flag: str | None = None) -> Context:
+def open_context(
+    env_flag: str | None, project_flag: str | None = None, *, all_projects: bool = False
+) -> Context:
     """Open the environment of a command: --env, or the default. `project_flag`: --project.
 
-    Raises ConfigError, NotFound, UsageError.
+    Raises ConfigError, NotFound, UsageError; also if --project is given beside --all.
     """
+    if all_projects and project_flag is not None:
+        raise UsageError("--all and --project exclude each other: --all includes every project.")
     here = current_folder()
     settings = load_settings(os.environ, here, env_flag, project_flag)
     return Context(settings, SystemClock(), here, say)

@@ -112,7 +112,7 @@ def top(
     between runs and hosts, s sorts runs, q or Ctrl-C quits. Without a terminal, and with --json, it
     prints once.
     """
-    context = open_context(env, project)
+    context = open_context(env, project, all_projects=all_)
     queues = [context.queue(name) for name in queue or ()]
     check_queues(context.batch, queues)
     poller, add_prices, view = open_poller(context), HostPrices(context).add_to, TopView(hosts)

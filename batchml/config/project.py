@@ -8,7 +8,7 @@ it imports little.
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from batchml.errors import UsageError
 
@@ -81,12 +81,39 @@ def project_root(folder: str) -> str:
         above = parent
 
 
-def choose_project(given: str, known: Iterable[str], source: str) -> str:
+def folder_above(folder: str, known: Iterable[str]) -> str:
+    """The nearest folder above `folder` that is one of these projects; "" if none is."""
+    projects, above = set(known), os.path.dirname(os.path.abspath(folder))
+    while above != os.path.dirname(above):
+        if folder_project(above) in projects:
+            return above
+        above = os.path.dirname(above)
+    return ""
+
+
+def find_project_folder(project: str, folders: Iterable[str]) -> str:
+    """The path of a project: of these folders of its runs, or above them; "" if it is not found."""
+    for folder in dict.fromkeys(folders):
+        is_own = folder_project(folder) == project
+        found = folder if is_own else folder_above(folder, [project])
+        if found:
+            return project_root(found)
+    return ""
+
+
+def choose_project(
+    given: str,
+    known: Iterable[str],
+    source: str,
+    own: str = "",
+    find_folder: Callable[[str], str] = lambda project: "",
+) -> str:
     """The project that a word of the user names: an identity, or the name of one known folder.
 
-    An unknown name is returned as it is: other machines may have runs of a project of that name.
-    `source` is the flag or variable. Raises UsageError for the name of several folders, and for a
-    word that names no project.
+    Of several folders of that name, the user's own is meant, if it is one of them. An unknown name
+    is returned as it is: other machines may have runs of a project of that name. `source` is the
+    flag or variable. `find_folder` returns the path of a project, or "". Raises UsageError for the
+    name of several folders, and for a word that names no project.
     """
     if not is_project_id(given):
         raise UsageError(
@@ -94,12 +121,16 @@ def choose_project(given: str, known: Iterable[str], source: str) -> str:
             "and _; it begins with a letter or digit, and has no two hyphens together."
         )
     projects = dict.fromkeys(known)
-    folders = [each for each in projects if project_name(each) == given]
+    folders = sorted(each for each in projects if project_name(each) == given)
     if given in projects or not folders:
         return given
+    if own in folders:
+        return own
     if len(folders) > 1:
+        paths = {each: find_folder(each) for each in folders}
+        listed = (f"{each} ({path})" if path else each for each, path in paths.items())
         raise UsageError(
             f"{source} {given}: several folders have this name. Give one of these: "
-            f"{', '.join(folders)}."
+            f"{', '.join(listed)}."
         )
     return folders[0]

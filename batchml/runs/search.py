@@ -139,15 +139,19 @@ def code_digest(address: str) -> str:
 class SkippedRuns(Struct):
     """The runs that a search has left out.
 
-    `sweeps`: keys of sweeps. `others`: the number of runs of other projects that would be listed;
-    `passed` counts all their jobs. `is_cut`: AWS Batch has more runs than were read, of which some
-    may be of the project.
+    `sweeps`: keys of sweeps. `of_projects`: by project, the number of runs of other projects that
+    would be listed; `passed` counts all their jobs. `is_cut`: AWS Batch has more runs than were
+    read, of which some may be of the project.
     """
 
     sweeps: set[str] = field(default_factory=set)
-    others: int = 0
+    of_projects: dict[str, int] = field(default_factory=dict)
     passed: int = 0
     is_cut: bool = False
+
+    @property
+    def others(self) -> int:
+        return sum(self.of_projects.values())
 
 
 class FoundRun(Struct, frozen=True):
@@ -406,7 +410,8 @@ def _is_elsewhere(found: FoundRun, filters: RunFilter, left_out: SkippedRuns) ->
     if filters.project in ("", found.project):
         return False
     left_out.passed += 1
-    left_out.others += not (found.is_worker or found.has_moved or found.sweep)
+    if not (found.is_worker or found.has_moved or found.sweep):
+        left_out.of_projects[found.project] = left_out.of_projects.get(found.project, 0) + 1
     return True
 
 

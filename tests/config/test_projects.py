@@ -6,6 +6,8 @@ import pytest
 
 from batchml.config.project import (
     choose_project,
+    find_project_folder,
+    folder_above,
     folder_project,
     is_project_id,
     is_project_name,
@@ -82,6 +84,7 @@ def test_a_word_means_an_identity_or_the_only_folder_of_that_name() -> None:
     assert choose_project("of-another-machine", known, "--project") == "of-another-machine"
     with pytest.raises(UsageError, match=r"text\.00000001, text\.00000002"):
         choose_project("text", known, "--project")
+    assert choose_project("text", known, "--project", "text.00000002") == "text.00000002"
 
 
 @pytest.mark.parametrize("word", ["", " ", "a b", "../x", "x" * 65, "vision.1", "vision.0000000g"])
@@ -89,3 +92,24 @@ def test_a_word_that_is_no_name_is_refused(word: str) -> None:
     assert not is_project_name(word)
     with pytest.raises(UsageError, match="--project"):
         choose_project(word, [], "--project")
+
+
+def test_the_folder_of_a_project_is_found_from_the_folders_of_its_runs(tmp_path: Path) -> None:
+    folder, job = tmp_path / "vision", tmp_path / "vision" / "jobs" / "fit"
+    job.mkdir(parents=True)
+    project = folder_project(str(folder))
+    assert find_project_folder(project, [str(tmp_path), str(job)]) == str(folder)
+    assert find_project_folder(project, [str(tmp_path)]) == ""
+    found = {project: str(folder)}
+    with pytest.raises(UsageError, match=rf"vision\.[0-9a-f]{{8}}.* \({folder}\)"):
+        choose_project(
+            "vision", ["vision.00000001", project], "--project", "", lambda p: found.get(p, "")
+        )
+
+
+def test_the_nearest_known_folder_above_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "digits" / "data" / "raw"
+    inner.mkdir(parents=True)
+    known = [folder_project(str(tmp_path)), folder_project(str(tmp_path / "digits"))]
+    assert folder_above(str(inner), known) == str(tmp_path / "digits")
+    assert folder_above(str(inner), [folder_project(str(inner))]) == ""

@@ -65,3 +65,27 @@ def test_a_name_in_batchml_toml_joins_folders(folders: tuple[Cli, Cli]) -> None:
     assert here("submit", "--wait", "--", "sh", "-c", script).out.count("in vision") == 1
     assert there("logs", "@last").code == 0
     assert there("ls", "--json").json[0]["project"] == "vision"
+
+
+def test_folders_are_named_where_two_have_one_name_and_where_one_is_inside(
+    folders: tuple[Cli, Cli], tmp_path: Path
+) -> None:
+    here, there = folders
+    for each in folders:
+        assert each("submit", "--wait", "--name", "fit", "--", "true").code == 0
+    elsewhere = Cli(tmp_path, here.home)
+    refused = elsewhere("ls", "--project", "vision")
+    assert refused.code == 2 and f"({here.folder})" in refused.err, refused
+    assert f"({there.folder})" in refused.err
+    (own,) = there("ls", "--project", "vision", "--json").json  # there, the own one is meant
+    assert own["jobId"] == there("show", "@last", "--json").json["jobId"]
+    inner = here.folder / "data"
+    inner.mkdir()
+    said = Cli(inner, here.home)("ls").err
+    assert f"1 in the project {here('ls', '--json').json[0]['project']}, the folder above" in said
+
+
+@pytest.mark.parametrize("command", [["ls"], ["top"], ["cost"], ["sweeps", "ls"]])
+def test_all_projects_and_one_exclude_each_other(cli: Cli, command: list[str]) -> None:
+    refused = cli(*command, "--all", "--project", "x")
+    assert refused.code == 2 and "--all and --project exclude each other" in refused.err

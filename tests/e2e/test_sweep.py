@@ -132,6 +132,7 @@ def test_the_run_of_a_trial_is_shown_with_its_own_parameters(sweeps: Sweeps) -> 
     whole = sweeps("show", array["jobId"], "--json").json
     assert whole["params"] == {"style": "plain"}  # the trials do not share the other parameter
     assert "Nothing was submitted" in sweeps("cancel", "@last").err  # nobody submitted a trial
+    assert "Runs of sweeps are left out" in sweeps("ls", "--limit", "1").err
     assert sweeps("submit", "tiny", "-p", "lr=0.5", "--wait").code == 0
     compared = sweeps("compare", "@last", f"{array['jobId']}:1")
     assert str(lr[1]) in compared.out and "0.77" not in compared.out, compared

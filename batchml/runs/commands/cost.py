@@ -60,7 +60,7 @@ def cost(
         raise UsageError("RUN cannot be combined with --quote, --since, --queue and --all.")
     if quote and (since or all_):
         raise UsageError("--quote cannot be combined with --since and --all.")
-    context = open_context(env, project)
+    context = open_context(env, project, all_projects=all_)
     if run:
         _show_bill(context, run, json_)
     elif quote:

@@ -18,7 +18,12 @@ from batchml.cli.options import (
 )
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable, run_json, table
-from batchml.config.project import project_name, short_project
+from batchml.config.project import (
+    folder_above,
+    folder_project,
+    project_name,
+    short_project,
+)
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runs.commands.next_commands import short_word
@@ -50,7 +55,7 @@ from batchml.runs.search import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from batchml.context import Context
     from batchml.model.run import Record
@@ -115,7 +120,7 @@ def ls(
     """
     if columns is not None and json_:
         raise UsageError("--columns cannot be combined with --json, which has all values.")
-    context = open_context(env, project)
+    context = open_context(env, project, all_projects=all_)
     now = int(context.clock.now() * 1000)
     seconds = read_seconds(since, "--since")
     wanted = RunFilter(
@@ -162,7 +167,7 @@ def ls(
         say(_nothing_found(context, wanted, left_out))
         say_without_direction(wanted.values, context.history.newest_first(context.env))
     if left_out.sweeps:
-        say(_about_sweeps(context, left_out.sweeps, all_=all_))
+        say(_about_sweeps(context, all_=all_))
     if left_out.is_cut and not context.settings.is_local:
         say(
             f"Over {MAX_OTHERS:,} newer runs are of other projects: older runs that were submitted "
@@ -248,6 +253,14 @@ def _nothing_found(context: "Context", wanted: RunFilter, left_out: SkippedRuns)
     if is_filtered:
         where = f" in the project {name}; --all searches all projects" if left_out.passed else ""
         return f"No runs match{where}.{_unknown_metrics(context, wanted)}"
+    above = folder_above(str(context.folder), left_out.of_projects)
+    if above and wanted.project == context.settings.own_project:
+        found = folder_project(above)
+        word = short_project(found, known)
+        return (
+            f"No runs in the project {name}; {left_out.of_projects[found]} in the project {word}, "
+            f"the folder above: --project {word}."
+        )
     if left_out.others:
         meant = "" if wanted.project in known else did_you_mean(name, map(project_name, known))
         more = " or more" if left_out.is_cut else ""
@@ -255,14 +268,12 @@ def _nothing_found(context: "Context", wanted: RunFilter, left_out: SkippedRuns)
     return "No runs. `batchml submit --wait lenet` starts one."
 
 
-def _about_sweeps(context: "Context", sweeps: "Collection[str]", *, all_: bool) -> str:
-    """The message about sweeps whose runs were left out."""
+def _about_sweeps(context: "Context", *, all_: bool) -> str:
+    """The message that runs of sweeps were left out; not how many, as the search is limited."""
     options = context.env_option + (" --all" if all_ else context.project_option)
-    whose = "1 sweep" if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
-    key = next(iter(sweeps)) if len(sweeps) == 1 else "KEY"
     return (
-        f"Runs of {whose} are left out: batchml sweeps ls{options} lists sweeps, and "
-        f"batchml ls --tag batchml:sweep={key}{options} the runs of one."
+        f"Runs of sweeps are left out: batchml sweeps ls{options} lists sweeps, and "
+        f"batchml ls --tag batchml:sweep=KEY{options} the runs of one."
     )
 
 

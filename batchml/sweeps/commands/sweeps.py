@@ -176,7 +176,7 @@ def list_(
     from batchml.sweeps.stores import list_sweeps
     from batchml.sweeps.view import make_row
 
-    context = open_context(env, project)
+    context = open_context(env, project, all_projects=all_)
     every = list_sweeps(context)
     # The project of a damaged sweep, which has no name, is not known: it is always listed.
     sweeps = [each for each in every if all_ or each.project == context.project or not each.name]
