@@ -381,6 +381,7 @@ NOT_KNOWN = "not known to the server"
 NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
 
 FUNCTION_TAG = "batchml:function"  # on a run that calls a Python function: its name
+DATA_VARIABLE = "BATCHML_DATA_DIR"  # of the submitting shell, passed on to a run on this machine
 RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: the earlier job's id
 
 

@@ -27,7 +27,7 @@ from batchml.jobs.find import ImageSource, find_source
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
-from batchml.model.run import PROJECT_TAG, Record
+from batchml.model.run import DATA_VARIABLE, PROJECT_TAG, Record
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import check_image_runs, image_reference, own_image_notices
 from batchml.runs.options import (
@@ -233,7 +233,7 @@ def environment_variables(context: Context) -> dict[str, str]:
     data = context.settings.data_dir
     variables = {PROJECT_VARIABLE: context.project} if context.project else {}
     if data and context.settings.is_local:
-        variables["BATCHML_DATA_DIR"] = data.value
+        variables[DATA_VARIABLE] = data.value
     return variables
 
 
@@ -264,7 +264,10 @@ def _record(
     commit: GitCommit,
 ) -> Record:
     """The record for the history, as it is before the run is sent."""
-    sent = requests.submit
+    sent, original = requests.submit, job.original
+    if DATA_VARIABLE in submission.env:  # of this shell: a rerun in another one needs it
+        data = {DATA_VARIABLE: submission.env[DATA_VARIABLE]}
+        original = replace(original, env={**data, **original.env})
     return Record(
         key=submission.key,
         name=to_name(spec.name),
@@ -288,7 +291,7 @@ def _record(
         directions=spec.directions,
         max_cost=request.max_cost,
         code=submission.code,
-        spec=msgspec.to_builtins(job.original),
+        spec=msgspec.to_builtins(original),
         other=job.has_other_command,
     )
 

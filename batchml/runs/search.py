@@ -20,6 +20,7 @@ from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
 from batchml.model.run import (
+    DATA_VARIABLE,
     PROJECT_TAG,
     JobStatus,
     OutcomeClass,
@@ -224,6 +225,13 @@ class FoundRun(Struct, frozen=True):
         """The address of the code package; its name begins with the SHA-256. "" without code."""
         sent = self.run.environment.get("BATCHML_CODE", "") if self.run else ""
         return self._known.code or sent
+
+    @property
+    def data_dir(self) -> str:
+        """The folder of data sets that the run was given; "" for the environment's own."""
+        kept: object = self.record.spec.get("env", {}) if self.record else {}
+        there = self.run.environment.get(DATA_VARIABLE, "") if self.run else ""
+        return there or str(kept.get(DATA_VARIABLE, "") if isinstance(kept, dict) else "")
 
     @property
     def project(self) -> str:

@@ -288,3 +288,21 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     assert sorted(path.name for path in cli.folder.iterdir()) == sorted(
         ["left", "old", folder.name]
     )
+
+
+def test_a_rerun_in_another_shell_reads_the_same_data(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cli.folder / "data").mkdir()
+    (cli.folder / "data" / "points").write_text("1 2 3")
+    monkeypatch.setenv("BATCHML_DATA_DIR", "data")
+    assert cli("submit", "--wait", "--", "sh", "-c", 'cat "$BATCHML_DATA_DIR/points"').code == 0
+    monkeypatch.delenv("BATCHML_DATA_DIR")
+    again = cli("rerun", "@last", "--wait")
+    assert again.code == 0 and "1 2 3" in again.out
+    assert f"data       {cli.folder / 'data'}\n" in cli("show", "@last").out
+    monkeypatch.setenv("BATCHML_DATA_DIR", "/elsewhere")
+    third = cli("rerun", "@last", "--wait")
+    assert third.code == 0 and "as then, and not /elsewhere of this shell" in third.err
+    cli("submit", "--wait", "--", "sh", "-c", 'cat "$BATCHML_DATA_DIR/points"')
+    assert "/elsewhere" in cli("diff", "@last~1", "@last").out

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
 from batchml.model.run import JobStatus, Record, Run
+from batchml.runs.compare.facts import compare
 from batchml.runs.rerun.rules import (
     MAP,
     MAPPING,
@@ -23,6 +25,7 @@ from batchml.runs.rerun.rules import (
     parse_ranges,
     record_spec,
 )
+from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
 
 SPEC = JobSpec(
@@ -56,6 +59,17 @@ def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None
     assert (wanted.code, wanted.spec.metrics) == ("/code/1.tar.gz", SPEC.metrics)
     assert (wanted.tags, wanted.share, wanted.max_cost) == ({"team": "v"}, "me", 3.0)
     assert wanted.notices == ()
+
+
+def test_the_folder_of_data_sets_of_the_shell_of_then_is_given_again() -> None:
+    seen = run(environment={"BATCHML_DATA_DIR": "/sets"})
+    kept = replace(RECORD, spec={**RECORD.spec, "env": {"BATCHML_DATA_DIR": "/sets"}})
+    for wanted in (make_rerun(seen, RECORD), make_rerun(None, kept)):
+        assert wanted.spec.env["BATCHML_DATA_DIR"] == "/sets"
+        assert record_spec(wanted.spec, RECORD)["env"]["BATCHML_DATA_DIR"] == "/sets"
+    (fact,) = [each for each in compare(FoundRun(seen, RECORD), FoundRun(run(), RECORD))
+               if not each.same]  # fmt: skip
+    assert (fact.what, fact.left, fact.right) == ("data", "/sets", None)
 
 
 def test_of_a_forgotten_run_the_variables_of_the_command_line_are_not_known() -> None:

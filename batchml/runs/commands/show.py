@@ -419,6 +419,7 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
         "command": " ".join(own_command(plain_command(found.command))),
         "folder": (record.job or record.folder) if record else "",
         "code": _describe_code(found),
+        "data": found.data_dir,
         "params": _pairs(found.params),
         "tags": _pairs(tags),
         "commit": found.commit + dirty if found.commit else "",

@@ -55,6 +55,7 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
         yield "vcpus", asked.vcpus or None
         yield "memory", asked.memory_mib or None
         yield "gpus", asked.gpus
+        yield from [("data", found.data_dir)] if found.data_dir else []
         yield "array", asked.array_size or None
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
     yield from _flatten("tags", tags)
@@ -62,7 +63,7 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
 
 _GROUPS = (
     "name", "queue", "params", "commit", "uncommitted", "code", "image", "command", "vcpus",
-    "memory", "gpus", "array", "tags",
+    "memory", "gpus", "data", "array", "tags",
 )  # fmt: skip
 
 

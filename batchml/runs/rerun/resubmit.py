@@ -15,7 +15,7 @@ from batchml.aws.naming import make_platform
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.model.group import GROUP_TAG
-from batchml.model.run import FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
+from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
 from batchml.runs.names import bare_id
@@ -404,6 +404,14 @@ def _groups_and_images(
     return groups, {group: each.image for group, each in known.items()}
 
 
+def _data_notice(context: Context, found: "FoundRun") -> list[str]:
+    """A message if this shell names another folder of data sets than that of the run."""
+    own, then = context.settings.data_dir, found.data_dir
+    if own is None or not then or own.value == then:
+        return []
+    return [f"{DATA_VARIABLE} is {then}, as then, and not {own.value} of this shell."]
+
+
 def _prepare(
     context: Context,
     found: "FoundRun",
@@ -443,7 +451,9 @@ def _prepare(
     workers = [
         replace(each, record=_as_before(each.requests, each.record, found)) for each in made.workers
     ]
-    notices = (*wanted.notices, *_children_notices(wanted), *made.notices)
+    notices = (
+        *wanted.notices, *_data_notice(context, found), *_children_notices(wanted), *made.notices,
+    )  # fmt: skip
     first = _as_before(made.requests, made.record, found)
     kept = replace(first, spec=record_spec(made.spec, found.record))
     return replace(made, record=kept, workers=tuple(workers), notices=notices)

@@ -17,7 +17,7 @@ from batchml.errors import UsageError
 from batchml.model.group import GROUP_TAG, HEALTH, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import to_name
-from batchml.model.run import Record, Run
+from batchml.model.run import DATA_VARIABLE, Record, Run
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
 from batchml.runs.watch.logs import AttemptOutput
@@ -217,6 +217,8 @@ def make_rerun(
         **spec.env,
         **{k: v for k, v in environment.items() if not k.startswith(PER_RUN)},
     }
+    if data := FoundRun(run, record).data_dir:
+        env[DATA_VARIABLE] = data
     mapped = str(env.pop(MAP, "") or environment.get(MAP, ""))
     size = str(env.pop(SIZE, "") or environment.get(SIZE, "")) if mapped else ""
     array = (run.array_size if run else 0) or (record.array_size if record else 0)
@@ -329,7 +331,7 @@ def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
     batchml's own, are kept.
     """
     table: dict[str, Any] = msgspec.to_builtins(spec)
-    known = {*(before.spec.get("env", {}) if before else {}), MAP, SIZE}
+    known = {*(before.spec.get("env", {}) if before else {}), MAP, SIZE, DATA_VARIABLE}
     table["env"] = {name: value for name, value in spec.env.items() if name in known}
     if before is not None and before.spec:
         table["code"] = before.spec.get("code", table["code"])
