@@ -23,8 +23,9 @@ SYNONYMS = {
     "status": "ls", "ps": "ls", "list": "ls", "jobs": "ls", "runs": "ls", "history": "ls",
     "run": "submit", "start": "submit", "exec": "submit", "stop": "cancel", "kill": "cancel",
     "terminate": "cancel", "delete": "cancel", "rm": "cancel", "log": "logs", "tail": "logs",
-    "follow": "logs -f", "attach": "logs -f", "describe": "show", "info": "show", "why": "explain",
-    "download": "get", "fetch": "get", "retry": "rerun", "resubmit": "rerun", "price": "cost",
+    "follow": "logs -f", "attach": "logs -f", "describe": "show", "info": "show",
+    "metrics": "show", "why": "explain", "download": "get", "fetch": "get", "retry": "rerun",
+    "resubmit": "rerun", "price": "cost",
     "help": "--help", "version": "--version",
     # Slurm and ParallelCluster: docs/slurm.md.
     "sbatch": "submit", "srun": "submit --wait --", "salloc": "alloc", "squeue": "ls",
@@ -121,7 +122,8 @@ class RootGroup(CommandGroup):
     @staticmethod
     def _suggest(error: Any, word: str) -> None:
         """Name our command for a name of another program; typer suggests only similar names."""
-        names = [word] if word in SYNONYMS else get_close_matches(word, SYNONYMS, 1)
+        # 0.75: one of four letters is wrong, or two have changed places.
+        names = [word] if word in SYNONYMS else get_close_matches(word, SYNONYMS, 1, 0.75)
         if word in SYNONYMS or (names and "Did you mean" not in error.message):
             hint = f"Did you mean 'batchml {SYNONYMS[names[0]]}'?"
             error.message = f"No such command {word!r}. {hint}"

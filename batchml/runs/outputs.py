@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from msgspec import Struct
 
 from batchml.context import Context, open_cache
-from batchml.errors import NotFound
+from batchml.errors import NotFound, UsageError
 from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import note_written
 from batchml.model.names import short_id
@@ -320,8 +320,12 @@ def copy_outputs(
     `part` is the folder of the run to copy: OUTPUT or CHECKPOINTS.
 
     The outputs of a child of an array go to a folder that is named by its number. The copies are
-    excluded from the code of later runs. Raises NotFound for a run without outputs.
+    excluded from the code of later runs. Raises NotFound for a run without outputs, and UsageError
+    if a file is where the folder would be.
     """
+    for path in (dest, *dest.parents):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UsageError(f"{path} is not a folder. Give a folder, or none.")
     source = open_outputs(context, found, part)
     if not os.path.lexists(dest):
         return _copy_to_new_folder(source, dest)

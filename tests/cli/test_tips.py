@@ -61,6 +61,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("run train", "Did you mean 'batchml submit'?"),
         ("stop x", "Did you mean 'batchml cancel'?"),
         ("sumbit", "Did you mean 'submit'?"),
+        ("stauts", "Did you mean 'batchml ls'?"),
+        ("metrics @last", "Did you mean 'batchml show'?"),
+        ("foo", "No such command 'foo'."),
     ],
 )
 def test_a_wrong_line_is_told_what_it_was_meant_to_be(
@@ -70,6 +73,7 @@ def test_a_wrong_line_is_told_what_it_was_meant_to_be(
     out, err = capsys.readouterr()
     assert out == ""
     assert hint in err.splitlines()[-1]
+    assert "foo" not in line or "Did you mean" not in err
     assert hint.startswith("--") or "Possible" not in err
 
 

@@ -50,3 +50,5 @@ def test_a_run_saves_and_stops_before_it_costs_more(cli: Cli) -> None:
     words = cli("cost").out
     assert "The last 7d: $0.00" in words
     assert "Prices: batchml.toml." in words
+    refused = cli("cost", "--queue", "nope")
+    assert refused.code and "Job queue 'nope' does not exist. Known: default." in refused.err

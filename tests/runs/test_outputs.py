@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.errors import UsageError
+from batchml.model.run import Record
 from batchml.runs.outputs import (
     PARTIAL_SUFFIX,
     ChildrenOutputs,
@@ -15,8 +19,11 @@ from batchml.runs.outputs import (
     OutputEntry,
     Unreadable,
     copy_files,
+    copy_outputs,
     name_problem,
 )
+from batchml.runs.search import FoundRun
+from tests.support.fakes import FakeClock
 
 
 class Names:
@@ -49,6 +56,15 @@ def test_a_second_time_only_what_is_new_or_changed_is_copied(tmp_path: Path) -> 
     (dest / "a").write_text("changed")
     assert copied(Names("a", "b/c", "d"), dest) == CopiedOutputs(2, 2, 1)
     assert (dest / "a").read_text() == "a"
+
+
+def test_a_file_where_the_folder_would_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
+    found = FoundRun(None, Record(job_id="j", name="n"))
+    for dest in (tmp_path / "train.py", tmp_path / "train.py" / "results"):
+        with pytest.raises(UsageError, match=r"train\.py is not a folder\. Give a folder"):
+            copy_outputs(Context(settings, FakeClock(), tmp_path), found, dest)
 
 
 def test_what_was_cut_off_is_copied_again_and_nothing_half_has_the_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from batchml.cost.render import (
     spending_lines,
 )
 from batchml.cost.service import is_free, list_spending, quote_of_job
-from batchml.errors import NotFound, UsageError
+from batchml.errors import NotFound, ServiceError, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.names import to_name
 from batchml.runs.find import select
@@ -106,12 +106,25 @@ def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> N
         print_line("\n".join(quote_lines(found, before)))
 
 
+def _check_queue(context: Context, queue: str) -> None:
+    """Raise NotFound for a queue that does not exist: one call."""
+    known = context.batch.queues()
+    if context.queue(queue) not in known:
+        hint = "Without --queue the runs of all queues are summed."
+        raise NotFound("Job queue", queue, map(context.bare, known), hint)
+
+
 def _show_spending(
     context: Context, since: str, queue: str | None, project: str, json_: bool
 ) -> None:
     seconds = read_seconds(since, "--since") or 0
     start = int(context.clock.now() * 1000) - seconds * 1000
-    spent, rates = list_spending(context, start, context.queue(queue) if queue else "", project)
+    try:
+        spent, rates = list_spending(context, start, context.queue(queue) if queue else "", project)
+    except ServiceError as error:
+        if queue and error.operation == "ListJobs":
+            _check_queue(context, queue)
+        raise
     if json_:
         print_json(spending_json(spent, rates, start, project))
     elif project and not spent:
