@@ -1,7 +1,6 @@
 """A server in trouble says what is wrong, keeps what it has, and never answers with a traceback."""
 
 import asyncio
-import errno
 import os
 import re
 import shutil
@@ -46,6 +45,7 @@ from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
 from batchml.runtime.storage.files import read_json, write_json
 from tests.process.test_processes import is_alive
+from tests.support.fault_world import fill_disk
 from tests.support.local_server import client_for, define, wait_for, wait_for_job
 
 CLOCK = SystemClock()
@@ -322,34 +322,6 @@ def test_a_journal_of_a_newer_batchml_is_refused_and_kept(home: Home) -> None:
 # --- a full disk ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, so small that a test can fill it."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = ["-o", "size=6m,mode=0700"]
-    mounted = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", folder], check=False)
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Use up every free byte; the file to delete for space."""
-    filler = disk / "filler"
-    with open(filler, "ab", buffering=0) as file:
-        for size in (65_536, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-    return filler
-
-
 _PRINTS_UNTIL_TOLD = """
 i=0
 while [ ! -e "$GO" ]; do echo "line $i"; i=$((i+1)); sleep 0.01; done
@@ -372,7 +344,7 @@ def test_a_full_disk_refuses_new_work_and_loses_none(small_disk: Path, tmp_path:
         }
         running = batch.submit_job(**submit)["jobId"]
         wait_for_job(batch, running, "RUNNING")
-        filler = fill(small_disk)
+        filler = fill_disk(small_disk)
 
         refused = wait_for(lambda: _refusal(batch, submit), "a submission is refused")
         assert refused["Error"]["Code"] == "ServerException"
@@ -423,7 +395,7 @@ def test_a_stop_reaches_a_job_that_waits_for_space(small_disk: Path) -> None:
         ]
         wait_for_job(batch, job_id, "RUNNING")
         (attempt,) = home.attempts.iterdir()
-        fill(small_disk)
+        fill_disk(small_disk)
         runner = read_json(str(attempt / "runner.json"))["pid"]
         threads = Path(f"/proc/{runner}/task").glob("*/children")
         (program,) = [pid for thread in threads for pid in thread.read_text().split()]
@@ -443,7 +415,7 @@ def test_a_start_on_a_full_disk_is_a_clear_error(small_disk: Path, used_before: 
         if used_before:
             control.ensure_server(home, CLOCK)
             control.stop_server(home, CLOCK)
-        fill(small_disk)
+        fill_disk(small_disk)
         with pytest.raises(LocalServerError, match=r"(?i)no space left") as caught:
             control.ensure_server(home, CLOCK)
         assert ONE_PARAGRAPH.fullmatch(str(caught.value))

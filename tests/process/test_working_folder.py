@@ -11,13 +11,17 @@ from batchml.runtime.checkpoint.resume import ResumeSource
 from batchml.runtime.entry import working_folder
 from batchml.runtime.entry.working_folder import (
     GIB,
+    DiskRoom,
     KeepRule,
+    KeptPlace,
     WorkingFolder,
+    WorkingFolderKeeper,
     choose_files,
     watch_working_folder,
 )
 from batchml.runtime.protocol.variables import RuntimeEnv
 from tests.process.test_runtime_run import JOB, run, start
+from tests.support.fault_world import fill_disk
 from tests.support.local_server import wait_for
 
 
@@ -227,3 +231,68 @@ def test_of_too_much_the_newest_files_are_kept() -> None:
     chosen = choose_files(files, 5.0 * GIB)
     assert (list(chosen.kept), list(chosen.left_out)) == (["new", "small"], ["old"])
     assert list(choose_files(files, None).kept) == ["new", "small", "old"]
+
+
+# --- a disk that is nearly full -------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def test_a_copy_leaves_room_for_the_program_and_all_others() -> None:
+    disk = DiskRoom(free=10 * GIB, total=100 * GIB)
+    files = {"new": (4 * GIB, 3), "large": (5 * GIB, 2), "old": (2 * GIB, 1), "none": (0, 0)}
+    assert disk.lacks_for(files) == ["large"]  # 1 GiB stays free, and a copy takes twice its size
+    assert DiskRoom(11 * GIB, 100 * GIB).lacks_for(files, is_last=True) == []
+    assert DiskRoom(8 * GIB, 100 * GIB).lacks_for(files, is_last=True) == ["large"]
+    assert DiskRoom(10 * MIB, 100 * MIB).lacks_for({"a": (2 * MIB, 1), "b": (2 * MIB, 1)}) == ["b"]
+    assert DiskRoom().lacks_for(files) == []
+
+
+def test_files_are_not_copied_where_the_program_would_lack_the_space(small_disk: Path) -> None:
+    """At the end they are linked, which takes none."""
+    env = {"BATCHML_OUTPUT_DIR": str(small_disk / "out"), "BATCHML_KEEP_EVERY": "0.1"}
+    (small_disk / "work").mkdir()
+    script = "head -c 2500K /dev/zero > model; read line < go; exit 3"
+    os.mkfifo(small_disk / "work" / "go")
+    process = start(small_disk / "work", "sh", "-c", script, AWS_BATCH_JOB_ID=JOB, **env)
+    assert process.stdout is not None
+    line = process.stdout.readline().decode()
+    assert line.startswith("batchml notice: model (2.4 MiB) is not kept before the end: the disk")
+    assert names_below(small_disk / "out") == []
+    (small_disk / "work" / "go").write_text("on")
+    left = process.communicate()[0].decode()
+    assert process.returncode == 3
+    assert left.startswith("batchml notice: model (2.4 MiB) of the working folder is kept")
+    assert (small_disk / "out" / "work" / "model").stat().st_nlink == 2
+
+
+def test_a_full_disk_takes_files_but_not_the_exit_code(small_disk: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (small_disk / "out").mkdir()
+    fill_disk(small_disk)
+    env = {"BATCHML_OUTPUT_DIR": str(small_disk / "out"), "AWS_BATCH_JOB_ID": JOB}
+    code, lines = run(work, "sh", "-c", "head -c 1M /dev/zero > model; exit 3", **env)
+    assert code == 3
+    assert [line.decode() for line in lines[:-1]] == [
+        f"batchml notice: model (1.0 MiB) is not kept: the disk of {small_disk}/out has only 0 B "
+        "left"
+    ]
+    assert lines[-1] == b"::batchml end code=3 lines=1"
+
+
+def test_a_copy_that_fails_for_want_of_space_is_one_line(small_disk: Path, tmp_path: Path) -> None:
+    """A quota, or another program that fills the disk meanwhile."""
+    folder, said = tmp_path / "work", list[str]()
+    folder.mkdir()
+    before = WorkingFolder(str(folder), [])
+    write(folder, small=9, model=MIB)
+    fill_disk(small_disk)
+    keeper = WorkingFolderKeeper(
+        before, KeptPlace(str(small_disk), "work/", None, 60.0), {}, JOB, said.append, {},
+        room=lambda _: DiskRoom(),
+    )  # fmt: skip
+    keeper.end(was_killed=False)
+    (line,) = said
+    assert line.startswith("batchml: 2 files of the working folder could not be kept: ")
+    assert line.endswith("No space left on device")

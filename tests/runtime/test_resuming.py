@@ -372,8 +372,11 @@ class Bucket(Account):
         return super().answer(operation, params)
 
 
+STORED = replace(
+    RUN, environment={"BATCHML_STORE": "s3://bucket/runs/2key"}, image="r/python@sha:1"
+)
 IN_AWS = FoundRun(
-    replace(RUN, environment={"BATCHML_STORE": "s3://bucket/runs/2key"}, image="r/python@sha:1"),
+    STORED,
     Record(key="2key", job_id=OLD, name="train",
            image="123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/python@sha256:1",
            spec=msgspec.to_builtins(replace(SPEC, code=False, queue="gpu"))),
@@ -401,6 +404,34 @@ def test_in_aws_the_bucket_is_asked_and_the_request_says_where(tmp_path: Path, k
     assert request["tags"][RESUMES_TAG] == OLD
     assert VARIABLE not in str(prepared.record.spec)
     assert len(session.asked("ListObjectsV2")) == 1
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_in_aws_children_that_have_kept_files_do_not_start_anew(
+    tmp_path: Path, keys: None, count: int
+) -> None:
+    """Child 1 has a checkpoint, child 2 files of its working folder, the others other outputs."""
+    kept = [f"runs/2key/output/{each}/ranks/work" for each in range(count)]
+    stored = Bucket(f"{TOP}1/step-0000000007/MANIFEST.json", "runs/2key/output/2/work/m.pt", *kept)
+    place, session = place_in(tmp_path, stored.answer)
+    found = replace(STORED, children={"FAILED": count}, array_size=count)
+    array = FoundRun(found, IN_AWS.record)
+    wanted = RerunSpec(SPEC, array=count)
+    (notice,) = with_checkpoints(place, array, array, wanted, None).notices
+    others = "0" if count == 3 else f"0 3-{min(count - 1, 21)} ..."
+    assert notice == (
+        f"It resumes from step 7 of train {OLD}. {count - 2} of {count} children have no "
+        f"checkpoint and start anew: {others}."
+    )
+    assert len(session.asked("ListObjectsV2")) == (3 if count == 3 else 2)
+
+
+def test_in_aws_an_array_with_kept_files_alone_can_go_on(tmp_path: Path, keys: None) -> None:
+    stored = Bucket(*(f"runs/2key/output/{each}/work/m.pt" for each in range(2)))
+    place, _ = place_in(tmp_path, stored.answer)
+    array = FoundRun(replace(STORED, array_size=2), IN_AWS.record)
+    wanted = with_checkpoints(place, array, array, RerunSpec(SPEC, array=2), None)
+    assert wanted.notices == (f"It resumes from what train {OLD} has saved.",)
 
 
 def test_in_aws_nothing_saved_is_refused_and_a_workspace_is_not_seen(

@@ -6,6 +6,7 @@ held against.
 """
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -389,3 +390,16 @@ def _newer(folder: Path) -> Path:
 
 def adopt_copy(home: Home) -> None:
     adopt.adopt(home)
+
+
+def fill_disk(disk: Path) -> Path:
+    """Use up every free byte; the file to delete for space."""
+    filler = disk / "filler"
+    with open(filler, "ab", buffering=0) as file:
+        for size in (65_536, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+    return filler

@@ -36,11 +36,17 @@ from batchml.runs.rerun.rules import (
 from batchml.runtime.checkpoint.layout import list_checkpoints, looks_whole
 from batchml.runtime.checkpoint.remote import CheckpointFiles as Saved
 from batchml.runtime.checkpoint.remote import child_prefix
-from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder, kept_folder
-from batchml.runtime.entry.outputs import KEPT
+from batchml.runtime.checkpoint.resume import (
+    VARIABLE,
+    ResumeSource,
+    checkpoint_folder,
+    kept_folder,
+    kept_prefix,
+)
 
 if TYPE_CHECKING:
     from batchml.aws.batch.requests import SubmissionRequests
+    from batchml.aws.s3 import BucketStore
     from batchml.aws.session import Session
     from batchml.model.explanation import Explanation
     from batchml.model.job import Group
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
 _FOLDER = "BATCHML_CHECKPOINT_DIR"
 _S3_URL = re.compile(r"s3://([^/]+)/(.+)")
 _SHOWN = 20  # numbers of children in a message
+_ASKED_SINGLY = 20  # children for whose files the bucket is asked one by one
 
 
 class SavedCheckpoints(Struct, frozen=True):
@@ -160,11 +167,25 @@ def _find_checkpoints(
     top = f"{stored[2]}/{child_prefix(numbers[0] if len(numbers) == 1 else None)}"
     store = BucketStore(context.connect(), stored[1])
     found = dict(_by_child(store.keys(top), f"{stored[2]}/", numbers))
-    if len(numbers) == 1 and not found[numbers[0]]:
-        index = "" if numbers[0] is None else f"{numbers[0]}/"
-        kept = store.keys(f"{stored[2]}/output/{index}{KEPT}/", 1)
-        found[numbers[0]] = SavedCheckpoints(files=len(kept))
-    return found
+    without = [number for number, each in found.items() if not each]
+    return {**found, **_find_kept_files(store, f"{stored[2]}/", without)}
+
+
+def _find_kept_files(
+    store: "BucketStore", above: str, numbers: Sequence[int | None]
+) -> Mapping[int | None, SavedCheckpoints]:
+    """Which children have kept files of their working folders.
+
+    One call for each of a few children; for many, one call for each 1,000 outputs of all.
+    """
+    prefixes = {f"{above}{kept_prefix(each)}": each for each in numbers}
+    if len(prefixes) <= _ASKED_SINGLY:
+        having = [prefix for prefix in prefixes if store.keys(prefix, 1)]
+    else:
+        names = store.keys(f"{above}output/")
+        folders = {"/".join([*name.removeprefix(above).split("/")[:3], ""]) for name in names}
+        having = [prefix for prefix in prefixes if prefix.removeprefix(above) in folders]
+    return {prefixes[prefix]: SavedCheckpoints(files=1) for prefix in having}
 
 
 def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:

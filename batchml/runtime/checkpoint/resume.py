@@ -101,6 +101,11 @@ def kept_folder(folder: str, child: Optional[int]) -> str:
     return os.path.join(folder if child is None else f"{folder}:{child}", "output", KEPT)
 
 
+def kept_prefix(child: Optional[int]) -> str:
+    """The prefix of these files in the store of a run."""
+    return f"output/{KEPT}/" if child is None else f"output/{child}/{KEPT}/"
+
+
 def kept_places(env: RuntimeEnv, environ: Mapping[str, str]) -> List[Tuple[str, str]]:
     """The stores, with prefixes, that may have files of the other run's working folder.
 
@@ -113,8 +118,7 @@ def kept_places(env: RuntimeEnv, environ: Mapping[str, str]) -> List[Tuple[str, 
     if other.folder:
         found.append((os.path.dirname(kept_folder(other.folder, child)), f"{KEPT}/"))
     if other.store:
-        index = "" if child is None else f"{child}/"
-        found.append((other.store, f"output/{index}{KEPT}/"))
+        found.append((other.store, kept_prefix(child)))
     return found
 
 

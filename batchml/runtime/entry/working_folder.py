@@ -14,7 +14,7 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from batchml.runtime.entry.folders import FileState, list_entries, size_text
 from batchml.runtime.entry.outputs import KEPT, OutputSender, StorePoller, output_prefix
@@ -113,6 +113,40 @@ def choose_files(files: Mapping[str, FileState], limit: Optional[float]) -> Chos
         else:
             left_out[name] = files[name]
     return ChosenFiles(kept, left_out)
+
+
+class DiskRoom(NamedTuple):
+    """The space of a disk, in bytes."""
+
+    free: float = math.inf
+    total: float = math.inf
+
+    @classmethod
+    def of(cls, folder: str) -> DiskRoom:
+        """Of the disk of a folder, which need not exist yet; unlimited if that is unknown."""
+        folder = os.path.abspath(folder)
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            return cls()
+        return cls(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+    def lacks_for(self, files: Mapping[str, FileState], is_last: bool = False) -> List[str]:
+        """The files of which a copy has no room, if they are copied in this order.
+
+        While the command runs, the copy has to leave as much as it takes, because the command may
+        save the file again, and a reserve for it and all others that write to this disk.
+        """
+        room = self.free - (0 if is_last else min(_RESERVE, self.total / 20))
+        lacking = []
+        for name, (size, _) in files.items():
+            if size * (1 if is_last else 2) > room:
+                lacking.append(name)
+            else:
+                room -= size
+        return lacking
 
 
 # --- New and changed files ------------------------------------------------------------------------
@@ -256,6 +290,7 @@ class KeptPlace(NamedTuple):
     every: float  # seconds between two polls while the command runs
 
 
+_RESERVE = 1.0 * GIB  # of the disk of kept files; 5 % of a small one
 _UNSETTLED = 2.0  # seconds before a SIGKILL in which a file may have been half written
 EVERY = 5.0  # seconds between two polls on one machine
 EVERY_IN_AWS = 60.0  # where files are sent
@@ -349,10 +384,14 @@ class WorkingFolderKeeper:
         run: str,
         say: Callable[[str], None],
         restored: Mapping[str, FileState],
+        room: Callable[[str], DiskRoom] = DiskRoom.of,
     ) -> None:
-        """`restored`: files that an earlier attempt has kept, which are in the place already."""
+        """`restored`: files that an earlier attempt has kept, which are in the place already.
+
+        `room`: the space of the disk of a folder.
+        """
         self._working, self._place, self._environ = working, place, environ
-        self._run, self._say, self._restored = run, say, restored
+        self._run, self._say, self._restored, self._room = run, say, restored, room
         self._sender: Optional[OutputSender] = None  # made for the first file
         self._poller = StorePoller(self._mirror)  # `end` reports what could not be kept
         self._why_not = ""  # why some files are not kept
@@ -417,13 +456,39 @@ class WorkingFolderKeeper:
             )
         sent, kept = self._sender.sent, chosen.kept
         late = {name for name in kept if name in sent and kept[name][1] > until * 1e9}
-        files = {name: sent[name] if name in late else state for name, state in kept.items()}
-        return self._sender.mirror(files, is_last)
+        late |= self._without_room(
+            {name: state for name, state in kept.items() if sent.get(name) != state}, is_last
+        )
+        files = {name: sent.get(name) if name in late else state for name, state in kept.items()}
+        return self._sender.mirror({n: state for n, state in files.items() if state}, is_last)
+
+    def _without_room(self, new: Mapping[str, FileState], is_last: bool) -> Set[str]:
+        """Those of the files to copy for which the disk is too full now."""
+        url = self._place.url
+        if "://" in url or (is_last and _are_on_one_disk(self._working.folder, url)):
+            return set()  # they are sent, or at the end linked, which takes no space
+        room = self._room(url)
+        lacking = {name: new[name] for name in room.lacks_for(new, is_last)}
+        if lacking:
+            are, when = "is" if len(lacking) == 1 else "are", "" if is_last else " before the end"
+            self._why_not = (
+                f"{list_files(lacking)} {are} not kept{when}: the disk of {url} has only "
+                f"{size_text(int(room.free))} left"
+            )
+        return set(lacking)
 
     def _describe(self, left_out: Mapping[str, FileState]) -> str:
         are, limit = "is" if len(left_out) == 1 else "are", self._place.limit
         most = f"{MAX_FILES:,} files" + (f" and {size_text(int(limit))}" if limit else "")
         return f"{list_files(left_out)} {are} not kept; at most {most} are: {_ADVICE}"
+
+
+def _are_on_one_disk(folder: str, other: str) -> bool:
+    """Whether a file of one folder can be linked into the other."""
+    try:
+        return os.stat(folder).st_dev == os.stat(other).st_dev
+    except OSError:
+        return False
 
 
 _ADVICE = 'write to BATCHML_OUTPUT_DIR, or choose files in job.toml: keep = ["*.pt"]'
