@@ -101,6 +101,11 @@ def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: P
     if last:
         sent = [each for each in history if is_listed(each) and (each.job_id or not each.refused)]
         own = [each for each in sent if scope.project in ("", each.project)]
+        if not own and any(
+            SWEEP_TAG in each.tags and scope.project in ("", each.project) for each in history
+        ):
+            hint = "Only sweeps were submitted: `batchml sweeps show @last` shows the last."
+            raise NotFound("Run", word, [], hint)
         record = _nth_last(word, int(last[1] or 0), own, len(sent) - len(own), scope.project)
         return _job_id_of(word, record, list_runs)
     keyed = [each for each in history if each.key and word in (each.key, each.job_name)]

@@ -91,8 +91,10 @@ class BatchOfTrials:
             if all(name in table and table[name] == value for table in tables)
         }
 
-    def command(self, params: dict[str, Scalar]) -> tuple[str, ...]:
-        return tuple(fill_command(self._contract.command, params))
+    @property
+    def template(self) -> tuple[str, ...]:
+        """The command with its placeholders."""
+        return self._contract.command
 
 
 def read_batch(store: Store, key: str, number: int) -> BatchOfTrials:
@@ -115,20 +117,32 @@ def with_trial(
     index = _child_index(found)
     if index is None:
         common = batch.common_params() if batch and chosen is None else {}
-        return _with_params(found, common, ())
+        return _with_params(found, common)
     if chosen is not None:
         index = chosen[index] if index < len(chosen) else -1
     params = batch.params(index) if batch else None
     if batch is None or params is None:
-        return _with_params(found, {}, ())
-    return _with_params(found, params, batch.command(params))
+        return _with_params(found, {})
+    return _with_params(found, params, batch.template)
 
 
-def _with_params(found: FoundRun, params: dict[str, Scalar], command: tuple[str, ...]) -> FoundRun:
+def _with_params(
+    found: FoundRun, params: dict[str, Scalar], template: tuple[str, ...] = ()
+) -> FoundRun:
+    """The run with these parameters; with a template, also with the command that it makes.
+
+    The template is kept as the job's, as in records of other runs: so commands that differ only in
+    parameters are known to be the same.
+    """
     run, record = found.run, found.record
+    command = tuple(fill_command(template, params))
+    job = {"command": list(template)} if template else {}
     return FoundRun(
         run and replace(run, params=params, command=command or run.command),
-        record and replace(record, params=params, command=command or record.command),
+        record
+        and replace(
+            record, params=params, command=command or record.command, spec=record.spec or job
+        ),
         found.idle,
     )
 

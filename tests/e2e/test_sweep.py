@@ -131,11 +131,12 @@ def test_the_run_of_a_trial_is_shown_with_its_own_parameters(sweeps: Sweeps) -> 
         assert shown["command"][:4] == ["python", "train.py", "--lr", str(lr[trial])]
     whole = sweeps("show", array["jobId"], "--json").json
     assert whole["params"] == {"style": "plain"}  # the trials do not share the other parameter
-    assert "Nothing was submitted" in sweeps("cancel", "@last").err  # nobody submitted a trial
+    assert "Only sweeps were submitted" in sweeps("cancel", "@last").err
     assert "Runs of sweeps are left out" in sweeps("ls", "--limit", "1").err
     assert sweeps("submit", "tiny", "-p", "lr=0.5", "--wait").code == 0
     compared = sweeps("compare", "@last", f"{array['jobId']}:1")
     assert str(lr[1]) in compared.out and "0.77" not in compared.out, compared
+    assert "command" not in compared.out  # the commands differ only in parameters
     found = sweeps("ls", "--tag", tag, "-p", "style=plain", "--json")
     assert [each["jobId"] for each in found.json] == [array["jobId"]]
     for path in (sweeps.home.root / "sweeps" / sweep["sweepId"] / "waves").iterdir():

@@ -180,8 +180,10 @@ def test_last_is_the_newest_run_that_ls_lists() -> None:
     assert select_run("@last", history, nobody, SCOPE) == own.job_id
     assert select_run("@last~1", history, nobody, SCOPE) == older.job_id
     assert select_run("s2-w7", history, nobody, SCOPE) == hidden[0].job_id  # by its name, any run
-    with pytest.raises(NotFound, match="Nothing was submitted in the project ours yet"):
+    with pytest.raises(NotFound, match="Only sweeps were submitted: `batchml sweeps show @last`"):
         select_run("@last", hidden, nobody, SCOPE)
+    with pytest.raises(NotFound, match="Nothing was submitted in the project ours yet"):
+        select_run("@last", hidden[2:], nobody, SCOPE)
 
 
 def test_an_error_lists_the_newest_names_of_the_project_and_no_trials() -> None:
