@@ -73,6 +73,9 @@ def adopt(
         return
     for path in write_files(program.folder, program.files(None), force=force):
         say(f"Wrote {path.name}.")
+    unpinned = program.image.describe_unpinned()
+    if unpinned:
+        say(unpinned)
     seen, has_failed = _attempt(context, program, seconds)
     write_files(program.folder, program.files(seen), force=True)
     _say_end(program, seen, has_failed=has_failed)

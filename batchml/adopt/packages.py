@@ -53,6 +53,17 @@ class ImageChoice(Struct, frozen=True):
     why: str
     requirements: tuple[str, ...] = ()
 
+    def describe_unpinned(self) -> str:
+        """Which of the requirements have no version, and why; "" if all have one."""
+        names = [line for line in self.requirements if "==" not in line]
+        if not names:
+            return ""
+        lack = "has no version" if len(names) == 1 else "have no versions"
+        return (
+            f"{', '.join(names)} {lack} in requirements.txt, since your python does not have "
+            f"{'it' if len(names) == 1 else 'them'}: the newest is installed."
+        )
+
 
 def ask_python(python: str, imports: Sequence[str]) -> dict[str, Package]:
     """Ask a Python which packages have these modules; {} if it cannot say. Starts a process."""

@@ -232,10 +232,8 @@ def write_job(
             lines.append(f"{metric.name} = {{ pattern = {_quote(metric.pattern)}{best} }}")
     variables = [name for name in source.variables if not _IGNORED_VARIABLES.match(name)]
     if variables:
-        lines += [
-            "",
-            f"# It reads {', '.join(variables)}: set them in [env], secrets in [secrets].",
-        ]
+        them = "it in [env], a secret" if len(variables) == 1 else "them in [env], secrets"
+        lines += ["", f"# It reads {', '.join(variables)}: set {them} in [secrets]."]
     return "\n".join(lines) + "\n"
 
 

@@ -158,7 +158,10 @@ def test_the_job_of_a_program() -> None:
         "{params}",
     )  # fmt: skip
     assert spec.params == {"batch_size": 64, "lr": 0.5} and spec.flags == "kebab"
-    assert "line 4; its default is 0.1" in text and "It reads WANDB_API_KEY:" in text
+    assert (
+        "line 4; its default is 0.1" in text
+        and "It reads WANDB_API_KEY: set it in [env], a secret in [secrets]." in text
+    )
     assert "--resume (line 7) has no default" in text and "HOME" not in text
 
 

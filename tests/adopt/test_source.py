@@ -156,6 +156,17 @@ def test_the_image_that_is_chosen(
     assert (chosen.image, chosen.requirements) == (image, requirements)
 
 
+def test_packages_without_a_version_are_named() -> None:
+    chosen = choose_image([Package("numpy"), Package("tqdm", "4.1")], {}, IMAGES)
+    assert chosen.describe_unpinned() == (
+        "numpy has no version in requirements.txt, since your python does not have it: the newest "
+        "is installed."
+    )
+    both = choose_image([Package("numpy"), Package("tqdm")], {}, IMAGES).describe_unpinned()
+    assert both.startswith("numpy, tqdm have no versions") and "have them" in both
+    assert choose_image([Package("numpy", "2.4.6")], {}, IMAGES).describe_unpinned() == ""
+
+
 def test_files_of_the_folder_decide_and_what_they_lack_is_named() -> None:
     files = {"requirements.txt": "scikit_learn>=1\nnumpy\n"}
     chosen = choose_image([Package("scikit-learn"), Package("tqdm")], files, IMAGES)
