@@ -162,7 +162,8 @@ def _pattern(hits: Sequence[_Hit], lines: Sequence[str]) -> str:
     simple = f"{name}{between}({_SIMPLE_NUMBER})"
     spaced = re.sub(r"\s+", r"\\s+", simple)
     first = spaced if "  " in simple else simple
-    for pattern in (first, spaced, f"{before}{spaced}", rf"(?:^|\W){spaced}"):
+    before = re.sub(r"\d", r"\\d", before)  # `\d acc` of `loss 0.31 acc 0.9`
+    for pattern in (first, spaced, f"{before}{first}", rf"(?:^|\W){spaced}"):
         found = Counter(value for line in lines for value in re.findall(pattern, line))
         if found == expected:
             return pattern

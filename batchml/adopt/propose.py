@@ -223,6 +223,9 @@ def write_job(
             _line(f"{_param_name(each.flag.name, found)} = {_to_toml(each.value)}", each.why)
             for each in found.params
         ]
+    if source.ranks:
+        lines += ["", "[launch]", _line('kind = "torchrun"', f"it calls {source.ranks}")]
+        lines += ['#processes_per_node = "auto"', "# on several nodes: batchml submit --nodes 2"]
     lines += ["", *_resource_lines(seen)]
     if seen is not None and seen.metrics:
         lines += ["", "[metrics]"]

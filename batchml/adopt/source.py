@@ -39,13 +39,14 @@ class Flag(Struct, frozen=True):
 class ProgramSource(Struct, frozen=True):
     """What the source tells. `imports` are top-level names outside the standard library and the
     folder; `optional` those of them in a `try`. `variables` are the environment variables that it
-    reads.
+    reads. `ranks` says which line shows that processes train together; "" if none does.
     """
 
     flags: tuple[Flag, ...] = ()
     imports: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     variables: tuple[str, ...] = ()
+    ranks: str = ""
 
 
 def read_program(script: Path, folder: Path) -> ProgramSource:
@@ -59,10 +60,12 @@ def read_program(script: Path, folder: Path) -> ProgramSource:
     flags: dict[str, Flag] = {}
     variables: dict[str, None] = {}
     imports: dict[str, bool] = {}  # name -> whether all imports of it are in a `try`
+    ranks = ""
     for module in _local_modules(script, tree, folder):
         for flag in _flags(module, constants):
             flags.setdefault(flag.name, flag)
         variables |= dict.fromkeys(_variables(module))
+        ranks = ranks or _find_ranks(module)
         for name, is_optional in _imports(module):
             imports[name] = imports.get(name, True) and is_optional
     roots = (script.parent, folder)
@@ -78,6 +81,7 @@ def read_program(script: Path, folder: Path) -> ProgramSource:
         tuple(sorted(others)),
         frozenset(name for name, is_optional in others.items() if is_optional),
         tuple(sorted(variables)),
+        ranks,
     )
 
 
@@ -194,6 +198,25 @@ def _imports(tree: ast.AST, in_try: bool = False) -> Iterator[tuple[str, bool]]:
 def _is_type_checking(test: ast.expr) -> bool:
     name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
     return name == "TYPE_CHECKING"
+
+
+def _find_ranks(tree: ast.Module) -> str:
+    """The call that lets processes train together: of torch, accelerate or Lightning; else ""."""
+    modules = {name for name, _ in _imports(tree)}
+    for node in ast.walk(tree):
+        name = getattr(getattr(node, "func", None), "attr", "")
+        name = name or getattr(getattr(node, "func", None), "id", "")
+        if not isinstance(node, ast.Call) or not name:
+            continue
+        is_trainer = (
+            name == "Trainer"
+            and {"lightning", "pytorch_lightning"} & modules
+            and {"devices", "strategy", "num_nodes"} & _keywords(node).keys()
+        )
+        is_accelerator = name == "Accelerator" and "accelerate" in modules
+        if name == "init_process_group" or is_accelerator or is_trainer:
+            return f"{name}(), line {node.lineno}"
+    return ""
 
 
 # --- Variables ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from batchml.adopt.observe import (
 from batchml.adopt.packages import ImageChoice
 from batchml.adopt.propose import check_script, find_place, missing_arguments, write_job
 from batchml.adopt.service import AttemptWatch, find_script, is_sent
-from batchml.adopt.source import Flag, ProgramSource
+from batchml.adopt.source import Flag, ProgramSource, read_program
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec, read_job
 from batchml.model.run import JobStatus, Run
@@ -63,6 +63,32 @@ def values_of(text: str) -> dict[str, list[str]]:
 )  # fmt: skip
 def test_metrics_of_an_output(text: str, found: dict[str, list[str]]) -> None:
     assert values_of(text) == found
+
+
+def test_a_metric_between_others_has_a_plain_pattern() -> None:
+    plain = "epoch 1 loss 0.31 acc 0.90\nepoch 2 loss 0.21 acc 0.95"
+    found = {each.name: each.pattern for each in find_metrics(plain.splitlines())}
+    assert found == {"loss": "loss ([0-9.eE+-]+)", "acc": "acc ([0-9.eE+-]+)"}
+    more = f"{plain}\nepoch 3 loss 0.12 acc 0.96\nbest acc 0.96"
+    found = {each.name: each.pattern for each in find_metrics(more.splitlines())}
+    assert found["acc"] == r"\d acc ([0-9.eE+-]+)"
+    assert values_of(more)["acc"] == ["0.90", "0.95", "0.96"]
+
+
+def test_a_program_whose_processes_train_together_gets_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for text, shown in (
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')", "init_process_group"),
+        ("from accelerate import Accelerator\na = Accelerator()", "Accelerator"),
+        ("import lightning as L\nL.Trainer(devices=2)", "Trainer"),
+        ("import lightning as L\nL.Trainer(max_epochs=2)", ""),
+        ("from transformers import Trainer\nTrainer(devices=1)", ""),
+    ):
+        script.write_text(text)
+        source = read_program(script, tmp_path)
+        spec, written = job_of(source=source)
+        assert spec.launch.kind == ("torchrun" if shown else "plain"), text
+        assert not shown or f"it calls {shown}(), line 2" in written
 
 
 def test_a_metric_whose_name_says_so_has_a_best_value() -> None:
