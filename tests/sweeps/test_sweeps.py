@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from batchml.cli.app import full_command, run
 from batchml.context import Context
 from batchml.model.job import JobSpec
-from batchml.model.sweep import EarlyStop, SweepLimits, TrialState
+from batchml.model.sweep import EarlyStop, SweepLimits, Trial, TrialState
 from batchml.runtime.protocol.sweep import (
     END,
     INBOX,
@@ -31,7 +31,13 @@ from batchml.runtime.protocol.sweep import (
     make_message,
     message_key,
 )
-from batchml.sweeps.commands.best import _code_address, job_file, to_toml
+from batchml.sweeps.commands.best import (
+    _code_address,
+    best_text,
+    job_file,
+    to_toml,
+    trial_job_file,
+)
 from batchml.sweeps.commands.render import end_lines
 from batchml.sweeps.control.events import (
     MessageReceived,
@@ -40,6 +46,7 @@ from batchml.sweeps.control.events import (
     TrialBatch,
 )
 from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import CODE, CodeUpdate
 from batchml.sweeps.results import rank_trials
 from batchml.sweeps.spec.file import read_sweep
@@ -402,3 +409,18 @@ def test_the_files_of_the_guide_are_a_job_and_a_sweep() -> None:
 def test_the_guide_names_every_state_of_a_trial() -> None:
     for state in TrialState:
         assert state.value in GUIDE
+
+
+def test_the_folders_in_the_command_of_a_best_trial_are_explained_and_its_data_go_with_it() -> None:
+    job = {"name": "n", "image": "pytorch", "command": ["train", "--data", "{data}", "{params}"]}
+    environ = {"BATCHML_DATA_DIR": "/sets", "BATCHML_PROJECT": "p"}
+    sweep = replace(started(), job=job, environ=environ)
+    trial = Trial(number=1, params={"lr": 0.1}, seed=7)
+    *_, last = best_text(sweep, [trial], SweepState()).splitlines()
+    assert last == (
+        "  {data} is a folder of a run. To run it: batchml sweeps best 2bcdefgh2345abcde --get "
+        "best && batchml submit best"
+    )
+    assert "To run it" not in best_text(started(), [trial], SweepState())
+    written = tomllib.loads(trial_job_file(sweep, trial))
+    assert written["env"] == {"BATCHML_DATA_DIR": "/sets", "BATCHML_SEED": "7"}

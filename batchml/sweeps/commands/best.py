@@ -20,13 +20,14 @@ from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import note_written
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
+from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, Trial
 from batchml.runs.find import load_runs
 from batchml.runs.outputs import CopiedOutputs, copy_outputs
 from batchml.runs.package import unpack_code
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
-from batchml.runtime.protocol.variables import format_value
+from batchml.runtime.protocol.variables import folder_placeholders, format_value
 from batchml.sweeps.commands.render import (
     confirmed_json,
     confirmed_lines,
@@ -80,13 +81,23 @@ def _block(sweep: StartedSweep, trial: Trial) -> str:
     width = max(map(len, trial.params), default=0)
     for name, value in trial.params.items():
         lines.append(printable(f"  {pad(name, width)}  {format_value(value)}"))
-    return "\n".join([*lines, f"  {command_line(sweep.job_spec, trial)}"])
+    lines.append(f"  {command_line(sweep.job_spec, trial)}")
+    named = folder_placeholders(sweep.job_spec.argv())
+    if named:
+        are = "are folders" if len(named) > 1 else "is a folder"
+        names = ", ".join(f"{{{name}}}" for name in named)
+        lines.append(
+            f"  {names} {are} of a run. To run it: batchml sweeps best {sweep.key} --get best && "
+            "batchml submit best"
+        )
+    return "\n".join(lines)
 
 
 def trial_job_file(sweep: StartedSweep, trial: Trial, code: "str | bool | None" = None) -> str:
     """A job.toml with the trial's parameters and seed. `code` replaces the job's own."""
     job = sweep.job_spec
-    job = replace(job, env={**job.env, SEED_VARIABLE: str(trial.seed)})
+    data = {name: each for name, each in sweep.environ.items() if name == DATA_VARIABLE}
+    job = replace(job, env={**data, **job.env, SEED_VARIABLE: str(trial.seed)})
     if code is not None:
         job = replace(job, code=code)
     head = f"# {sweep.name} with the parameters of {describe_best(sweep, trial)}"
