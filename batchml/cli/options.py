@@ -39,6 +39,9 @@ def read_pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
     return pairs
 
 
+_MOST_SECONDS = 36_500 * 86_400
+
+
 def read_seconds(text: str | None, flag: str) -> int | None:
     """Parse `"2h"` as seconds; None for a flag that was not given. Raises UsageError."""
     if not text:
@@ -46,6 +49,8 @@ def read_seconds(text: str | None, flag: str) -> int | None:
     seconds = parse_duration(text)
     if seconds is None:
         raise UsageError(f'{flag} {text}: write a duration such as "10m", "2h" or "7d".')
+    if seconds > _MOST_SECONDS:
+        raise UsageError(f"{flag} {text}: at most 36500d, a hundred years.")
     return seconds
 
 

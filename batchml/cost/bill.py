@@ -4,6 +4,7 @@ An attempt costs its time on a host at the price of that time. Where the host or
 unknown, the cost is a range over the hosts or zones that it may have had.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -26,7 +27,15 @@ from batchml.cost.quote import (
     Usd,
     disk_hour,
 )
-from batchml.model.run import Attempt, OutcomeClass, Record, Run, classify, ran_seconds
+from batchml.model.run import (
+    SWEEP_TAG,
+    Attempt,
+    OutcomeClass,
+    Record,
+    Run,
+    classify,
+    ran_seconds,
+)
 
 # --- rates ----------------------------------------------------------------------------------
 
@@ -339,6 +348,8 @@ def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
 # --- totals of many runs --------------------------------------------------------------------
 
 
+# The end of the names of the jobs of a sweep: sweeps/jobs.py, sweeps/run.py.
+_BATCH = re.compile(r"-(w\d+|controller)$")
 USUAL = 10  # last runs of a job from which its usual duration is taken
 
 
@@ -355,6 +366,12 @@ class RunCost(Struct, frozen=True):
     is_running: bool = False
     unknown: tuple[str, ...] = ()  # hosts without a price, with the reasons
     project: str = ""  # its identity
+    sweep: str = ""  # the name of its sweep
+
+    @property
+    def job(self) -> str:
+        """The row of tables by job: `lenet`; `sweep lenet` for all trials of the sweep."""
+        return f"sweep {self.sweep}" if self.sweep else self.name
 
 
 class CostTotal(Struct, frozen=True):
@@ -398,7 +415,13 @@ def cost_of_bill(run: Run, bill: Bill) -> RunCost:
         is_running=bill.is_running,
         unknown=tuple(f"{why} ({what})" for what, why in bill.unknown.items()),
         project=run.project,
+        sweep=_sweep_name(run.name, run.tags),
     )
+
+
+def _sweep_name(name: str, tags: Mapping[str, str]) -> str:
+    """The name of the sweep of a run: `lenet` for `lenet-w12`; "" for other runs."""
+    return _BATCH.sub("", name) if SWEEP_TAG in tags else ""
 
 
 def cost_of_record(record: Record, cost: float) -> RunCost:
@@ -406,7 +429,7 @@ def cost_of_record(record: Record, cost: float) -> RunCost:
     usd, seconds = Decimal(str(cost)), ran_seconds(record.attempts)
     return RunCost(
         record.job_id, record.name, record.queue, record.at, Usd(usd, usd), seconds=seconds,
-        project=record.project,
+        project=record.project, sweep=_sweep_name(record.name, record.tags),
     )  # fmt: skip
 
 

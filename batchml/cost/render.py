@@ -282,7 +282,7 @@ def _by_queue(spent: Iterable[RunCost]) -> list[CostTotal]:
 
 
 def _by_job(spent: Iterable[RunCost]) -> list[CostTotal]:
-    return group_costs(spent, lambda each: each.name)
+    return group_costs(spent, lambda each: each.job)
 
 
 def _by_project(spent: Sequence[RunCost]) -> list[CostTotal]:

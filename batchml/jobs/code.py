@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from batchml.errors import ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
-from batchml.jobs.written import WRITTEN, read_written
+from batchml.jobs.written import WRITTEN, is_outputs_rule, read_written
 
 if TYPE_CHECKING:
     from batchml.runtime.storage.store import Store
@@ -35,7 +35,8 @@ class CodeArchive(Struct, frozen=True):
     files: int  # their number
     size: int  # bytes of all files
     left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
-    ignored: tuple[str, ...] = ()  # files and folders (`name/`) that ignore files exclude
+    # Files and folders (`name/`) that ignore files exclude, without those that batchml wrote.
+    ignored: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ def pack(
             ],
         ) from error
     digest = hashlib.sha256(plain).hexdigest()
-    ignored = tuple(map(printable_name, found.ignored))
+    ignored = tuple(printable_name(name) for name, why in found.ignored.items() if why != WRITTEN)
     return CodeArchive(digest, plain, len(packed), sum(packed), found.left_out, ignored)
 
 
@@ -233,8 +234,11 @@ class _Search:
             entries = {entry.name: entry for entry in found}
         if ".gitignore" in entries:
             git = read_rules(folder / ".gitignore", git, base)
+        source = IGNORE_FILE
         if IGNORE_FILE in entries:
             own = read_rules(folder / IGNORE_FILE, own, base)
+            if is_outputs_rule(folder / IGNORE_FILE):
+                source = WRITTEN
         for entry in entries.values():
             name = f"{below}/{entry.name}" if below else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
@@ -242,9 +246,7 @@ class _Search:
             own_match = own.match(path, is_folder)
             if self._is_ignored(path, entry.name, is_folder, own_match, git):
                 if not self._defaults.match(entry.name, is_folder):
-                    self.ignored[name + "/" * is_folder] = (
-                        IGNORE_FILE if own_match else ".gitignore"
-                    )
+                    self.ignored[name + "/" * is_folder] = source if own_match else ".gitignore"
                 continue
             included = own_match is False or (is_allowed and own_match is None)
             if not included and self._written.has(entry.path, is_folder=is_folder):

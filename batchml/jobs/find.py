@@ -49,6 +49,8 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
     known = {path.parent.name for folder in folders for path in folder.glob("*/job.toml")}
     known |= {path.parent.name for path in here.glob("*/job.toml")}
     hint = "Give a folder with a job.toml, or one of those names."
+    if (here / "job.toml").is_file() and name == _job_name(here):
+        hint = f"The job of this folder is called {name}: name it '.', as in batchml submit ."
     if (here / name).is_dir():
         hint = f"The folder {here / name} has no job.toml."
     elif (here / name).is_file():
@@ -56,6 +58,13 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
         hint = f"{name} is a file. As a command: batchml submit -- {command}"
         known = set()
     raise InputNotFound("Job", name, known, hint)
+
+
+def _job_name(folder: Path) -> str:
+    """The name of a folder's job; "" for a job.toml with mistakes."""
+    with suppress(ConfigError):
+        return load_job(folder).name
+    return ""
 
 
 def _command_of(program: Path) -> list[str]:

@@ -18,6 +18,8 @@ from batchml.runtime.storage.files import write_atomically
 
 LIST = "written.jsonl"  # in the state folder
 WRITTEN = "batchml wrote it"  # why such a file is not sent
+# The ignore file of a folder of fetched outputs.
+OUTPUTS_RULE = "# Outputs of a run: .batchmlignore keeps them out of the code of others.\n*\n"
 _MOST = 4 * 1024**2  # bytes of the list
 
 
@@ -64,6 +66,15 @@ def note_written(home: Home, paths: Iterable[Path], most: int = _MOST) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(descriptor, "ab") as file:
             file.write(b"".join(lines))
+
+
+def is_outputs_rule(path: Path) -> bool:
+    """Whether an ignore file is the one that `get` wrote, unchanged."""
+    try:
+        # A pipe would have to be written first.
+        return path.is_file() and path.read_bytes() == OUTPUTS_RULE.encode()
+    except OSError:
+        return False
 
 
 def read_written(root: Path | None) -> WrittenPaths:

@@ -161,6 +161,7 @@ DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/pr
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_IDLE = 60  # seconds; the runtime measures use every 30 s
 MAX_IDLE = 10 * 86_400
+MAX_MEMORY = 100 * 1024**4  # bytes; the largest host of EC2 has 32 TiB
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_UNITLESS = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
@@ -174,9 +175,9 @@ _LAUNCH_VARIABLES = frozenset(
 class Resources(Struct, frozen=True, forbid_unknown_fields=True):
     """`[resources]`: the needs of one container."""
 
-    vcpus: Annotated[int, Meta(ge=1)] = 1
+    vcpus: Annotated[int, Meta(ge=1, le=10_000)] = 1  # more than any host has: 1,920
     memory: str | int = "2 GiB"
-    gpus: Annotated[int, Meta(ge=0)] = 0
+    gpus: Annotated[int, Meta(ge=0, le=1_000)] = 0
     shm: str | int | None = None  # the size of /dev/shm
 
     @property
@@ -523,6 +524,8 @@ def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterat
     memory = parse_size(resources.memory)
     if memory is not None and memory < MIN_MEMORY and not _lacks_unit(resources.memory):
         yield f"{where}.memory: found {resources.memory!r}. At least 4 MiB."
+    if memory is not None and memory > MAX_MEMORY:
+        yield f"{where}.memory: found {resources.memory!r}. At most 100 TiB."
 
 
 def _lacks_unit(size: str | int) -> bool:

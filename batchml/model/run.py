@@ -89,6 +89,7 @@ def is_spent(
 # --- Run ------------------------------------------------------------------------------------------
 
 
+SWEEP_TAG = "batchml:sweep"  # on the runs of a sweep: its key
 PROJECT_TAG = "batchml:project"  # on every run: the identity of its project
 
 

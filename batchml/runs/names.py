@@ -14,8 +14,7 @@ from batchml.errors import NotFound, UsageError
 from batchml.model.fallback import WATCHES_TAG
 from batchml.model.group import is_worker
 from batchml.model.names import bare_name, is_key, short_id, split_key
-from batchml.model.run import RunName
-from batchml.runs.search import SWEEP_TAG
+from batchml.model.run import SWEEP_TAG, RunName
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")

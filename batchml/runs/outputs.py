@@ -19,7 +19,7 @@ from msgspec import Struct
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.jobs.ignore import IGNORE_FILE
-from batchml.jobs.written import note_written
+from batchml.jobs.written import OUTPUTS_RULE, note_written
 from batchml.model.names import short_id
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
@@ -349,7 +349,7 @@ def _copy_into_folder(
 def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
     dest.mkdir(parents=True)
     own = dest / IGNORE_FILE
-    own.write_text(f"# Outputs of a run: {IGNORE_FILE} keeps them out of the code of others.\n*\n")
+    own.write_text(OUTPUTS_RULE)
     for each in copy_files(source, dest):
         yield each
         if each == CopiedOutputs():  # no outputs: no folder, either

@@ -22,6 +22,7 @@ from batchml.model.names import is_key, split_key
 from batchml.model.run import (
     DATA_VARIABLE,
     PROJECT_TAG,
+    SWEEP_TAG,
     JobStatus,
     OutcomeClass,
     Record,
@@ -36,7 +37,6 @@ from batchml.model.run import (
 from batchml.runs.metrics.series import best_values, first_values
 
 COMMIT_TAG = "batchml:commit"
-SWEEP_TAG = "batchml:sweep"  # on the runs of a sweep: its key
 # Environment variable of the runs of a sweep: the address of its store, which ends with its key.
 _STORE_VARIABLE = "BATCHML_SWEEP"
 LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: AWS Batch has forgotten the run

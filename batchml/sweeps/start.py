@@ -26,7 +26,7 @@ from batchml.jobs.find import ImageSource, find_job, find_source
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
-from batchml.model.run import MAX_ARRAY, PROJECT_TAG
+from batchml.model.run import MAX_ARRAY, PROJECT_TAG, SWEEP_TAG
 from batchml.model.sweep import SweepSpec
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import image_reference, own_image_notices, publish_image
@@ -46,7 +46,6 @@ from batchml.runs.package import (
     store_package,
 )
 from batchml.runs.prepare import environment_variables
-from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
 from batchml.runtime.protocol.sweep import CONTRACT, EVERY, POLL_EVERY, TrialContract
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, count_trials

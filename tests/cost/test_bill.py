@@ -38,7 +38,7 @@ from batchml.cost.render import (
     spending_json,
     spending_lines,
 )
-from batchml.model.run import Attempt, JobStatus, Record, Run
+from batchml.model.run import SWEEP_TAG, Attempt, JobStatus, Record, Run
 
 HOUR = 3_600_000
 T0 = 1_795_276_800_000  # 2026-11-21T16:00:00Z
@@ -288,6 +288,17 @@ def test_totals_are_by_queue_and_by_job_the_dearest_first() -> None:
     assert "Price unknown: no answer (g6)." in lines
     assert spending_json(spent, (), T0)["queues"]["gpu"]["low"] == 4.0
     assert spending_lines([], (), "1h") == ["No runs in the last 1h."]
+
+
+def test_the_runs_of_a_sweep_are_one_row() -> None:
+    tags = {SWEEP_TAG: "20261128-050000-abcdef"}
+    bill = Bill("j", is_free=True)
+    runs = [replace(run(), name=name, tags=tags) for name in ("mn-w1", "mn-w12", "mn-controller")]
+    spent = [cost_of_bill(each, bill) for each in (*runs, replace(run(), name="mn-w2"))]
+    record = Record(job_id="j-1", name="mn-w13", tags=tags, at=T0)
+    found = spending_json([*spent, cost_of_record(record, 1.5)], (), T0)["jobs"]
+    assert {name: each["runs"] for name, each in found.items()} == {"sweep mn": 4, "mn-w2": 1}
+    assert found["sweep mn"]["low"] == 1.5
 
 
 def test_of_a_run_that_batch_forgot_its_cost_was_kept() -> None:

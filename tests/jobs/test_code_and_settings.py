@@ -65,6 +65,20 @@ def test_a_job_is_a_folder_or_a_name_looked_up_near_before_far(tmp_path: Path) -
         find_job("d", folders, tmp_path)
 
 
+@pytest.mark.parametrize("line", ["", 'name = "train"\n'])
+def test_the_name_of_the_current_folders_job_leads_to_that_folder(
+    tmp_path: Path, line: str
+) -> None:
+    here = tmp_path / ("other" if line else "train")
+    here.mkdir()
+    (here / "job.toml").write_text(f'{line}image = "python"\ncommand = ["true"]\n')
+    with pytest.raises(NotFound, match=r"The job of this folder is called train: name it '\.'"):
+        find_job("train", [], here)
+    (here / "job.toml").write_text("not TOML")
+    with pytest.raises(NotFound, match=r"Give a folder with a job\.toml"):
+        find_job("train", [], here)
+
+
 def test_what_is_no_job_is_told_how_to_run_it(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "job.toml").write_text('image = "python"\ncommand = ["true"]\n')

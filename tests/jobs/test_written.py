@@ -7,7 +7,7 @@ import pytest
 
 from batchml.explain.missing import FileState, MissingItem, search_folder
 from batchml.jobs.code import find_files, pack
-from batchml.jobs.written import LIST, WRITTEN, note_written, read_written
+from batchml.jobs.written import LIST, OUTPUTS_RULE, WRITTEN, note_written, read_written
 from batchml.local.home import Home
 
 
@@ -34,7 +34,7 @@ def test_a_plot_is_not_sent_until_its_user_has_changed_it(job: Path, home: Home)
     assert "curves.html" in sent(job, home)
     note_written(home, [plot])
     assert sent(job, home) == ("fetched/train.py", "train.py")
-    assert pack(job, home.root).ignored == ("curves.html",)
+    assert pack(job, home.root).ignored == (), "its user did not exclude it"
     plot.write_text("mine")
     assert "curves.html" in sent(job, home)
 
@@ -52,6 +52,14 @@ def test_a_folder_that_was_fetched_is_a_job_of_its_own(job: Path, home: Home) ->
     note_written(home, [job / "fetched"])
     assert sent(job, home) == ("curves.html", "train.py")
     assert sent(job / "fetched", home) == ("train.py",)
+
+
+def test_fetched_outputs_are_not_named_among_ignored_files(job: Path, home: Home) -> None:
+    (job / "fetched" / ".batchmlignore").write_text(OUTPUTS_RULE)
+    assert sent(job, home) == ("curves.html", "train.py")
+    assert pack(job, home.root).ignored == ()
+    (job / "fetched" / ".batchmlignore").write_text("train.py\n")
+    assert pack(job, home.root).ignored == ("fetched/train.py",), "a rule of its user"
 
 
 def test_the_same_folder_by_another_path_is_the_same(

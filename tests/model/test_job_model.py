@@ -405,6 +405,8 @@ def test_what_is_no_size_or_duration_is_none_not_a_crash(text: str) -> None:
         ({"resources": {"image": "a"}}, "resources.image: unknown key here. It belongs at the top"),
         ({"resources": {"memory": 16}}, 'found 16 without a unit. Write "16 GiB" or "16 MiB".'),
         ({"resources": {"memory": "2"}}, 'Write "2 GiB" or "2 MiB".'),
+        ({"resources": {"memory": "900 TiB"}}, "resources.memory: found '900 TiB'. At most 100"),
+        ({"resources": {"vcpus": 10**12}}, "resources.vcpus: "),
         ({"metrics": [{"name": "a", "pattern": "b"}]}, "loss = 'loss=([0-9.]+)'"),
         ({"metrics": {"name": "a", "pattern": "a=(b)"}}, "loss = 'loss=([0-9.]+)'"),
         ({"metrics": {"a": "("}}, "loss = 'loss=([0-9.]+)'"),

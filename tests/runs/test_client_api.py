@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import msgspec
 import pytest
 
+from batchml.cli.options import read_seconds
 from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
@@ -120,7 +121,7 @@ def test_secrets_and_what_does_not_fit_are_refused_unless_said_otherwise(tmp_pat
     with pytest.raises(ConfigError, match="include-secrets"):
         client.plan(command=["true"])
     assert client.plan(command=["true"], include_secrets=True)
-    large: dict[str, Any] = {"command": ["true"], "vcpus": 100_000, "include_secrets": True}
+    large: dict[str, Any] = {"command": ["true"], "vcpus": 10_000, "include_secrets": True}
     assert client.plan(**large)
     with pytest.raises(ConfigError, match="this machine would give"):
         client.plan(**large, strict_resources=True)
@@ -157,6 +158,12 @@ def test_an_empty_name_is_not_the_job_of_the_current_folder(tmp_path: Path, name
         client.plan(name)
     with pytest.raises(ConfigError, match="--array 0: AWS Batch takes 2"):
         client.plan(".", array=0)
+
+
+def test_a_duration_of_a_flag_is_at_most_a_hundred_years() -> None:
+    assert read_seconds("36500d", "--since") == 36_500 * 86_400
+    with pytest.raises(UsageError, match="--since 99999999999d: at most 36500d"):
+        read_seconds("99999999999d", "--since")
 
 
 def test_a_folder_with_a_job_is_the_job_where_nothing_else_is_named(tmp_path: Path) -> None:

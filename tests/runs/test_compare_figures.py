@@ -8,7 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.cli.terminal import Screen
+from batchml.clock import SystemClock
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.cost.bill import Bill, bill_from_history
+from batchml.jobs.code import pack
 from batchml.model.run import Attempt, JobStatus, MetricRange, Record, Run
 from batchml.runs.compare.conclusions import WorkerOffer, conclude
 from batchml.runs.compare.figures import (
@@ -29,6 +33,7 @@ from batchml.runs.compare.render import (
     to_json,
     write_page,
 )
+from batchml.runs.compare.service import changed_files
 from batchml.runs.metrics.pace import Pace, PaceLog, PaceReader
 from batchml.runs.metrics.series import Sample, Series
 from batchml.runs.metrics.usage import NodeRun, UsageSample
@@ -304,6 +309,35 @@ def test_the_table_has_a_row_for_each_figure_and_what_differs() -> None:
     assert lines["time of a step"] == ["3.6", "s", "\u00b1", "0", "ms", "7.2", "s"]
     assert "queue" not in lines and "status" not in lines
     assert {row.name for row in fact_rows(groups)} > {"queue", "status"}
+
+
+def test_of_runs_with_several_seeds_the_seeds_and_their_number_are_shown() -> None:
+    groups = grouped(*(measured(seed, metrics={"acc": 0.5}) for seed in (1, 2, 3)))
+    rows = [row for row in fact_rows(groups) if row.matters] + figure_rows(groups)
+    heading, *lines = tables(groups, rows, Screen(0, False))[0].splitlines()
+    assert heading.split("train ")[1].strip() == "6b0e0001, 3 runs"
+    assert "params.seed 1, 2, 3" in [" ".join(line.split()) for line in lines]
+    alone = fact_rows(grouped(measured(1)))
+    assert not any(row.matters for row in alone if row.name == "params.seed")
+
+
+def test_the_files_that_differ_between_two_codes_are_named(tmp_path: Path) -> None:
+    environ = {"BATCHML_HOME": str(tmp_path / "h")}
+    context = Context(load_settings(environ, tmp_path, "local"), SystemClock(), tmp_path)
+    (tmp_path / "empty").mkdir()
+    context.home.code.mkdir(parents=True)
+    groups: list[RunGroup] = []
+    codes: list[dict[str, bytes]] = [{"train.py": b""}, {"train.py": b"", "sweep.toml": b"x"}]
+    for number, files in enumerate(codes, 1):
+        archive = pack(tmp_path / "empty", more=files)
+        (context.home.code / archive.name).write_bytes(archive.data)
+        found = measured(number)
+        assert found.found.record is not None
+        record = replace(found.found.record, code=str(context.home.code / archive.name))
+        groups += grouped(replace(found, found=FoundRun(found.found.run, record)))
+    assert changed_files(context, *groups) == ["sweep.toml"]
+    (context.home.code / archive.name).unlink()
+    assert changed_files(context, *groups) == []
 
 
 def test_groups_that_do_not_fit_a_window_are_in_tables_below() -> None:

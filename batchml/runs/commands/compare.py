@@ -10,10 +10,11 @@ from batchml.cli.options import Env, Json, Project, Runs, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.cli.terminal import screen
+from batchml.jobs.code import list_names
 from batchml.jobs.written import note_written
 from batchml.runs.compare.conclusions import conclude
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
-from batchml.runs.compare.service import left_out, measure_groups, offer_workers
+from batchml.runs.compare.service import changed_files, left_out, measure_groups, offer_workers
 from batchml.runs.find import select
 from batchml.runs.metrics.plot import check_plot_path
 from batchml.runs.metrics.series import NO_METRICS
@@ -55,10 +56,12 @@ def compare(
     print_line("\n\n".join(tables(groups, rows, screen())))
     for place, each in enumerate(conclusions):
         print_line(f"{'' if place else chr(10)}{printable(each.text)}")
-    codes = {group.facts.get("code"): group.short_id for group in groups}
+    codes = {group.facts.get("code"): group for group in groups}
     if len(codes) > 1:
         one, other, *_ = codes.values()
-        say(f"The code differs: batchml diff {one} {other}{context.env_option}")
+        names = list_names(changed_files(context, one, other), 3)
+        command = f"batchml diff {one.short_id} {other.short_id}{context.env_option}"
+        say(f"The code differs{f' in {printable(names)}' if names else ''}: {command}")
     if not any(each.series for group in groups for each in group.runs):
         say(NO_METRICS)
     for message in left_out(groups):

@@ -12,7 +12,7 @@ from batchml.model.names import dollars, short_id
 from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
 from batchml.runs.compare.facts import Value
-from batchml.runs.compare.figures import Figure, MeanValue, RunGroup
+from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, is_seed
 from batchml.runs.metrics.plot import (
     Chart,
     ChartCurve,
@@ -36,11 +36,14 @@ class Row(NamedTuple):
 
     name: str
     cells: list[str]
+    has_seeds: bool = False  # the seeds of the runs of a group
 
     @property
     def matters(self) -> bool:
-        """Whether the groups differ, or not all runs have succeeded."""
-        return len(set(self.cells)) > 1 or (self.name == STATUS and self.cells[0] != "SUCCEEDED")
+        """Whether the groups differ, runs have several seeds, or not all runs have succeeded."""
+        if self.has_seeds or len(set(self.cells)) > 1:
+            return True
+        return self.name == STATUS and self.cells[0] != "SUCCEEDED"
 
 
 # --- The table ------------------------------------------------------------------------------------
@@ -105,7 +108,15 @@ _FIGURES: dict[Figure, tuple[str, Text]] = {
 def fact_rows(groups: Sequence[RunGroup]) -> list[Row]:
     """A row for each fact of the requests, and one for the states."""
     names = dict.fromkeys(name for group in groups for name in group.facts)
-    rows = [Row(name, [_fact(group.facts.get(name)) for group in groups]) for name in names]
+    are_several = any(len(group.runs) > 1 for group in groups)
+    rows = [
+        Row(
+            name,
+            [_fact(group.facts.get(name)) for group in groups],
+            are_several and is_seed(name.removeprefix("params.")),
+        )
+        for name in names
+    ]
     rows = [row for row in rows if any(row.cells)]
     return [*rows, Row(STATUS, [_states(group) for group in groups])]
 
@@ -159,10 +170,10 @@ def _states(group: RunGroup) -> str:
 
 
 def title_of(group: RunGroup) -> str:
-    """`lenet 6b0e2f6c:3`, `lenet 6b0e2f6c, 3 children`, or `lenet 6b0e2f6c and 2 more`"""
+    """`lenet 6b0e2f6c:3`, `lenet 6b0e2f6c, 3 children`, or `lenet 6b0e2f6c, 3 runs`"""
     count, more = len(group.runs), ""
     if count > 1:
-        more = f", {count} children" if group.is_array else f" and {count - 1} more"
+        more = f", {count} {'children' if group.is_array else 'runs'}"
     return f"{cut(group.first.name, 20)} {group.short_id}{more}"
 
 

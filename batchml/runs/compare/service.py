@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
+from batchml.jobs.code_diff import compare_packages
 from batchml.runs.compare.conclusions import WorkerOffer, wait_share
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
 from batchml.runs.find import load_runs, with_first_start, with_trials
@@ -18,6 +19,7 @@ from batchml.runs.metrics.usage import (
     read_run_metrics,
     read_usage,
 )
+from batchml.runs.package import read_files
 from batchml.runs.search import FoundRun
 
 if TYPE_CHECKING:
@@ -86,6 +88,20 @@ def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> Measur
         FoundRun(run, measured.added_to(record)), measured.series, log.steps.pace(),
         log.epochs.pace(), tuple(uses), bill, measured.is_whole,
     )  # fmt: skip
+
+
+def changed_files(context: "Context", one: RunGroup, other: RunGroup) -> list[str]:
+    """The files of the code that differ between two groups; none if their code cannot be read.
+
+    Only on `local`: elsewhere both archives would have to be fetched, which `diff` does.
+    """
+    if not context.settings.is_local:
+        return []
+    try:
+        codes = [read_files(context, group.first.code) for group in (one, other)]
+    except BatchmlError:  # the names are optional information
+        return []
+    return [each.name for each in compare_packages(*codes)]
 
 
 def offer_workers(context: "Context", groups: Sequence[RunGroup]) -> dict[str, WorkerOffer]:
