@@ -520,7 +520,7 @@ def full(waiting: WaitingRun) -> Explanation | None:
         return None
     listing = ("ls", "--queue", waiting.queue_name, "--status", "RUNNING")
     return Explanation(
-        "full", "It is next. Running runs use what it needs.",
+        "full", "It waits for running runs to end: they use what it needs. It is next.",
         (
             f"it needs {describe_request(waiting.run)}", describe_use(waiting),
             f"next for {describe_time(waiting.waited)}",
