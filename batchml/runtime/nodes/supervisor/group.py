@@ -84,7 +84,7 @@ def describe_lone_ranks(layout: RankLayout, seconds: float) -> str:
         f"each other: nobody listens on MASTER_ADDR:MASTER_PORT ({layout.master}:{layout.port}). "
         f"Each rank may do the whole work alone, {layout.world} times in all. To train together, "
         "call torch.distributed.init_process_group() in the program, and give the command without "
-        "a launcher of its own, such as accelerate launch. If the ranks divide the work by RANK, "
+        "a launcher of its own. If the ranks divide the work by RANK, "
         'nothing is wrong; if each is to work alone, set launch.kind = "plain".'
     )
 
