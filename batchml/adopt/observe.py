@@ -186,8 +186,9 @@ def written_files(outputs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], 
 
 
 def placed_files(outputs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The files of `{outputs}` and `{checkpoints}` among a run's outputs and checkpoints."""
-    found = ((name, size) for name, size in outputs if not name.startswith(f"{KEPT}/"))
+    """The program's files in `{outputs}` and `{checkpoints}`, without the logs of its ranks."""
+    others = (f"{KEPT}/", "ranks/rank-")
+    found = ((name, size) for name, size in outputs if not name.startswith(others))
     return tuple(
         (name if name.startswith("{checkpoints}/") else f"{{outputs}}/{name}", size)
         for name, size in found

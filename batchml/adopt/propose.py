@@ -86,6 +86,9 @@ def propose_arguments(
             if not (is_given or is_usual):
                 left.append(f"--{flag.name} ({where}) is no single value: add it if you need it")
             continue
+        if source.ranks and _words(flag.name) == ["local", "rank"] and flag.name not in values:
+            left.append(f"--{flag.name} ({where}) differs by rank: read LOCAL_RANK")
+            continue
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
         place = "" if flag.name in values else find_place(flag.name, value)

@@ -23,7 +23,7 @@ from batchml.jobs.written import OUTPUTS_RULE, note_written
 from batchml.model.names import short_id
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
-from batchml.runtime.checkpoint.layout import FENCE, REMOVING, SAVING
+from batchml.runtime.checkpoint.layout import REMOVING, SAVING
 from batchml.runtime.entry.folders import size_text
 from batchml.runtime.transfer.tree import Tree
 
@@ -36,6 +36,7 @@ PARTIAL_SUFFIX = ".batchml-part"  # the suffix of a file that is being copied
 MAX_LEFT_OUT = 20  # names of files in a message
 MAX_PARALLEL = 8  # files that are copied at a time
 ROUND = 64  # files; after an error the current round is completed
+_OUR_FILE = ".batchml-"  # the beginning of names in checkpoint folders that no program writes
 OUTPUT, CHECKPOINTS = "output", "checkpoints"  # folders of a run
 MAX_PATH = 4095  # bytes; PATH_MAX of Linux, less the NUL at its end
 
@@ -389,7 +390,7 @@ class CompleteCheckpoints:
     def entries(self) -> Iterator[OutputEntry]:
         for entry in self.source.entries():
             parts = entry.name.split("/")
-            if not any(each == FENCE or each.startswith((SAVING, REMOVING)) for each in parts):
+            if not any(each.startswith((_OUR_FILE, SAVING, REMOVING)) for each in parts):
                 yield entry
 
     def fetch(self, entry: OutputEntry, path: Path) -> None:

@@ -13,6 +13,7 @@ from batchml.adopt.observe import (
     find_metrics,
     keep_patterns,
     memory_to_request,
+    placed_files,
     written_files,
 )
 from batchml.adopt.packages import ImageChoice
@@ -89,6 +90,14 @@ def test_a_program_whose_processes_train_together_gets_ranks(tmp_path: Path) -> 
         spec, written = job_of(source=source)
         assert spec.launch.kind == ("torchrun" if shown else "plain"), text
         assert not shown or f"it calls {shown}(), line 2" in written
+
+
+def test_ranks_have_no_parameter_and_no_log_of_their_own() -> None:
+    flags = (Flag("local_rank", "value", 0, 3), Flag("lr", "value", 0.1, 4))
+    spec, text = job_of(source=ProgramSource(flags, ranks="init_process_group(), line 9"))
+    assert spec.params == {"lr": 0.1} and "--local_rank (line 3) differs by rank" in text
+    outputs = [("ranks/rank-0.log", 1), ("a.png", 2), ("work/m.pt", 3), ("{checkpoints}/c.pt", 4)]
+    assert placed_files(outputs) == (("{outputs}/a.png", 2), ("{checkpoints}/c.pt", 4))
 
 
 def test_a_metric_whose_name_says_so_has_a_best_value() -> None:

@@ -118,7 +118,12 @@ def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> Non
 def test_checkpoints_are_copied_whole_and_described(tmp_path: Path) -> None:
     context, saved = place(tmp_path), tmp_path / "home" / "runs" / "id" / "checkpoints"
     assert describe_checkpoints(context, "id") == ""
-    for name, at in (("best.pt", 1), ("step-3/state", 2), (".saving-step-4/state", 3)):
+    for name, at in (
+        ("best.pt", 1),
+        ("step-3/state", 2),
+        (".saving-step-4/state", 3),
+        (".batchml-resumed.json", 4),
+    ):
         (saved / name).parent.mkdir(parents=True, exist_ok=True)
         (saved / name).write_text("x" * 1024)
         os.utime(saved / name, (at, at))
