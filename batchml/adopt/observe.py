@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from batchml.jobs.code import size_words
 from batchml.model.job import MAX_PATTERN, MAX_PATTERNS
+from batchml.runtime.entry.folders import size_text
 from batchml.runtime.entry.outputs import KEPT
 
 _MAX_LINES = 20_000  # of the output that are searched
@@ -222,7 +222,7 @@ def _plain(name: str) -> str:
 
 def describe_files(files: Sequence[tuple[str, int]]) -> str:
     """`model.pt (4 MiB), log.txt (1 KiB) and 3 more`"""
-    shown = ", ".join(f"{name} ({size_words(size)})" for name, size in files[:3])
+    shown = ", ".join(f"{name} ({size_text(size)})" for name, size in files[:3])
     return f"{shown} and {len(files) - 3} more" if len(files) > 3 else shown
 
 

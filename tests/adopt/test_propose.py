@@ -244,7 +244,7 @@ def test_an_attempt_adds_what_it_showed() -> None:
     spec, text = job_of(seen=Observation(metrics, (("model.pt", 2048),), 3000.0))
     assert spec.keep == ("*.pt",) and spec.resources.memory == "5 GiB"
     assert spec.patterns == {"loss": "loss=([0-9.eE+-]+)"} and spec.directions == {"loss": "min"}
-    assert "it wrote model.pt (2 KiB)" in text and "# it printed: epoch 1 loss=0.5" in text
+    assert "it wrote model.pt (2.0 KiB)" in text and "# it printed: epoch 1 loss=0.5" in text
 
 
 @given(st.text(min_size=1), st.text(), st.text(max_size=200))

@@ -21,7 +21,6 @@ from batchml.local import control, disk
 from batchml.local.batch import fault_injection
 from batchml.local.control import describe_silence, describe_state, is_answering
 from batchml.local.deletion_guard import NAMES, WORKSPACE, delete_data, describe_losses, find_losses
-from batchml.local.environments import size_text
 from batchml.local.executors.choice import read_choice, read_endpoints, save_endpoints
 from batchml.local.home import Home
 from batchml.local.images import uv_program
@@ -30,6 +29,7 @@ from batchml.local.store import adopt as adopting
 from batchml.local.store import identity
 from batchml.model.environment import endpoint_mistakes, endpoint_variables
 from batchml.model.run import RunName
+from batchml.runtime.entry.folders import size_text
 from batchml.runtime.processes import state_of
 from batchml.workspace.commands import show_progress
 from batchml.workspace.local import LocalWorkspace, track_progress
