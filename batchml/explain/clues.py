@@ -315,7 +315,9 @@ LOG = (
 # Only for the exception that ended the program: many programs try to open files that do not exist.
 LAST = (
     _clue(
-        "missing-file", r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'",
+        "missing-file",
+        r"FileNotFoundError: (?:\[Errno 2\] No such file or directory: '([^']+)'|"
+        r"([^\s:]*[./][^\s:]*) not found\.$)",  # of numpy.loadtxt and genfromtxt
         "{0} does not exist.",
         "Files that a run reads must be in its folder and not be ignored, or in BATCHML_DATA_DIR.",
         "submit",

@@ -164,6 +164,13 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
         "submit",
     ),
     (
+        "FileNotFoundError: data/a.csv not found.",
+        IGNORED,
+        ".gitignore excludes data/",
+        "`!data/` to /p/.batchmlignore",
+        "submit",
+    ),
+    (
         NO_FILE.format("a.csv"),
         LocalFindings(FileState.ABSENT, "/p"),
         "a.csv is not in /p",
