@@ -17,8 +17,10 @@ _MAX_LINES = 20_000  # of the output that are searched
 _MAX_METRICS = 8
 _MAX_LINE = 2_000  # characters of a line
 
-_SIMPLE_NUMBER = "[0-9.eE+-]+"
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+# A loss that diverges is printed as `nan`: a pattern without it would keep the value before.
+_NOT_FINITE = r"[-+]?(?:nan|inf)\b"
+_SIMPLE_NUMBER = "nan|-?inf|[0-9.eE+-]+"
+_NUMBER = rf"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{_NOT_FINITE})"
 _WORD = r"[A-Za-z_][\w/@.-]*"
 # A name begins after something else than a letter: in `Train loss: 1` the name is `Train loss`.
 _START = r"(?:^|[^A-Za-z_\s]\s*)"
@@ -31,7 +33,7 @@ _NAMED = re.compile(
 # `loss 2.31`: only for names that are metrics, and numbers with a point.
 _SPACED = re.compile(
     rf"(?<![\w/@.-])(?P<name>{_WORD}(?: {_WORD})?)(?P<between>\s+)"
-    r"(?P<value>[-+]?\d+\.\d+(?:[eE][-+]?\d+)?)(?=(?P<after>\S*))"
+    rf"(?P<value>[-+]?\d+\.\d+(?:[eE][-+]?\d+)?|{_NOT_FINITE})(?=(?P<after>\S*))"
 )
 # `Accuracy: 9842/10000 (98%)`: the share is the value.
 _SHARE = re.compile(

@@ -205,7 +205,7 @@ vcpus = 1
 memory = "256 MiB"
 
 [metrics]                              # read from the output
-loss = 'loss=([0-9.e+-]+)'
+loss = 'loss=(nan|-?inf|[0-9.e+-]+)'
 """
 
 TRAIN = '''\

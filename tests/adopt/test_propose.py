@@ -69,11 +69,22 @@ def test_metrics_of_an_output(text: str, found: dict[str, list[str]]) -> None:
 def test_a_metric_between_others_has_a_plain_pattern() -> None:
     plain = "epoch 1 loss 0.31 acc 0.90\nepoch 2 loss 0.21 acc 0.95"
     found = {each.name: each.pattern for each in find_metrics(plain.splitlines())}
-    assert found == {"loss": "loss ([0-9.eE+-]+)", "acc": "acc ([0-9.eE+-]+)"}
+    assert found == {"loss": "loss (nan|-?inf|[0-9.eE+-]+)", "acc": "acc (nan|-?inf|[0-9.eE+-]+)"}
     more = f"{plain}\nepoch 3 loss 0.12 acc 0.96\nbest acc 0.96"
     found = {each.name: each.pattern for each in find_metrics(more.splitlines())}
-    assert found["acc"] == r"\d acc ([0-9.eE+-]+)"
+    assert found["acc"] == r"\d acc (nan|-?inf|[0-9.eE+-]+)"
     assert values_of(more)["acc"] == ["0.90", "0.95", "0.96"]
+
+
+def test_a_pattern_finds_the_values_of_a_run_that_diverges() -> None:
+    """The attempt has finite values; a later run prints others."""
+    for format_ in ("rmse={}", "epoch 1 rmse {} lr 0.1", '{{"rmse": {}}}', "1 | rmse: {} | 2s"):
+        lines = [format_.format(value) for value in ("0.51", "0.25")]
+        (pattern,) = (each.pattern for each in find_metrics(lines) if each.name == "rmse")
+        for value in ("nan", "inf", "-inf", "1e-05"):
+            assert re.findall(pattern, format_.format(value)) == [value], (pattern, value)
+        assert values_of("\n".join([*lines, format_.format("nan")]))["rmse"][-1] == "nan"
+    assert values_of("loss=information loss=nanny loss in 0.5") == {}
 
 
 def test_a_program_whose_processes_train_together_gets_ranks(tmp_path: Path) -> None:
@@ -243,7 +254,9 @@ def test_an_attempt_adds_what_it_showed() -> None:
     metrics = find_metrics(["epoch 1 loss=0.5"])
     spec, text = job_of(seen=Observation(metrics, (("model.pt", 2048),), 3000.0))
     assert spec.keep == ("*.pt",) and spec.resources.memory == "5 GiB"
-    assert spec.patterns == {"loss": "loss=([0-9.eE+-]+)"} and spec.directions == {"loss": "min"}
+    assert spec.patterns == {"loss": "loss=(nan|-?inf|[0-9.eE+-]+)"} and spec.directions == {
+        "loss": "min"
+    }
     assert "it wrote model.pt (2.0 KiB)" in text and "# it printed: epoch 1 loss=0.5" in text
 
 

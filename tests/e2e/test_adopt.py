@@ -40,7 +40,7 @@ def test_a_program_becomes_a_job_that_runs(cli: Cli) -> None:
     assert job["command"] == ["python", "train.py", "--out", "{outputs}", "{params}"]
     assert job["params"] == {"epochs": 2, "learning_rate": 0.1} and job["flags"] == "kebab"
     assert job["keep"] == ["*.pt"] and job["image"] == "python"
-    assert job["metrics"] == {"loss": {"pattern": "loss=([0-9.eE+-]+)", "best": "min"}}
+    assert job["metrics"] == {"loss": {"pattern": "loss=(nan|-?inf|[0-9.eE+-]+)", "best": "min"}}
     ran = cli("submit", "--wait", ".", "-p", "learning_rate=0.5")
     assert ran.code == 0 and "Metrics: loss 0.25" in ran.err
     refused = cli("adopt", "train.py")

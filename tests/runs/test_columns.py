@@ -42,6 +42,16 @@ def test_facts_parameters_and_metrics_are_columns() -> None:
     assert cells("lr, epochs,acc,max(acc),first(acc)", found()) == ["0.1", "", "0.5", "0.9", "0.1"]
 
 
+def test_a_metric_whose_last_value_is_not_finite_says_so_and_sorts_last() -> None:
+    diverged = found("diverged", metrics={})  # its range is known
+    assert cells("acc,min(acc)", diverged) == ["nan/inf", "0.1"]
+    assert cells("acc", found(metrics={}, ranges={})) == [""]
+    acc = read_column("acc", "--sort", KNOWN)
+    for descending in (False, True):
+        (_, last) = sort_runs([diverged, found()], acc, NOW, descending=descending)
+        assert last is diverged
+
+
 def test_a_name_that_a_parameter_and_a_metric_have_is_the_parameter() -> None:
     both = found(metrics={"lr": 0.01})
     assert cells("lr,params.lr,metrics.lr", both) == ["0.1", "0.1", "0.01"]

@@ -26,7 +26,9 @@ from batchml.runs.metrics.series import (
     best_values,
     describe_unmatched,
     last_values,
+    metric_texts,
     read_series,
+    shown_values,
 )
 from batchml.runs.watch.events import LogOpened, OutputLine, RunEvent
 from batchml.runtime.protocol.log_marks import metrics_marks, read_points
@@ -155,6 +157,17 @@ def test_the_first_the_best_and_the_last_value_are_kept_however_many_come(count:
     assert best_values(metrics.ranges, {"acc": "min"}) == {"acc": 0.01}
     assert best_values(metrics.ranges, {}) == {}
     assert metrics.series["acc"].steps == sorted(metrics.series["acc"].steps)
+
+
+def test_a_loss_that_diverges_is_shown_as_its_last_value() -> None:
+    metrics = Metrics({"loss": "loss=(nan|-?inf|[0-9.eE+-]+)", "acc": r"acc=(\S+)"})
+    for line in ("loss=0.5 acc=0.7", "loss=inf acc=-inf", "loss=nan acc=0.9"):
+        metrics.feed(line, 0.0)
+    best = best_values(metrics.ranges, {"loss": "min"})
+    assert metric_texts(shown_values(metrics.series), best) == [
+        ("loss", "nan (best 0.5)"), ("acc", "0.9"),
+    ]  # fmt: skip
+    assert metrics.values == {"acc": 0.9}  # for JSON, which has no NaN
 
 
 def test_values_that_a_later_attempt_replaced_are_not_the_best() -> None:

@@ -19,6 +19,7 @@ from batchml.runs.metrics.series import (
     describe_unmatched,
     first_values,
     metric_texts,
+    shown_values,
 )
 from batchml.runs.outputs import describe_checkpoints
 from batchml.runs.watch import wait
@@ -152,8 +153,9 @@ def _say_the_end(
         }
         print_json({**run_json(run), **about})
         return
-    if metrics.values:
-        texts = metric_texts(metrics.values, best)
+    shown = shown_values(metrics.series)
+    if shown:
+        texts = metric_texts(shown, best)
         said = (f"{printable(name)} {value}" for name, value in texts)
         say("Metrics: " + ", ".join(said))
     if outputs is not None and any(outputs.iterdir()):

@@ -152,8 +152,16 @@ def param_column(name: str) -> Column:
 
 def metric_column(metric: MetricValue) -> Column:
     words = metric.name if metric.function == "last" else f"{metric.function}({metric.name})"
-    column = _column(words, lambda found, _: metric.read(found), lambda value: f"{value:g}")
-    return column._replace(metric=metric)
+
+    def text(found: FoundRun, _: int) -> str:
+        value = metric.read(found)
+        if value is not None:
+            return f"{value:g}"
+        # The history has finite values only: a metric with some, but without a last one, diverged.
+        has_diverged = found.record is not None and metric.name in found.record.ranges
+        return "nan/inf" if has_diverged and metric.function == "last" else ""
+
+    return Column(words, lambda found, _: metric.read(found), text, metric)
 
 
 def known_names(runs: Iterable[FoundRun | Record]) -> KnownNames:

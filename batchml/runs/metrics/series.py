@@ -257,6 +257,17 @@ def last_values(series: Mapping[str, Series]) -> dict[str, float]:
     return {name: each.last for name, each in series.items() if math.isfinite(each.last)}
 
 
+def shown_values(series: Mapping[str, Series]) -> dict[str, float]:
+    """The last values for people: with NaN and infinity, except those of children of an array,
+    whose distribution is shown.
+    """
+    return {
+        name: each.last
+        for name, each in series.items()
+        if math.isfinite(each.last) or child_of(name)[1] is None
+    }
+
+
 def ranges_of(series: Mapping[str, Series]) -> dict[str, MetricRange]:
     """The first, least and greatest value of each metric that has a finite value."""
     return {name: known for name, each in series.items() if (known := each.range)}
