@@ -20,6 +20,7 @@ LIST = "written.jsonl"  # in the state folder
 WRITTEN = "batchml wrote it"  # why such a file is not sent
 # The ignore file of a folder of fetched outputs.
 OUTPUTS_RULE = "# Outputs of a run: .batchmlignore keeps them out of the code of others.\n*\n"
+_OUTPUTS_OF = "# The run: "  # a line after the rule; version 0.1.0 wrote none
 _MOST = 4 * 1024**2  # bytes of the list
 
 
@@ -70,11 +71,32 @@ def note_written(home: Home, paths: Iterable[Path], most: int = _MOST) -> None:
 
 def is_outputs_rule(path: Path) -> bool:
     """Whether an ignore file is the one that `get` wrote, unchanged."""
+    return _read_outputs_rule(path) is not None
+
+
+def write_outputs_rule(path: Path, job_id: str) -> None:
+    """Write the ignore file of a folder for the outputs of a run. Raises OSError."""
+    path.write_text(OUTPUTS_RULE + (f"{_OUTPUTS_OF}{job_id}\n" if job_id else ""))
+
+
+def outputs_run(path: Path) -> str:
+    """The job id in an ignore file that `get` wrote; "" if it names none."""
+    return _read_outputs_rule(path) or ""
+
+
+def _read_outputs_rule(path: Path) -> str | None:
+    """The job id in an ignore file that `get` wrote, or ""; None for any other file."""
     try:
         # A pipe would have to be written first.
-        return path.is_file() and path.read_bytes() == OUTPUTS_RULE.encode()
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
     except OSError:
-        return False
+        return None
+    rest = text.removeprefix(OUTPUTS_RULE)
+    if rest == text:
+        return None
+    job_id = rest.removeprefix(_OUTPUTS_OF).removesuffix("\n")
+    is_ours = not rest or rest == f"{_OUTPUTS_OF}{job_id}\n"
+    return job_id if is_ours and "\n" not in job_id else None
 
 
 def read_written(root: Path | None) -> WrittenPaths:

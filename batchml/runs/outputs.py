@@ -19,7 +19,7 @@ from msgspec import Struct
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.jobs.ignore import IGNORE_FILE
-from batchml.jobs.written import OUTPUTS_RULE, note_written
+from batchml.jobs.written import note_written, outputs_run, write_outputs_rule
 from batchml.model.names import short_id
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
@@ -322,15 +322,33 @@ def copy_outputs(
 
     The outputs of a child of an array go to a folder that is named by its number. The copies are
     excluded from the code of later runs. Raises NotFound for a run without outputs, and UsageError
-    if a file is where the folder would be.
+    if a file is where the folder would be, or if it was made for the outputs of another run.
     """
     for path in (dest, *dest.parents):
         if os.path.lexists(path) and not path.is_dir():
             raise UsageError(f"{path} is not a folder. Give a folder, or none.")
+    refuse_other_outputs(found, dest)
     source = open_outputs(context, found, part)
     if not os.path.lexists(dest):
-        return _copy_to_new_folder(source, dest)
+        return _copy_to_new_folder(source, dest, "" if _is_partial(found) else found.job_id)
     return _copy_into_folder(context, source, dest)
+
+
+def refuse_other_outputs(found: "FoundRun", dest: Path) -> None:
+    """Raise UsageError if `dest` was made for the outputs of another run: they would be mixed.
+
+    The children of a partial rerun may join the outputs of their array.
+    """
+    other = outputs_run(dest / IGNORE_FILE)
+    if other not in ("", found.job_id) and not _is_partial(found):
+        raise UsageError(
+            f"{dest} has the outputs of another run, {other}: nothing was copied. "
+            "Name another folder, or delete this one first."
+        )
+
+
+def _is_partial(found: "FoundRun") -> bool:
+    return bool(original_numbers(found.run, found.record))
 
 
 def _copy_into_folder(
@@ -347,10 +365,12 @@ def _copy_into_folder(
             note_written(context.home, copied)
 
 
-def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+def _copy_to_new_folder(
+    source: OutputSource, dest: Path, job_id: str
+) -> Iterator[OutputEntry | CopiedOutputs]:
     dest.mkdir(parents=True)
     own = dest / IGNORE_FILE
-    own.write_text(OUTPUTS_RULE)
+    write_outputs_rule(own, job_id)
     for each in copy_files(source, dest):
         yield each
         if each == CopiedOutputs():  # no outputs: no folder, either

@@ -10,7 +10,8 @@ import pytest
 from batchml.aws.s3 import StoredObject
 from batchml.config.settings import load_settings
 from batchml.context import Context
-from batchml.errors import NotFound
+from batchml.errors import NotFound, UsageError
+from batchml.jobs.written import is_outputs_rule
 from batchml.model.run import JobStatus, Run
 from batchml.runs.outputs import (
     CHECKPOINTS,
@@ -136,6 +137,22 @@ def test_checkpoints_are_copied_whole_and_described(tmp_path: Path) -> None:
         "best.pt", "step-3/state",
     ]  # fmt: skip
     assert isinstance(done, CopiedOutputs) and done.files == 2
+
+
+def test_a_folder_with_the_outputs_of_another_run_is_refused(tmp_path: Path) -> None:
+    context, dest = place(tmp_path), tmp_path / "dest"
+    for job_id in ("first", "other"):
+        (tmp_path / "home" / "runs" / job_id / "output").mkdir(parents=True)
+        (tmp_path / "home" / "runs" / job_id / "output" / job_id).write_text("x")
+    list(copy_outputs(context, found("first"), dest))
+    *_, again = copy_outputs(context, found("first"), dest)
+    assert again == CopiedOutputs(unchanged=1)
+    with pytest.raises(UsageError, match="has the outputs of another run, first: nothing was"):
+        copy_outputs(context, found("other"), dest)
+    assert sorted(os.listdir(dest)) == [".batchmlignore", "first"]
+    assert is_outputs_rule(dest / ".batchmlignore")
+    rerun = found("other", environment={"BATCHML_ARRAY_MAP": "3"})
+    assert len(list(copy_outputs(context, rerun, dest))) == 2  # it joins its array's outputs
 
 
 def test_in_a_bucket_checkpoints_lie_beside_the_outputs(

@@ -279,6 +279,20 @@ def test_the_bests_checkpoint_and_job_are_fetched(context: Context, command: Com
     assert tomllib.loads(Path("got/job.toml").read_text())["params"] == best["params"]
 
 
+def test_a_folder_with_another_trial_is_refused_before_anything_is_written(
+    context: Context, command: Command
+) -> None:
+    fill(context, started(), story(60))
+    assert command("best", "@last", "--get", "got")[0] == 0
+    assert command("best", "@last", "--get", "got")[0] == 0
+    job = Path("got/job.toml")
+    text = job.read_text().replace("# Found by the sweep ", "# Found by the sweep x")
+    job.write_text(text)
+    code, _, err = command("best", "@last", "--get", "got")
+    assert code == 2 and "another fetch (sweep x" in err and "Name a new folder" in err
+    assert job.read_text() == text
+
+
 def test_the_code_that_is_fetched_is_what_the_trial_ran(context: Context) -> None:
     sweep = replace(started(), code="/codes/old.tar.gz")
     store = fill(context, sweep, story(10))

@@ -23,7 +23,7 @@ from batchml.model.names import join_shell
 from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, Trial
 from batchml.runs.find import load_runs
-from batchml.runs.outputs import CopiedOutputs, copy_outputs
+from batchml.runs.outputs import CopiedOutputs, copy_outputs, refuse_other_outputs
 from batchml.runs.package import unpack_code
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
@@ -101,7 +101,7 @@ def trial_job_file(sweep: StartedSweep, trial: Trial, code: "str | bool | None" 
     if code is not None:
         job = replace(job, code=code)
     head = f"# {sweep.name} with the parameters of {describe_best(sweep, trial)}"
-    origin = f"{MARK}{sweep.key}."
+    origin = _origin(sweep, trial)
     return "\n".join([*map(printable, (head, origin)), job_file(job, trial.params)])
 
 
@@ -222,6 +222,10 @@ JOB = "job.toml"
 MARK = "# Found by the sweep "  # the beginning of a line in a job.toml that was written by --get
 
 
+def _origin(sweep: StartedSweep, trial: Trial) -> str:
+    return f"{MARK}{sweep.key}, trial {trial.number}."
+
+
 class TrialArtifacts(Struct, frozen=True):
     """The numbers of fetched files. `missing`: sentences that say why files are missing."""
 
@@ -236,11 +240,14 @@ def fetch_trial(
 ) -> TrialArtifacts:
     """Copy the code to DEST, outputs to DEST/outputs and the checkpoint to DEST/checkpoint.
 
-    Raises UsageError, before anything is written, if DEST has other files of those names; OSError,
-    and the errors of the store.
+    Raises UsageError, before anything is written, if DEST has other files of those names, or
+    another trial; OSError, and the errors of the store.
     """
     missing: list[str] = []
+    _refuse_other_trial(sweep, trial, dest)
     run = _find_run(context, trial, missing)
+    if run is not None:
+        refuse_other_outputs(run, dest / OUTPUTS)
     address = _code_address(sweep, store, trial, run)
     code = _copy_code(context, address, sweep.folder, dest, missing)
     folders = {name.partition("/")[0] for name in code}
@@ -309,6 +316,21 @@ def _files(folder: Path) -> Iterator[str]:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != JOB:
             yield name
+
+
+def _refuse_other_trial(sweep: StartedSweep, trial: Trial, dest: Path) -> None:
+    """Raise UsageError if DEST has another trial of this sweep or of another: files would mix."""
+    job = dest / JOB
+    lines = job.read_text("utf-8", "replace").splitlines() if job.is_file() else []
+    # Version 0.1.0 named only the sweep.
+    same = (_origin(sweep, trial), f"{MARK}{sweep.key}.")
+    found = next((line for line in lines if line.startswith(MARK)), "")
+    if found and found not in same:
+        other = printable(found.removeprefix(MARK).rstrip("."))
+        raise UsageError(
+            f"--get {dest}: the folder has the best trial of another fetch (sweep {other}). "
+            "Name a new folder, or delete this one first."
+        )
 
 
 def _refuse_others(folder: Path, names: list[str], dest: Path) -> None:
