@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from batchml.errors import did_you_mean
 from batchml.explain.clues import ClueMatch
-from batchml.explain.suggest import CommandWriter, own_image
+from batchml.explain.suggest import CommandWriter, function_of, own_image
 from batchml.jobs.code import find_files
 from batchml.jobs.written import WRITTEN
 from batchml.model.explanation import Explanation, InstanceState
@@ -304,14 +304,16 @@ def _explain_module(found: ClueMatch, name: str, ended: EndedRun) -> Explanation
         return Explanation(
             found.cause, f"The module {name} is in the run, but not where Python looks.",
             (found.line, f"{findings.path} is in {findings.folder}, which is sent"),
-            "Python searches only beside the program file: let it search the run's folder.",
+            "Python searches only beside the program file: let it search the run's folder."
+            + _in_python(ended, 'set_env={"PYTHONPATH": "."}'),
             ended.submit("--set-env", "PYTHONPATH=."),
         )  # fmt: skip
     wants, image = package_of(name), own_image(ended.run.image)
     verdict = f"The image {image or ended.run.image} has no Python module {name}."
     if findings.requirements:
+        again = " Submit the function again." if function_of(ended.run) else ""
         return Explanation(
-            found.cause, verdict, (found.line,), f"Add {wants} to {findings.requirements}.",
+            found.cause, verdict, (found.line,), f"Add {wants} to {findings.requirements}.{again}",
             ended.submit() if is_local
             else ended.commands.batchml("image", "push", _pushed(findings.requirements, image)),
         )  # fmt: skip
@@ -319,17 +321,30 @@ def _explain_module(found: ClueMatch, name: str, ended: EndedRun) -> Explanation
     others = [each for each in findings.images if each != image]
     if others and not own:
         return Explanation(
-            found.cause, verdict, (found.line,), f"The image {others[0]} has {wants}.",
+            found.cause, verdict, (found.line,),
+            f"The image {others[0]} has {wants}."
+            + _in_python(ended, f'image="{others[0]}"'),
             ended.submit(image=others[0]),
         )  # fmt: skip
     if findings.state is FileState.UNKNOWN and not is_local:
         return None
     fix = f"{own} has {wants}" if findings.is_listed else f"Add {wants} to {own or REQUIREMENTS}"
+    image = "." if own in ("", REQUIREMENTS) else f"./{own}"
+    how = _in_python(ended, f'image="{image}"')
     return Explanation(
         found.cause, verdict, (found.line,),
-        f"{fix}: with --image the run gets an image of that file.",
-        ended.submit(image="." if own in ("", REQUIREMENTS) else f"./{own}"),
+        f"{fix}.{how}" if how else f"{fix}: with --image the run gets an image of that file.",
+        ended.submit(image=image),
     )  # fmt: skip
+
+
+def _in_python(ended: EndedRun, option: str) -> str:
+    """How a function is submitted with an option: it has no command line. Empty for other runs."""
+    name = function_of(ended.run)
+    if not name:
+        return ""
+    name = name if name.replace(".", "").isidentifier() else "function"  # `<lambda>`
+    return f" In Python: client.{'map' if ended.array else 'submit'}({name}, ..., {option})."
 
 
 def _pushed(requirements: str, image: str) -> str:

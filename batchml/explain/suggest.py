@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import Struct
@@ -11,8 +12,12 @@ from msgspec.structs import replace
 from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.aws.naming import qualified
 from batchml.model.environment import LOCAL
+from batchml.model.names import to_name
 from batchml.model.run import JobStatus, Run
 from batchml.runs.rerun.rules import plain_command
+from batchml.runs.scripts import RUNNER
+from batchml.runtime.entry.script import PACKED
+from batchml.runtime.protocol.function import MODULE
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
 _MOST = 10  # numbers in a sentence
@@ -57,12 +62,13 @@ class CommandWriter(Struct, frozen=True):
         Empty if no command line can submit the run. `array`: the size of the array of which the run
         is a child.
         """
-        if is_out_of_reach(run):
+        if is_out_of_reach(run) or function_of(run):
             return ""
         array_flags = ("--array", str(array)) if array else ()
         node_flags = ("--nodes", str(run.nodes)) if run.nodes else ()
         flags = (*array_flags, *node_flags, *flags)
-        argv = shlex.join(command or plain_command(run.command))
+        words = tuple(command or plain_command(run.command))
+        argv = shlex.join(words)
         if self.job:
             params = [
                 word
@@ -78,8 +84,20 @@ class CommandWriter(Struct, frozen=True):
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
         if not image or not run.command or run.command[0] == BY_DOCUMENT or is_part:
             return ""
+        if words[: len(RUNNER)] == RUNNER:
+            script = words[len(RUNNER) :]
+            return self._submit_script(run, script, ("--image", image, *flags))
         again = self.batchml("submit", "--name", run.name, "--image", image, *flags)
         return f"{again} -- {argv}"
+
+    def _submit_script(self, run: Run, words: Sequence[str], flags: Sequence[str]) -> str:
+        """`batchml submit --image . train.sh -- 3`; empty for a script that is not in the code."""
+        path, *arguments = words
+        if path == PACKED:
+            return ""
+        name = () if run.name == to_name(PurePosixPath(path).stem) else ("--name", run.name)
+        again = self.batchml("submit", *name, *flags, path)
+        return f"{again} -- {shlex.join(arguments)}" if arguments else again
 
     def rerun(self, run: Run, *flags: str, array: Run | None = None) -> str:
         """The command that reruns the run, or the failed children of its `array`.
@@ -104,6 +122,12 @@ class CommandWriter(Struct, frozen=True):
 def is_out_of_reach(run: Run) -> bool:
     """Whether batchml cannot submit the run: a single node, or nodes of another program."""
     return run.node_index is not None or (run.nodes > 0 and not run.key)
+
+
+def function_of(run: Run) -> str:
+    """The name of the Python function that the run calls, such as `score`; empty without one."""
+    *program, name = plain_command(run.command) or ("",)
+    return name if program == ["python3", "-m", MODULE] else ""
 
 
 def own_image(reference: str) -> str:

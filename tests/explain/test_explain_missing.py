@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.explain import clues
 from batchml.explain.ask import refused_submission
@@ -20,6 +21,9 @@ from batchml.explain.missing import (
 from batchml.explain.suggest import CommandWriter
 from batchml.history import History
 from batchml.model.run import Attempt, JobStatus, Record, Run
+from batchml.runs.scripts import RUNNER
+from batchml.runtime.entry.script import PACKED
+from batchml.runtime.protocol.function import MODULE
 
 WORK = "/home/me/.batchml/local/attempts/0123456789abcdef0123456789abcdef/work"
 NO_MODULE = "ModuleNotFoundError: No module named '{}'"
@@ -236,6 +240,52 @@ def test_a_command_that_was_mistyped_is_corrected(
     assert found.cause == "missing-command"
     assert says in found.verdict
     assert better in found.command
+
+
+REQUIREMENTS = LocalFindings(FileState.ABSENT, own_file="requirements.txt")
+
+
+@pytest.mark.parametrize(
+    ("findings", "fix"),
+    [
+        (REQUIREMENTS,
+         'Add numpy to requirements.txt. In Python: client.submit(score, ..., image=".").'),
+        (replace(REQUIREMENTS, is_listed=True),
+         'requirements.txt has numpy. In Python: client.submit(score, ..., image=".").'),
+        (LocalFindings(FileState.ABSENT, images=("pytorch",)),
+         'The image pytorch has numpy. In Python: client.submit(score, ..., image="pytorch").'),
+        (LocalFindings(FileState.ABSENT, requirements="images/python/requirements.txt"),
+         "Add numpy to images/python/requirements.txt. Submit the function again."),
+    ],
+)  # fmt: skip
+def test_a_function_without_its_package_is_submitted_again_in_python(
+    findings: LocalFindings, fix: str
+) -> None:
+    command = ("python3", "-m", MODULE, "score")
+    found = why_ended(ended(NO_MODULE.format("numpy"), command=command, findings=findings))
+    assert (found.fix, found.command) == (fix, "")
+
+
+def test_an_item_of_map_without_its_package_is_mapped_again() -> None:
+    command = ("python3", "-m", MODULE, "<lambda>")
+    end = ended(NO_MODULE.format("numpy"), command=command, findings=REQUIREMENTS,
+                array=Run("a", "t", "q", JobStatus.FAILED, array_size=2))  # fmt: skip
+    assert 'client.map(function, ..., image=".")' in why_ended(end).fix
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (("t.py",), "batchml submit --image . t.py"),
+        (("sub/t.sh", "a b"), "batchml submit --image . sub/t.sh -- 'a b'"),
+        (("mf.py",), "batchml submit --name t --image . mf.py"),
+        ((PACKED, "eJwr", "stdin"), ""),
+    ],
+)
+def test_a_script_is_submitted_again_by_its_name(words: tuple[str, ...], again: str) -> None:
+    command = (*RUNNER, *words)
+    end = ended(NO_MODULE.format("numpy"), command=command, findings=REQUIREMENTS)
+    assert why_ended(end).command == again
 
 
 TRACEBACK = f"""Traceback (most recent call last):
