@@ -66,12 +66,15 @@ class Proposal(Struct, frozen=True):
 
 
 def propose_arguments(
-    source: ProgramSource, given: Sequence[str], sent: Container[str] = ()
+    source: ProgramSource,
+    given: Sequence[str],
+    sent: Container[str] = (),
+    on_machine: Container[str] = (),
 ) -> Proposal:
     """Sort the flags of a program, and the arguments of the user, into those of a command.
 
-    `sent` has the paths that travel with the code: a flag for data keeps such a value, and any flag
-    the value that the user gave.
+    `sent` has the paths that travel with the code, `on_machine` absolute paths that exist here: a
+    flag for data keeps such a value, and any flag the value that the user gave.
     """
     flags = {flag.name: flag for flag in source.flags}
     values, words = _read_arguments(flags, given)
@@ -94,7 +97,10 @@ def propose_arguments(
         place = "" if flag.name in values else find_place(flag.name, value)
         if can_resume and "save" in flag.name:  # a later run finds there what it goes on from
             place = place.replace("{outputs}", "{checkpoints}")
-        if place and not (place.startswith("{data}") and value in sent):
+        is_data = place.startswith("{data}")
+        if is_data and value in on_machine:
+            where += "; exists on this machine only: elsewhere {data} or the workspace"
+        if place and not (is_data and (value in sent or value in on_machine)):
             placed.append(FoundArgument(flag, value or "", where, place))
         elif value is None or value == "":
             left.append(f"--{flag.name} ({where}) has no default")
@@ -200,12 +206,13 @@ def write_job(
     image: ImageChoice,
     seen: Observation | None,
     sent: Container[str] = (),
+    on_machine: Container[str] = (),
 ) -> str:
     """The text of the job.toml. `seen` is the attempt; None before it, or without one.
 
-    `sent` has the paths that travel with the code.
+    `sent` has the paths that travel with the code, `on_machine` absolute paths that exist here.
     """
-    found = propose_arguments(source, given, sent)
+    found = propose_arguments(source, given, sent, on_machine)
     lines = [
         f"# Proposed by `batchml adopt {script}`. The comments say where each value comes from.",
         _line(f"image = {_quote(image.image)}", image.why),

@@ -34,7 +34,8 @@ JOB_FILE = "job.toml"
 
 class AdoptedProgram(Struct, frozen=True):
     """A program that a job.toml is proposed for. `script` is its path below `folder`; `sent` are
-    values of its arguments that name files or folders there, which travel with the code.
+    values of its arguments that name files or folders there, which travel with the code;
+    `on_machine` those that are absolute paths of this machine.
     """
 
     folder: Path
@@ -43,10 +44,13 @@ class AdoptedProgram(Struct, frozen=True):
     source: ProgramSource
     image: ImageChoice
     sent: frozenset[str] = frozenset()
+    on_machine: frozenset[str] = frozenset()
 
     def files(self, seen: Observation | None) -> dict[str, str]:
         """The texts of the proposed files, by name. Raises ConfigError for a mistake of ours."""
-        text = write_job(self.script, self.arguments, self.source, self.image, seen, self.sent)
+        text = write_job(
+            self.script, self.arguments, self.source, self.image, seen, self.sent, self.on_machine
+        )
         read_job(tomllib.loads(text), JOB_FILE)
         lines = self.image.requirements
         return {JOB_FILE: text, **({REQUIREMENTS: "\n".join(lines) + "\n"} if lines else {})}
@@ -74,7 +78,8 @@ def read_adopted(context: Context, script: str, arguments: Sequence[str]) -> Ado
     values = [*(flag.default for flag in source.flags), *arguments]
     words = [word.rpartition("=")[2] for word in values if isinstance(word, str)]
     sent = frozenset(word for word in words if is_sent(folder, word))
-    return AdoptedProgram(folder, below, tuple(arguments), source, image, sent)
+    on_machine = frozenset(word for word in words if os.path.isabs(word) and os.path.exists(word))
+    return AdoptedProgram(folder, below, tuple(arguments), source, image, sent, on_machine)
 
 
 def is_sent(folder: Path, word: str) -> bool:

@@ -221,6 +221,16 @@ def test_data_beside_the_program_travels_with_it(tmp_path: Path) -> None:
     assert spec.argv() == ["python", "train.py", "--data", "data/points.csv"]
 
 
+def test_data_elsewhere_on_this_machine_stays_a_parameter() -> None:
+    flags = (Flag("data", "value", "/mnt/here", 3), Flag("train-data", "value", "/mnt/gone", 4))
+    source = ProgramSource((*flags, Flag("out", "value", "/mnt/here", 5)))
+    text = write_job("train.py", (), source, IMAGE, None, (), ("/mnt/here",))
+    spec = read_job(tomllib.loads(text), "job.toml")
+    assert spec.params == {"data": "/mnt/here"}
+    assert spec.command[2:] == ("--train-data", "{data}", "--out", "{outputs}", "{params}")
+    assert "line 3; exists on this machine only: elsewhere {data} or the workspace" in text
+
+
 def test_a_value_that_the_user_gave_stays() -> None:
     flags = (Flag("data", "value", "./data"), Flag("save-path", "value", "out"))
     given = ("--data", "data", "--save-path=here/")
