@@ -13,12 +13,18 @@ from batchml.errors import NotFound, SweepDamaged
 from batchml.model.environment import LOCAL
 from batchml.model.job import JobSpec
 from batchml.model.names import to_one_line
+from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, SweepSpec, Trial
-from batchml.runtime.protocol.variables import fill_command
+from batchml.runtime.protocol.variables import (
+    fill_command,
+    fill_folders,
+    folder_placeholders,
+)
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, choose_mode
 
 SPEC = "spec.json"  # the key in the sweep's store
+_WRITTEN = ("outputs", "checkpoints")  # placeholders of folders that a run has from the beginning
 
 
 class StartedSweep(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -130,7 +136,20 @@ def command_words(job: JobSpec, params: Params) -> list[str]:
     return fill_command(job.template, {**job.params, **params})
 
 
-def command_line(job: JobSpec, trial: Trial) -> str:
-    """The shell command, in one line, that runs a trial again on this machine, with its seed."""
-    words = shlex.join(command_words(job, trial.params))
-    return to_one_line(f"{SEED_VARIABLE}={trial.seed} {words}")
+def local_folders(sweep: StartedSweep, trial: Trial) -> dict[str, str]:
+    """What the folders of a run are for a trial's command in a shell: placeholder -> value."""
+    own = {name: name for name in (*_WRITTEN, "data", "workspace")}
+    data = str({**sweep.environ, **sweep.job_spec.env}.get(DATA_VARIABLE) or own["data"])
+    return {**own, "data": data, "run": f"trial-{trial.number}"}
+
+
+def command_line(sweep: StartedSweep, trial: Trial) -> str:
+    """The shell command, in one line, that runs a trial again on this machine, with its seed.
+
+    The folders that a run has and that it writes to are folders of these names here.
+    """
+    words = command_words(sweep.job_spec, trial.params)
+    made = [each for each in _WRITTEN if each in folder_placeholders(words)]
+    make = f"mkdir -p {' '.join(made)} && " if made else ""
+    words = fill_folders(words, local_folders(sweep, trial))
+    return to_one_line(f"{make}{SEED_VARIABLE}={trial.seed} {shlex.join(words)}")

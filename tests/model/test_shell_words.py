@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
-from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
 from batchml.model.sweep import Trial
 from batchml.sweeps.started import command_line
+from tests.support.sweep_story import started
 
 VALUES = (
     "plain", "", " ", "two words", "-x", "--lr=1", "it's", '"quoted"', "$HOME `id` $(id)", "a\\nb",
@@ -31,8 +32,8 @@ def test_a_shell_runs_the_words_that_were_joined() -> None:
 
 @pytest.mark.parametrize("value", ["a b", "it's a\nnew line\n", "-1", "tab\there"])
 def test_the_command_of_a_trial_runs_as_it_is_shown(value: str) -> None:
-    job = JobSpec(name="t", command=(sys.executable, "-c", SHOW, "{x}"))
+    job = {"name": "t", "command": [sys.executable, "-c", SHOW, "{x}"]}
     trial = Trial(number=1, params={"x": value}, seed=7)
-    line = command_line(job, trial)
+    line = command_line(replace(started(), job=job), trial)
     assert line.isprintable()
     assert run(line) == ascii(("7", [value]))

@@ -50,6 +50,7 @@ from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import CODE, CodeUpdate
 from batchml.sweeps.results import rank_trials
 from batchml.sweeps.spec.file import read_sweep
+from batchml.sweeps.started import command_line
 from batchml.sweeps.stores import list_sweeps, open_sweep_store, suggest
 from batchml.sweeps.view import SweepView, make_row
 from tests.support.sweep_story import BEGAN, JOB, PARETO, SPEC, fill, started, story, unfinished
@@ -432,9 +433,23 @@ def test_the_folders_in_the_command_of_a_best_trial_are_explained_and_its_data_g
     trial = Trial(number=1, params={"lr": 0.1}, seed=7)
     *_, last = best_text(sweep, [trial], SweepState()).splitlines()
     assert last == (
-        "  {data} is a folder of a run. To run it: batchml sweeps best 2bcdefgh2345abcde --get "
-        "best && batchml submit best"
+        "  Here {data} is /sets. As a run: batchml sweeps best 2bcdefgh2345abcde --get best && "
+        "batchml submit best"
     )
-    assert "To run it" not in best_text(started(), [trial], SweepState())
+    assert "As a run" not in best_text(started(), [trial], SweepState())
     written = tomllib.loads(trial_job_file(sweep, trial))
     assert written["env"] == {"BATCHML_DATA_DIR": "/sets", "BATCHML_SEED": "7"}
+
+
+def test_the_command_of_a_trial_names_folders_that_a_shell_can_use() -> None:
+    words = ["train", "--out={outputs}/a.png", "--data", "{data}", "--ckpt", "{checkpoints}"]
+    job = {"name": "n", "image": "pytorch", "command": words}
+    sweep, trial = replace(started(), job=job), Trial(number=1, params={}, seed=7)
+    assert command_line(sweep, trial) == (
+        "mkdir -p outputs checkpoints && "
+        "BATCHML_SEED=7 train --out=outputs/a.png --data data --ckpt checkpoints"
+    )
+    with_data = replace(sweep, environ={"BATCHML_DATA_DIR": "/my sets"})
+    assert "--data '/my sets'" in command_line(with_data, trial)
+    plain = replace(sweep, job={**job, "command": ["train", "{lr}"], "params": {"lr": 1}})
+    assert command_line(plain, trial) == "BATCHML_SEED=7 train 1"

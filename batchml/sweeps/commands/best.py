@@ -40,7 +40,13 @@ from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.control.totals import count_failures
 from batchml.sweeps.jobs import current_code, with_current_code
 from batchml.sweeps.results import confirmed_trials, pareto_front, rank_trials
-from batchml.sweeps.started import SEED_VARIABLE, StartedSweep, command_line, command_words
+from batchml.sweeps.started import (
+    SEED_VARIABLE,
+    StartedSweep,
+    command_line,
+    command_words,
+    local_folders,
+)
 from batchml.sweeps.stores import SweepStore
 
 
@@ -81,13 +87,13 @@ def _block(sweep: StartedSweep, trial: Trial) -> str:
     width = max(map(len, trial.params), default=0)
     for name, value in trial.params.items():
         lines.append(printable(f"  {pad(name, width)}  {format_value(value)}"))
-    lines.append(f"  {command_line(sweep.job_spec, trial)}")
+    lines.append(f"  {command_line(sweep, trial)}")
     named = folder_placeholders(sweep.job_spec.argv())
     if named:
-        are = "are folders" if len(named) > 1 else "is a folder"
-        names = ", ".join(f"{{{name}}}" for name in named)
+        values = local_folders(sweep, trial)
+        here = ", ".join(f"{{{name}}} is {values[name]}" for name in dict.fromkeys(named))
         lines.append(
-            f"  {names} {are} of a run. To run it: batchml sweeps best {sweep.key} --get best && "
+            f"  Here {printable(here)}. As a run: batchml sweeps best {sweep.key} --get best && "
             "batchml submit best"
         )
     return "\n".join(lines)
@@ -200,7 +206,7 @@ def _facts(sweep: StartedSweep, trial: Trial, now: float) -> Iterator[tuple[str,
     yield "confirms", f"trial {trial.confirms}" if trial.confirms is not None else ""
     yield "ran", duration(trial.ran(now)) if trial.started_at is not None else ""
     yield "job", trial.job_id
-    yield "command", command_line(sweep.job_spec, trial)
+    yield "command", command_line(sweep, trial)
 
 
 def _next_commands(

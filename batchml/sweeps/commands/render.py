@@ -173,7 +173,7 @@ def end_lines(sweep: StartedSweep, summary: SweepSummary) -> list[str]:
     if best is not None:
         lines.append(f"Best: {describe_best(sweep, best)}")
         lines += [f"  {name} = {format_value(value)}" for name, value in best.params.items()]
-        lines.append(f"  {command_line(sweep.job_spec, best)}")
+        lines.append(f"  {command_line(sweep, best)}")
     elif first is not None:
         why = first.why.partition("; ")[0]  # the notices above have all of it
         lines.append(f"No trial has a result. The first failed: {why}")

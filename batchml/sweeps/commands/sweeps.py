@@ -303,7 +303,7 @@ def best(
     if command:
         from batchml.sweeps.started import command_line
 
-        return print_line("\n".join(command_line(sweep.job_spec, each) for each in trials))
+        return print_line("\n".join(command_line(sweep, each) for each in trials))
     if job:
         return print_line(sweep_best.trial_job_file(sweep, trials[0]))
     if get is not None:

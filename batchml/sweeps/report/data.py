@@ -427,7 +427,7 @@ def _best(sweep: StartedSweep, best_first: Sequence[Trial], state: SweepState) -
         }
         for each in confirmed_trials(state, sweep.spec)
     ]
-    command = command_line(sweep.job_spec, trial)
+    command = command_line(sweep, trial)
     return {**_row(trial, 0.0), "seed": trial.seed, "command": command, "confirmed": confirmed}
 
 
