@@ -151,6 +151,11 @@ class Client:
                 f"submit: {len(arguments)} arguments after the job, which only a function takes. "
                 "Options have names, such as vcpus=2."
             )
+        command = options.get("command")
+        if command is not None and not isinstance(command, str) and not list(command):
+            raise UsageError(
+                "command: is empty. Give a list of words, or leave it out for the job's own."
+            )
         return prepare(self._context, to_request(job, options), dry_run=dry_run)
 
     # --- sweeps -----------------------------------------------------------------------------

@@ -345,13 +345,20 @@ def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec
 
 
 def with_params(
-    spec: JobSpec, given: Mapping[str, str], where: str, command: Sequence[str] = ()
+    spec: JobSpec,
+    given: Mapping[str, str],
+    where: str,
+    command: Sequence[str] = (),
+    *,
+    keep_whole: bool = False,
 ) -> JobSpec:
     """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
     A command with `{params}` takes parameters of other names, too, unless a name is spelt nearly
-    like a parameter of the job. `command` is the one that will run, if it is not the job's. Raises
-    ConfigError for an unknown parameter or a wrong type.
+    like a parameter of the job. `command` is the one that will run, if it is not the job's.
+    `keep_whole`: a whole number takes no fraction, because its author wrote 1, not 1.0; the values
+    of an earlier run have no such meaning. Raises ConfigError for an unknown parameter or a wrong
+    type.
     """
     new = [name for name in given if name not in spec.params]
     takes_any = takes_all(command or spec.command, spec.params)
@@ -367,6 +374,12 @@ def with_params(
         f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
         for name, value in values.items()
         if value is None
+    ]
+    mistakes += [
+        f"-p {name}={given[name]}: the default is {spec.params[name]}, so give a whole number; or "
+        f"write {name} = {spec.params[name]}.0 in job.toml."
+        for name, value in values.items()
+        if keep_whole and isinstance(value, float) and type(spec.params.get(name)) is int
     ]
     if mistakes:
         raise ConfigError(where, mistakes)

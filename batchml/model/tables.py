@@ -42,7 +42,7 @@ def read_struct(
             steps = _parse_path(path.removesuffix("`"))
             steps = _fill_in_keys(left, kind, str(error), steps)
             unknown = _UNKNOWN.match(text)
-            if unknown:
+            if unknown and unknown[1] in _at(left, steps):
                 steps = [*steps, unknown[1]]
                 mistakes.append(_unknown_key(steps, kind, within, tables))
             else:

@@ -223,7 +223,8 @@ def to_request(
 ) -> RunRequest:
     """The request of a job (a name, a folder, a script or a JobSpec) with these options.
 
-    Raises UsageError for a fallback that cannot be read, and for an empty name.
+    Raises UsageError for a fallback that cannot be read, for an empty name, and for a text where
+    a list of texts belongs.
     """
     if isinstance(job, str) and not job.strip():
         raise UsageError(
@@ -236,6 +237,7 @@ def to_request(
         if value is None:
             continue
         row = option_rows().get(name)
+        _check_value(name, row, value)
         if row is not None and row.option.key:
             _set_key(changes, row.option.key.split("."), _CONVERT.get(name, lambda it: it)(value))
         else:
@@ -247,6 +249,17 @@ def to_request(
         changes=changes,
         **fields,
     )
+
+
+def _check_value(name: str, row: OptionRow | None, value: Any) -> None:
+    """Raise UsageError for values whose meaning would be another one than the user's."""
+    if name == "command" and isinstance(value, str):
+        words = ", ".join(f'"{word}"' for word in value.split()) or '"python", "train.py"'
+        raise UsageError(f"command: is a text. Give a list of words: [{words}].")
+    if row is not None and row.type is list and isinstance(value, str):
+        raise UsageError(f'{name}: is a text. Give a list: ["{value}"].')
+    if row is not None and name == "name" and isinstance(value, str) and not value.strip():
+        raise UsageError(f"{row.flag}: is empty: perhaps a variable of the shell is.")
 
 
 _CONVERT: dict[str, Any] = {
@@ -296,7 +309,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     env = spec.env
     spec = change_job(spec, request.changes, COMMAND_LINE)
-    spec = with_params(spec, request.params, spec.name, request.command or ())
+    spec = with_params(spec, request.params, spec.name, request.command or (), keep_whole=bool(job))
     mistakes: list[str] = []
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so

@@ -193,11 +193,18 @@ def test_words_that_a_parameter_leaves_empty_are_named() -> None:
     assert list(spec.empty_words()) == []
 
 
+def test_a_mistake_below_an_empty_name_is_told_with_its_table() -> None:
+    with pytest.raises(ConfigError, match=r"metrics: found \{'': \{'a': 1\}\}"):
+        read_job({**SMALLEST, "metrics": {"": {"a": 1}}}, "job.toml")
+
+
 def test_given_parameters_keep_the_type_of_their_default() -> None:
     spec = read_job({**SMALLEST, "params": {"n": 1, "lr": 0.1, "on": True, "s": "a"}}, "job.toml")
     given = with_params(spec, {"n": "2", "lr": "1e-3", "on": "False", "s": "3"}, "-p")
     assert given.params == {"n": 2, "lr": 0.001, "on": False, "s": "3"}
     assert with_params(spec, {"n": "0.5"}, "-p").params["n"] == 0.5
+    with pytest.raises(ConfigError, match=r"so give a whole number; or write n = 1\.0 in job"):
+        with_params(spec, {"n": "0.5", "lr": "2"}, "-p", keep_whole=True)
 
 
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:

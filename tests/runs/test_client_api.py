@@ -149,6 +149,31 @@ def test_empty_words_are_refused_before_anything_is_sent(tmp_path: Path) -> None
     assert client.plan(spec, params={"a": "1"})
 
 
+def test_a_text_is_no_list_and_an_empty_value_no_default(tmp_path: Path) -> None:
+    client = Client("local", tmp_path, environ={"BATCHML_HOME": str(tmp_path / "home")})
+    with pytest.raises(UsageError, match=r'Give a list of words: \["python", "mf\.py"\]\.'):
+        client.plan(command="python mf.py")
+    with pytest.raises(UsageError, match="command: is empty"):
+        client.plan(command=[])
+    with pytest.raises(UsageError, match=r'after: is a text\. Give a list: \["@last"\]'):
+        client.plan(command=["true"], after="@last")
+    with pytest.raises(UsageError, match="--name: is empty"):
+        client.plan(command=["true"], name=" ")
+
+
+def test_a_whole_number_of_a_job_takes_no_fraction(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'image = "python"\ncommand = ["x", "{n}"]\nparams = { n = 100 }\n'
+    )
+    context = place_in(tmp_path)
+    spec = resolve_job(context, to_request(".", {"params": {"n": 20}})).spec
+    assert spec.params == {"n": 20}
+    with pytest.raises(ConfigError, match=r"-p n=1\.5: the default is 100, so give a whole"):
+        resolve_job(context, to_request(".", {"params": {"n": 1.5}}))
+    # A run's own values may be changed freely by `rerun`: they were no declaration.
+    assert resolve_job(context, to_request(spec, {"params": {"n": 1.5}})).spec.params["n"] == 1.5
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_not_the_job_of_the_current_folder(tmp_path: Path, name: str) -> None:
     """It is a variable of the shell that is not set: `submit "$JOB"`."""
