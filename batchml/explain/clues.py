@@ -305,6 +305,13 @@ LOG = (
         "It cannot reach the network.",
         "Hosts need network access: NAT, or VPC endpoints.", "doctor",
     ),
+    _clue(  # of NumPy (`_ArrayMemoryError: Unable to allocate 146. TiB for an array`); of PyTorch
+        "python-memory",
+        r"MemoryError: Unable to allocate (\d+(?:\.\d+)?)\.? (\w+)|"
+        r"can't allocate memory: you tried to allocate (\d+) (bytes)",
+        "It asked for {0} {1} of memory at once.",
+        "Let it ask for less, or give it more memory.", "memory",
+    ),
     _clue(
         "python-memory", r"^(?:\S+\.)?MemoryError\b|std::bad_alloc|Cannot allocate memory",
         "It could not allocate memory.",
@@ -324,7 +331,7 @@ LAST = (
     ),
 )  # fmt: skip
 
-_EXCEPTION = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
+_EXCEPTION = re.compile(r"^((?:\w+\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
 def match_reason(reason: str) -> ClueMatch | None:

@@ -1,5 +1,7 @@
 """Why a run ended: the verdict from its outcome, its log and AWS's reasons. Pure."""
 
+import math
+
 from msgspec.structs import replace
 
 from batchml.explain import clues, missing
@@ -15,6 +17,7 @@ from batchml.model.explanation import Explanation
 from batchml.model.fallback import moved_to
 from batchml.model.outcome import MISSING_PACKAGE, describe_outcome, signal_name
 from batchml.model.run import JobStatus, OutcomeClass, classify, is_out_of_budget
+from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     CRASH_LOOP,
@@ -269,7 +272,7 @@ def _program(ended: EndedRun) -> Explanation:
     if line and code in _FINAL:
         return _explain_final_end(ended, code, line)
     if found is not None:
-        better = missing.refine(found, ended)
+        better = missing.refine(found, ended) or _explain_allocation(found, ended)
         return _with_source_line(ended, better or _explain_clue(ended, found))
     if line and code == TRY_ELSEWHERE:  # our image, but submitted by another program
         return _explain_giving_up(ended)
@@ -312,6 +315,33 @@ def _program(ended: EndedRun) -> Explanation:
     return Explanation(
         "exit-code", f"The program ended with code {code}, for a reason of its own.",
         _last_lines(ended), "See its log.", commands.log(run),
+    )  # fmt: skip
+
+
+_MOST_ADDED = 16  # times the memory that a run had: more than that is a mistake in the program
+
+
+def _explain_allocation(found: clues.ClueMatch, ended: EndedRun) -> Explanation | None:
+    """Explain an allocation that failed, if the log says its size; None for any other clue."""
+    if found.cause != "python-memory" or not found.groups:
+        return None
+    number, unit = found.groups
+    had = max(1, ended.run.memory_mib)
+    size = parse_size(f"{number} {unit.replace('bytes', 'B')}")  # None: too large for any host
+    asked = None if size is None else size / 1024**2  # MiB
+    is_more = asked is None or asked > had
+    limit = f" It had {describe_memory(had)}." if is_more and ended.run.memory_mib else ""
+    verdict = f"{found.verdict}{limit}"
+    if asked is None or asked > _MOST_ADDED * had:
+        return Explanation(
+            found.cause, verdict, (found.line,),
+            "Correct the program: the shape of an array may be larger than you meant.",
+            ended.commands.log(ended.run),
+        )  # fmt: skip
+    needed = math.ceil((had + asked) / 1024) * 1024
+    return Explanation(
+        found.cause, verdict, (found.line,), found.fix,
+        _rerun(ended, "--memory", describe_memory(needed)),
     )  # fmt: skip
 
 

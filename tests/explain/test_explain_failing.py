@@ -353,6 +353,36 @@ def test_arguments_that_a_program_refuses_are_the_cause(
     assert compiler.cause == "exit-code"
 
 
+@pytest.mark.parametrize(
+    ("line", "verdict", "command"),
+    [
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 146. TiB for an array with "
+         "shape (4472136, 4472136) and data type float64",
+         "It asked for 146 TiB of memory at once. It had 1 GiB.", "batchml logs {}"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 EiB for an array with "
+         "shape (1,) and data type float64",
+         "It asked for 7.45 EiB of memory at once. It had 1 GiB.", "batchml logs {}"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array with "
+         "shape (1000000000,) and data type float64",
+         "It asked for 7.45 GiB of memory at once. It had 1 GiB.",
+         "batchml rerun {} --memory '9 GiB'"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't "
+         "allocate memory: you tried to allocate 400000000 bytes. Error code 12 (Cannot allocate "
+         "memory)",
+         "It asked for 400000000 bytes of memory at once.", "batchml rerun {} --memory '2 GiB'"),
+    ],
+)  # fmt: skip
+def test_an_array_larger_than_the_memory_is_told_with_its_size(
+    line: str, verdict: str, command: str
+) -> None:
+    where = ["Traceback (most recent call last):", '  File "mf.py", line 3, in <module>',
+             "    np.zeros(n)"]  # fmt: skip
+    found = why_ended(ended(1, *where, line))
+    assert (found.cause, found.verdict) == ("python-memory", verdict)
+    assert found.command == f"{command.format(ID)} --env dev"
+    assert "mf.py, line 3: np.zeros(n)" in found.evidence
+
+
 def test_a_kill_far_below_the_limit_is_not_a_lack_of_memory() -> None:
     far = why_ended(replace(ended(137, "epoch 3"), memory=173.4))
     assert far.verdict == (
