@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from msgspec import Struct
@@ -76,18 +76,19 @@ def propose_arguments(
     `sent` has the paths that travel with the code, `on_machine` absolute paths that exist here: a
     flag for data keeps such a value, and any flag the value that the user gave.
     """
-    flags = {flag.name: flag for flag in source.flags}
-    values, words = _read_arguments(flags, given)
+    values, words = _read_arguments(source.flags, given)
     can_resume = any(is_resume_flag(flag) for flag in source.flags)
     placed, params, left, resumes = [], [], [], ""
     for flag in source.flags:
         default, where = flag.default, f"line {flag.line}"
         value = values.get(flag.name, default)
         if flag.kind != "value":
-            is_given = f"--{flag.name}" in [word.partition("=")[0] for word in words]
+            spelt = {f"--{name}" for name in (flag.name, *flag.aliases)}
+            is_given = not spelt.isdisjoint(word.partition("=")[0] for word in words)
             is_usual = flag.kind == "positional" or flag.name in ("help", "version", "h")
             if not (is_given or is_usual):
-                left.append(f"--{flag.name} ({where}) is no single value: add it if you need it")
+                what = "is no single value: to use it, write it into command, not -p"
+                left.append(f"--{flag.name} ({where}) {what}")
             continue
         if source.ranks and _words(flag.name) == ["local", "rank"] and flag.name not in values:
             left.append(f"--{flag.name} ({where}) differs by rank: read LOCAL_RANK")
@@ -106,6 +107,9 @@ def propose_arguments(
             left.append(f"--{flag.name} ({where}) has no default")
             resumes = resumes or (flag.name if is_resume_flag(flag) else "")
         else:
+            if flag.aliases:
+                also = ", ".join(f"--{name}" for name in flag.aliases)
+                where += f"; also {also}, but -p takes this name"
             params.append(FoundArgument(flag, value, where))
     return Proposal(tuple(placed), tuple(params), tuple(words), tuple(left), resumes)
 
@@ -123,7 +127,7 @@ def _words(name: str) -> list[str]:
 
 def missing_arguments(source: ProgramSource, given: Sequence[str]) -> list[str]:
     """The required flags and arguments that the user did not give."""
-    values, words = _read_arguments({flag.name: flag for flag in source.flags}, given)
+    values, words = _read_arguments(source.flags, given)
     positional = [flag for flag in source.flags if flag.kind == "positional" and flag.is_required]
     plain = [word for word in words if not word.startswith("-")]
     missing = [flag.name.upper() for flag in positional[len(plain) :]]
@@ -136,16 +140,17 @@ def missing_arguments(source: ProgramSource, given: Sequence[str]) -> list[str]:
 
 
 def _read_arguments(
-    flags: Mapping[str, Flag], given: Sequence[str]
+    flags: Iterable[Flag], given: Sequence[str]
 ) -> tuple[dict[str, Scalar], list[str]]:
     """The values that the user gave to flags of one value, and all other words."""
+    by_name = {name: flag for flag in flags for name in (*flag.aliases, flag.name)}
     values: dict[str, Scalar] = {}
     words: list[str] = []
     rest = list(given)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        flag = flags.get(name.lstrip("-")) if name.startswith("--") else None
+        flag = by_name.get(name.lstrip("-")) if name.startswith("--") else None
         if flag is None or flag.kind != "value" or not (equals or rest):
             words.append(word)
             continue

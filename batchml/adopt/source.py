@@ -23,7 +23,8 @@ FlagKind = Literal["value", "switch", "positional", "several"]
 
 
 class Flag(Struct, frozen=True):
-    """A flag or an argument of the program. `name` has no hyphens in front.
+    """A flag or an argument of the program. `name` has no hyphens in front, and `aliases` are its
+    other long names.
 
     `default` is None without a literal default. `switch`: it takes no value. `several`: it takes
     more than one, or may be repeated.
@@ -34,6 +35,7 @@ class Flag(Struct, frozen=True):
     default: Scalar | None = None
     line: int = 0
     is_required: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 class ProgramSource(Struct, frozen=True):
@@ -285,6 +287,12 @@ def _long_name(names: Sequence[str]) -> str:
     return long[0].partition("/")[0].lstrip("-") if long else ""
 
 
+def _aliases(names: Sequence[str]) -> tuple[str, ...]:
+    """`lr` of `--learning-rate`, `--lr`."""
+    long = [name.partition("/")[0][2:] for name in names if name.startswith("--")]
+    return tuple(name for name in long[1:] if name)
+
+
 def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Flag]:
     given, names = _keywords(call), _names(call)
     name = _long_name(names)
@@ -307,7 +315,8 @@ def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Fla
     required = bool(_literal(given.get("required"), {}))
     if kind == "positional":
         required = nargs not in ("?", "*") and default is None
-    yield Flag(name, kind, _as_type(default, given.get("type")), call.lineno, required)
+    default = _as_type(default, given.get("type"))
+    yield Flag(name, kind, default, call.lineno, required, _aliases(names))
 
 
 def _as_type(default: Scalar | None, type_: ast.expr | None) -> Scalar | None:
@@ -332,7 +341,7 @@ def _click_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iter
     if isinstance(default, bool):
         kind = "switch"
     required = bool(_literal(given.get("required"), {})) or (kind == "positional" and not default)
-    yield Flag(_long_name(names), kind, default, call.lineno, required)
+    yield Flag(_long_name(names), kind, default, call.lineno, required, _aliases(names))
 
 
 def _absl_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iterator[Flag]:

@@ -30,6 +30,7 @@ from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
 from batchml.runtime.protocol.variables import format_value as param_text
+from batchml.runtime.protocol.variables import takes_all
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
 DEFAULT_QUEUE = "default"
@@ -330,6 +331,12 @@ def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[s
     """Mistakes for empty words of the command, which AWS Batch refuses: from empty parameters."""
     for number, names in spec.empty_words():
         which = ", ".join(f"-p {name}=" if name in params else f"params.{name}" for name in names)
+        if takes_all([spec.command[number]], spec.params):
+            yield (
+                f"{which}: is empty, and AWS Batch refuses empty words. Write a flag that takes no "
+                "value into the command of job.toml."
+            )
+            continue
         yield (
             f"{which}: is empty, and with it the word {spec.command[number]} of the command: "
             "AWS Batch refuses empty words."

@@ -244,6 +244,22 @@ def test_a_switch_that_was_given_is_in_the_command_and_not_missing_from_it() -> 
     assert '"--resume"' in text and "# Not in the command: --amp (line 4)" in text
 
 
+def test_a_flag_of_two_names_is_one_parameter(tmp_path: Path) -> None:
+    script = tmp_path / "mf.py"
+    script.write_text(
+        "p.add_argument('-r', '--learning-rate', '--lr', type=float, default=0.02)\n"
+        "p.add_argument('--no-bias', '--nb', action='store_true')\n"
+    )
+    source = read_program(script, tmp_path)
+    for words, value in (((), 0.02), (("--lr", "0.05"), 0.05), (("--learning-rate=1",), 1)):
+        spec, text = job_of(words, source=source)
+        assert spec.params == {"learning_rate": value} and spec.command[2:] == ("{params}",)
+        assert "also --lr, but -p takes this name" in text
+        assert "--no-bias (line 2) is no single value: to use it, write it into command" in text
+    spec, text = job_of(("--nb",), source=source)
+    assert "--nb" in spec.command and "Not in the command" not in text
+
+
 def test_how_a_run_goes_on_is_a_comment() -> None:
     flags = (Flag("resume", "value"), Flag("save-path", "value", "out"))
     seen = Observation(placed=(("{checkpoints}/best.pt", 9), ("{checkpoints}/checkpoint.pt", 9)))

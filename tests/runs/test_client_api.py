@@ -147,6 +147,9 @@ def test_empty_words_are_refused_before_anything_is_sent(tmp_path: Path) -> None
     assert first.startswith("params.a: is empty, and with it the word {a} of the command")
     assert second.startswith("params.b, -p c=: is empty")
     assert client.plan(spec, params={"a": "1"})
+    switch = JobSpec(image="python", command=("p", "{params}"))
+    with pytest.raises(ConfigError, match="Write a flag that takes no"):
+        client.plan(switch, params={"bias": ""})
 
 
 def test_a_text_is_no_list_and_an_empty_value_no_default(tmp_path: Path) -> None:
