@@ -60,6 +60,17 @@ def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["epochs", "n_epochs", "max-epochs", "epoch"])
+def test_a_full_training_that_the_job_ends_earlier_is_a_notice(name: str) -> None:
+    spec = read(early_stop={"max": 27, "step": "epoch"})
+    short = job("{params}", params={"lr": 0.1, name: 20})
+    assert about(f"early_stop.max is 27, but the job has {name} = 20: no trial comes", spec, short)
+    for fits in ({name: 27}, {name: 100}, {"epoch_size": 2}, {name: "20"}):
+        assert not about("early_stop.max", spec, job("{params}", params={"lr": 0.1, **fits}))
+    steps = read(early_stop={"max": 500, "step": "iter"})
+    assert about("max_iterations = 20", steps, job("{params}", params={"max_iterations": 20}))
+
+
 def about(said: str, spec: SweepSpec, beside: JobSpec | None = None) -> bool:
     return any(said in notice for notice in notices(spec, beside))
 

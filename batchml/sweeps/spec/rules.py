@@ -225,6 +225,7 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             "Trials end at rungs and continue later: the program must save to "
             "$BATCHML_CHECKPOINT_DIR and continue from the checkpoint there."
         )
+    yield from _length_notices(spec, job)
     for metric in (goal.metric for goal in spec.goals if goal.metric not in job.metrics):
         meant = did_you_mean(metric, job.metrics)
         if meant:
@@ -237,3 +238,22 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
                 f"The job's [metrics] has no {metric}, only {known}. "
                 f"Trials must print {metric}=VALUE."
             )
+
+
+def _length_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+    """A notice if the job's own number of steps ends each trial before `early_stop.max`."""
+    stop = spec.early_stop
+    for name, value in job.params.items():
+        if name in spec.space or _step_word(name) != _step_word(stop.step):
+            continue
+        if isinstance(value, int) and 0 < value < stop.max:
+            yield (
+                f"early_stop.max is {stop.max}, but the job has {name} = {value}: no trial comes "
+                f"to {stop.step} {stop.max}. Write max = {value}."
+            )
+
+
+def _step_word(name: str) -> str:
+    """The unit that a parameter or a step counts: `epoch` of n_epochs, `iter` of max-iterations."""
+    word = re.sub(r"^(n|num|max|total)_", "", name.lower().replace("-", "_"))
+    return re.sub(r"(ation)?s?$", "", word)
