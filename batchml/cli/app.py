@@ -260,14 +260,12 @@ def why_it_waits(context: Any, job_id: str) -> str:
     return str(import_module("batchml.explain.ask").waiting_reason(context, job_id))
 
 
-def find_clue(lines: Sequence[str]) -> str:
+def find_cause(context: Any, record: Any, run: Any, lines: Sequence[str]) -> str:
     """The cause of a failure that the last lines of a log show, as `explain` names it; "" without.
 
     Imported by name, as in `why_it_waits`.
     """
-    clues = import_module("batchml.explain.clues")
-    found = clues.match_log(clues.keep_first_rank(lines))
-    return str(found.verdict) if found else ""
+    return str(import_module("batchml.explain.ask").cause_in_log(context, record, run, lines))
 
 
 def _drop_output() -> None:

@@ -17,15 +17,18 @@ from batchml.aws.pricing.prices import CHOSEN_BY_BATCH
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
-from batchml.explain.clues import keep_first_rank
+from batchml.explain.clues import keep_first_rank, match_log
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.failing import item_to_search, why_ended
 from batchml.explain.missing import (
     EndedRun,
+    FileState,
     LocalFindings,
     MissingItem,
     images_with,
+    missing_item,
     names_package,
+    refine,
     search_folder,
 )
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
@@ -531,3 +534,19 @@ def waiting_reason(context: Context, job_id: str) -> str:
         return explain_run(context, job_id).explanation.verdict
     except BatchmlError:  # the caller can do without it
         return ""
+
+
+def cause_in_log(context: Context, record: Record | None, run: Run, lines: Sequence[str]) -> str:
+    """The verdict on the last lines of a log, without a call to AWS; empty if none is certain.
+
+    For a file that was not sent it names the ignore file, as `explain` does.
+    """
+    lines = keep_first_rank(lines)
+    found = match_log(lines)
+    item = missing_item(found) if found is not None else None
+    if found is not None and item is not None:
+        findings = _search_locally(context, record, run, item)
+        better = refine(found, EndedRun(run, lines=tuple(lines), findings=findings))
+        if better is not None and findings.state is FileState.IGNORED:
+            return better.verdict
+    return found.verdict if found is not None else ""

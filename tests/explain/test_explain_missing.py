@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.explain import clues
-from batchml.explain.ask import refused_submission
+from batchml.explain.ask import cause_in_log, refused_submission
 from batchml.explain.failing import item_to_search, why_ended
 from batchml.explain.missing import (
     EndedRun,
@@ -320,6 +320,18 @@ def test_a_file_that_was_looked_for_in_vain_is_no_cause_of_another_exception() -
     found = why_ended(ended(NO_FILE.format("cache.bin"), "ValueError: lr"))
     assert found.cause == "exception"
     assert why_ended(ended("ok", NO_FILE.format("a.csv"))).cause == "missing-file"
+
+
+def test_the_end_of_a_run_names_the_ignore_file_that_excludes_what_it_missed(folder: Path) -> None:
+    place: Any = SimpleNamespace(home=SimpleNamespace(root=folder / "state"))
+    record, run = Record(folder=str(folder)), ended().run
+    for line in (NO_FILE.format("data/train.csv"), "FileNotFoundError: data/train.csv not found."):
+        said = cause_in_log(place, record, run, ["epoch 1", line])
+        assert said == "data/train.csv was not sent: .gitignore excludes data/."
+        assert cause_in_log(place, None, run, [line]) == "data/train.csv does not exist."
+    gone = cause_in_log(place, record, run, [NO_FILE.format("gone.csv")])
+    assert gone == "gone.csv does not exist."
+    assert cause_in_log(place, record, run, ["epoch 1"]) == ""
 
 
 def test_on_this_machine_nobody_speaks_of_aws_batch() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from batchml.cli.app import find_clue
+from batchml.cli.app import find_cause
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
 from batchml.model.run import JobStatus, MetricRange, Record, Run, classify
@@ -69,7 +69,7 @@ def follow(
     best = best_values(metrics.ranges, directions or (record.directions if record else {}))
     _say_the_end(context, run, metrics, best, json_=json_, is_complete=log.is_complete)
     if needs_explanation(run) and not json_:
-        cause = find_clue(log.last_lines)
+        cause = find_cause(context, record, run, log.last_lines)
         if cause:
             say(f"Why: {printable(cause)}")
         say_explain_command(context, job_id)
