@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from batchml.cli.render import without_colours
 from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS
 from batchml.runtime.protocol.log_marks import SAME_TRACEBACK
 
@@ -397,7 +398,7 @@ def remove_work_folder(line: str) -> str:
 def informative_lines(lines: Sequence[str]) -> list[str]:
     """The informative lines in order, without the path of the attempt's folder."""
     return [
-        remove_work_folder(line.strip())
+        remove_work_folder(without_colours(line).strip())
         for line in lines
         if line.strip() and not _MARKERS.match(line)
     ]

@@ -46,6 +46,7 @@ from batchml.runs.package import (
     pack_code,
 )
 from batchml.runs.scripts import apply_script, with_slurm_sizes
+from batchml.runtime.protocol.variables import takes
 
 if TYPE_CHECKING:
     from batchml.runs.fallback.move import FallbackPlan
@@ -103,7 +104,7 @@ def prepare(
     _check_nodes(context, spec, store, dry_run=dry_run)
     archive = pack_code(context, request, job, store, notices)
     check_placeholders(spec, store)
-    notices += _attempts_notice(spec)
+    notices += [*_attempts_notice(spec), *_unused_params_notice(spec, request.params)]
     commit = query.read()
     submission = _submission_context(
         context, request, job, store, archive, commit, notices, dry_run=dry_run
@@ -176,6 +177,18 @@ def _attempts_notice(spec: JobSpec) -> list[str]:
     if spec.nodes > 1:
         return ["One attempt: a lost node ends the run. [retry] attempts = 5 lets it go on."]
     return []
+
+
+def _unused_params_notice(spec: JobSpec, given: Iterable[str]) -> list[str]:
+    """Name the parameters of the command line that no word of the command uses."""
+    unused = [name for name in given if not takes(spec.command, name, spec.params)]
+    if not unused:
+        return []
+    names = ", ".join(f"{{{name}}}" for name in unused)
+    return [
+        f"-p: no word of the command uses {names}. The program finds it in the variable "
+        "BATCHML_PARAMS only."
+    ]
 
 
 def _submission_context(

@@ -16,7 +16,7 @@ import batchml.explain
 from batchml.errors import NotFound
 from batchml.explain import clues
 from batchml.explain.ask import variables_of_user
-from batchml.explain.clues import keep_first_rank
+from batchml.explain.clues import informative_lines, keep_first_rank
 from batchml.explain.failing import why_ended
 from batchml.explain.missing import EndedRun
 from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
@@ -866,3 +866,7 @@ def test_a_run_that_was_ended_while_idle_says_since_when_and_what_it_waited_for(
 def test_a_rerun_is_not_said_to_go_on() -> None:
     lost = EndedRun(ended(75, key="k").run, CommandWriter(), lines=("batchml: node 1 is gone",))
     assert why_ended(lost).fix.endswith("With --resume this rerun does too.")
+
+
+def test_lines_of_the_evidence_have_no_colours() -> None:
+    assert informative_lines(["\x1b[32mepoch 7/15\x1b[0m loss 0.5"]) == ["epoch 7/15 loss 0.5"]

@@ -168,6 +168,20 @@ def test_the_second_run_registers_nothing(tmp_path: Path, aws: Aws) -> None:
     assert len(session.asked("DescribeStacks")) == 3  # once for both
 
 
+def test_a_parameter_that_the_command_does_not_use_is_named(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, JOB.replace("[resources]", "[params]\nlr = 0.1\nepochs = 3\n[resources]"))
+    place, _ = place_in(tmp_path, aws.answer)
+    for command, unused in (
+        (("sh", "-c", "train --epochs 4"), "{lr}, {epochs}"),
+        (("train", "--lr", "{lr}"), "{epochs}"),
+        (("train", "{params}"), ""),
+        (("sh", "-c", "train $BATCHML_PARAM_LR $BATCHML_PARAM_EPOCHS"), ""),
+    ):
+        asked = RunRequest(job="hello", command=command, params={"lr": "0.2", "epochs": "2"})
+        notices = [each for each in prepare(place, asked, dry_run=True).notices if "-p:" in each]
+        assert [unused in each for each in notices] == ([True] if unused else [])
+
+
 def test_a_queue_that_is_not_there_is_told_in_the_users_names(tmp_path: Path, aws: Aws) -> None:
     def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
         if operation == "SubmitJob":
