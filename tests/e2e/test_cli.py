@@ -214,7 +214,7 @@ def test_unknown_names_are_errors_with_a_hint(cli: Cli) -> None:
 
 
 def test_a_job_larger_than_the_machine_is_fitted_and_said(cli: Cli) -> None:
-    big = ("--vcpus", "4000", "--memory", "900 TiB", "--gpus", "64", "--", "true")
+    big = ("--vcpus", "4000", "--memory", "90 TiB", "--gpus", "64", "--", "true")
     fitted = cli("submit", "--wait", *big)
     assert fitted.code == 0
     assert "Fitted to this machine:" in fitted.err
