@@ -33,7 +33,7 @@ def test_a_program_becomes_a_job_that_runs(cli: Cli) -> None:
     shown = cli("adopt", "train.py", "--epochs", "2")
     assert shown.code == 0, shown.err
     assert (
-        "It printed loss, and wrote model.pt (7 bytes), {outputs}/figure.txt (6 bytes)."
+        "It printed loss, and wrote model.pt (7 B), {outputs}/figure.txt (6 B)."
         in shown.err
     )
     job = tomllib.loads((cli.folder / "job.toml").read_text())
@@ -81,7 +81,7 @@ def test_what_a_program_saves_is_found_fetched_and_gone_on_from(cli: Cli) -> Non
     (cli.folder / "train.py").write_text(RESUMING)
     shown = cli("adopt", "train.py")
     assert shown.code == 0, shown.err
-    assert "wrote {checkpoints}/checkpoint.pt (7 bytes)" in shown.err
+    assert "wrote {checkpoints}/checkpoint.pt (7 B)" in shown.err
     assert "-p 'resume={checkpoints}/checkpoint.pt'" in (cli.folder / "job.toml").read_text()
     ran = cli("submit", "--wait", ".")
     saved = "1 file, 7 B, the newest is checkpoint.pt (batchml get "
