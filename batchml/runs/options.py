@@ -24,9 +24,9 @@ from batchml.model.job import (
     change_job,
     command_mistakes,
     read_job,
-    with_params,
 )
 from batchml.model.names import to_name
+from batchml.model.params import with_params
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
 from batchml.runtime.protocol.variables import format_value as param_text

@@ -23,8 +23,9 @@ from batchml.jobs.script import (
     read_script,
     sort_by_line,
 )
-from batchml.model.job import JobSpec, with_params
+from batchml.model.job import JobSpec
 from batchml.model.names import to_name
+from batchml.model.params import with_params
 from batchml.runs.options import OptionRow, RunRequest, SubmitOptions, option_rows, to_request
 from batchml.runtime.protocol.variables import ALL, SLURM
 

@@ -32,10 +32,7 @@ def test_a_program_becomes_a_job_that_runs(cli: Cli) -> None:
     (cli.folder / "train.py").write_text(PROGRAM)
     shown = cli("adopt", "train.py", "--epochs", "2")
     assert shown.code == 0, shown.err
-    assert (
-        "It printed loss, and wrote model.pt (7 B), {outputs}/figure.txt (6 B)."
-        in shown.err
-    )
+    assert "It printed loss, and wrote model.pt (7 B), {outputs}/figure.txt (6 B)." in shown.err
     job = tomllib.loads((cli.folder / "job.toml").read_text())
     assert job["command"] == ["python", "train.py", "--out", "{outputs}", "{params}"]
     assert job["params"] == {"epochs": 2, "learning_rate": 0.1} and job["flags"] == "kebab"

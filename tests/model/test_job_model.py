@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
-from batchml.model.job import JobSpec, change_job, read_job, with_params
+from batchml.model.job import JobSpec, change_job, read_job
 from batchml.model.run import EXIT_CODES, JobStatus, OutcomeClass, Run, classify
 from batchml.model.tables import parse_duration, parse_size
 
@@ -196,53 +196,6 @@ def test_words_that_a_parameter_leaves_empty_are_named() -> None:
 def test_a_mistake_below_an_empty_name_is_told_with_its_table() -> None:
     with pytest.raises(ConfigError, match=r"metrics: found \{'': \{'a': 1\}\}"):
         read_job({**SMALLEST, "metrics": {"": {"a": 1}}}, "job.toml")
-
-
-def test_given_parameters_keep_the_type_of_their_default() -> None:
-    spec = read_job({**SMALLEST, "params": {"n": 1, "lr": 0.1, "on": True, "s": "a"}}, "job.toml")
-    given = with_params(spec, {"n": "2", "lr": "1e-3", "on": "False", "s": "3"}, "-p")
-    assert given.params == {"n": 2, "lr": 0.001, "on": False, "s": "3"}
-    assert with_params(spec, {"n": "0.5"}, "-p").params["n"] == 0.5
-    with pytest.raises(ConfigError, match=r"so give a whole number; or write n = 1\.0 in job"):
-        with_params(spec, {"n": "0.5", "lr": "2"}, "-p", keep_whole=True)
-
-
-def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
-    spec = read_job({**SMALLEST, "params": {"lr": 0.1}}, "job.toml")
-    with pytest.raises(ConfigError, match=r"no such parameter.*Parameters: lr\."):
-        with_params(spec, {"rate": "1"}, "-p")
-
-
-def test_a_command_with_params_takes_parameters_of_any_name() -> None:
-    table = {**SMALLEST, "command": ["train", "{params}"], "params": {"batch_size": 8}}
-    spec = read_job(table, "job.toml")
-    texts = {"lr": "0.3", "n": "-2", "on": "true", "id": "007", "word": "1_0", "big": "1e999"}
-    assert with_params(spec, texts, "-p").params == {
-        "batch_size": 8, "lr": 0.3, "n": -2, "on": True, "id": "007", "word": "1_0", "big": "1e999",
-    }  # fmt: skip
-    assert with_params(spec, {"lr": "0.3"}, "-p").argv() == [
-        "train", "--batch_size", "8", "--lr", "0.3",
-    ]  # fmt: skip
-    for name, why in (
-        ("batch-size", "the job's parameter is batch_size"), ("a b", "a name has letters"),
-        ("", "a name has letters"), ("x" * 101, "a name has letters"), ("params", "is not params"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=why):
-            with_params(spec, {name: "1"}, "-p")
-    assert with_params(read_job(SMALLEST, "x"), {"lr": "1"}, "-p", ["x", "{params}"]).params
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("eta", "eta0"), ("epoch", "epochs"), ("xlen", "len")]
-)
-def test_a_new_parameter_spelt_nearly_like_one_of_the_job_is_refused(
-    typed: str, meant: str
-) -> None:
-    table = {**SMALLEST, "command": ["train", "{params}"], "params": {meant: 8}}
-    spec = read_job(table, "job.toml")
-    with pytest.raises(ConfigError, match=rf"no such name\. Did you mean '{meant}'\?") as caught:
-        with_params(spec, {typed: "0.3"}, "-p")
-    assert f"If {typed} is a parameter of its own, add it to [params]" in str(caught.value)
 
 
 def test_kebab_flags_are_written_with_hyphens() -> None:

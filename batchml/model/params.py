@@ -1,0 +1,109 @@
+"""The parameters of `-p`: which names a job takes, and values of the types of defaults."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from batchml.errors import ConfigError, did_you_mean
+from batchml.model.job import JobSpec, Scalar
+from batchml.runtime.protocol.variables import ALL, parameter_variable, takes_all
+
+
+def with_params(
+    spec: JobSpec,
+    given: Mapping[str, str],
+    where: str,
+    command: Sequence[str] = (),
+    *,
+    keep_whole: bool = False,
+) -> JobSpec:
+    """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
+
+    A command with `{params}` takes parameters of other names, too, unless a name is spelt nearly
+    like a parameter of the job. `command` is the one that will run, if it is not the job's.
+    `keep_whole`: a whole number takes no fraction, because its author wrote 1, not 1.0; the values
+    of an earlier run have no such meaning. Raises ConfigError for an unknown parameter or a wrong
+    type.
+    """
+    new = [name for name in given if name not in spec.params]
+    takes_any = takes_all(command or spec.command, spec.params)
+    mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any))]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    values = {
+        name: _parse_like(spec.params[name], text) if name in spec.params else _parse_value(text)
+        for name, text in given.items()
+    }
+    mistakes = [
+        f"-p {name}={given[name]}: the default is {spec.params[name]!r}, so give "
+        f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
+        for name, value in values.items()
+        if value is None
+    ]
+    mistakes += [
+        f"-p {name}={given[name]}: the default is {spec.params[name]}, so give a whole number; or "
+        f"write {name} = {spec.params[name]}.0 in job.toml."
+        for name, value in values.items()
+        if keep_whole and isinstance(value, float) and type(spec.params.get(name)) is int
+    ]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    params = {**spec.params, **{name: value for name, value in values.items() if value is not None}}
+    return msgspec.structs.replace(spec, params=params)
+
+
+def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
+    """The mistake in a parameter of `-p` that is not under [params]; "" if the job takes it."""
+    known = sorted(spec.params)
+    if not takes_any:
+        return (
+            f"-p {name}=...: the job has no such parameter."
+            f"{did_you_mean(name, known)} Parameters: {', '.join(known) or 'none'}. For parameters "
+            "of any name write {params} into its command."
+        )
+    if not _PARAM_NAME.fullmatch(name) or name == ALL:
+        return f"-p {name}=...: a name has letters, digits, _, - and ., and is not {ALL}."
+    same = parameter_variable(name)
+    other = next((each for each in known if parameter_variable(each) == same), "")
+    if other:
+        return f"-p {name}=...: the job's parameter is {other}."
+    meant = did_you_mean(name, known)
+    return meant and (
+        f"-p {name}=...: [params] has no such name.{meant} If {name} is a parameter of its own, "
+        "add it to [params] of job.toml with a default."
+    )
+
+
+_PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")  # as in JSON
+
+
+def _parse_value(text: str) -> Scalar:
+    """The value of a parameter without a default: a number or a boolean as in JSON, else text."""
+    if text in ("true", "false"):
+        return text == "true"
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = float(text) if match[2] or match[3] else int(text)
+    return number if math.isfinite(number) else text
+
+
+def _parse_like(default: Scalar, text: str) -> Scalar | None:
+    """Parse `text` as a value of the default's type: a text, a boolean or a number; else None.
+
+    A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have.
+    """
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(text.lower())
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else None
+    return None
