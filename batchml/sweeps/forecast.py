@@ -1,13 +1,15 @@
 """Forecast the trials, steps, hours and cost of a sweep before it starts: `sweep check`. Pure."""
 
 import math
+from bisect import insort
 from collections.abc import Iterator, Sequence
+from random import Random
 
 from msgspec import Struct, field
 
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell, long_duration
-from batchml.model.sweep import Params, SweepSpec, count_points
+from batchml.model.sweep import MODELS, Params, SweepSpec, count_points
 from batchml.runtime.protocol.sweep import default_first_rung
 from batchml.sweeps.control.plan import rung_size
 from batchml.sweeps.control.pruning import rung_ends
@@ -16,6 +18,7 @@ from batchml.sweeps.spec.rules import notices
 from batchml.sweeps.started import command_words
 
 SAMPLES = 3  # first trials whose commands are shown
+_DRAWN = 2000  # trials that are drawn to find how many of them go on at each rung
 
 
 class RungForecast(Struct, frozen=True):
@@ -99,16 +102,70 @@ def describe(forecast: Forecast) -> list[str]:
 def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
     """The rungs of `trials` trials.
 
-    At worst `asha` stops no trial, because each is better than all before it. `halving` and
-    promotions let a fixed share of the trials continue.
+    At worst each trial is better than all before it: then `asha` stops none, and promotes all
+    except the worst `eta` - 1, which are never among the best 1/eta. `halving` lets a fixed share
+    of the trials continue.
     """
     stop, before = spec.early_stop, 0
-    for rung, step in enumerate(rung_ends(spec)):
-        expected = rung_size(trials, rung, stop.eta)
-        worst = expected if stop.ends_at_rungs else trials
+    ends = rung_ends(spec)
+    expected = at_worst = [rung_size(trials, rung, stop.eta) for rung in range(len(ends))]
+    if stop.method != "halving":
+        expected = _mean_counts(trials, len(ends), stop.eta, stop.resume)
+        lost = stop.eta - 1 if stop.resume else 0
+        at_worst = [max(1, trials - lost * rung) for rung in range(len(ends))]
+    for step, count, worst in zip(ends, expected, at_worst, strict=True):
         length = step - before
-        yield RungForecast(step, expected, worst, expected * length, worst * length)
+        yield RungForecast(step, count, worst, count * length, worst * length)
         before = step
+
+
+def _mean_counts(trials: int, ends: int, eta: int, resume: bool) -> list[int]:
+    """The trials of `asha` that run to each rung, the mean over sweeps with trials in random order.
+
+    A trial has the same rank at all rungs, and they run one after the other: in parallel a few more
+    go on. Of the trials after the first _DRAWN, 1/eta go on.
+    """
+    random, drawn = Random(0), min(trials, _DRAWN)
+    repeats = -(-_DRAWN // drawn)
+    counts = [0] * ends
+    for _ in range(repeats):
+        rungs = [_Rung(eta, resume) for _ in range(ends)]
+        for _ in range(drawn):
+            arriving = [random.random()]
+            for number, rung in enumerate(rungs):
+                counts[number] += len(arriving)
+                arriving = [each for loss in arriving for each in rung.add(loss)]
+        if resume:  # the best paused trial is trained in full if no other was
+            for number, rung in enumerate(rungs):
+                counts[number] += not rung.losses
+    rest = trials - drawn
+    return [round(count / repeats + rest / eta**rung) for rung, count in enumerate(counts)]
+
+
+class _Rung:
+    """The losses of the trials that have arrived at a rung, and those that it has promoted."""
+
+    def __init__(self, eta: int, resume: bool) -> None:
+        self.losses: list[float] = []
+        self._promoted: set[float] = set()
+        self._eta, self._resume = eta, resume
+
+    def add(self, loss: float) -> list[float]:
+        """The trials that go on because a trial with this loss has arrived."""
+        losses, known = self.losses, len(self.losses)
+        if not self._resume:
+            goes_on = known < self._eta or loss <= losses[max(1, known // self._eta) - 1]
+            insort(losses, loss)
+            return [loss] if goes_on else []
+        insort(losses, loss)
+        best = (known + 1) // self._eta
+        if not best:
+            return []
+        # Only two can be new among the best 1/eta: this one, and the last of them.
+        last = losses[best - 1]
+        found = {min(loss, last), last} - self._promoted
+        self._promoted |= found
+        return sorted(found)
 
 
 def _trainings(
@@ -193,6 +250,11 @@ def _describe_rungs(forecast: Forecast) -> Iterator[str]:
             worst = f", {forecast.steps_at_worst:,} at worst"
         full = f"{share:.0f} % of {forecast.steps_in_full:,} without early stopping"
         yield f"Steps: about {forecast.steps:,}{worst}: {full}."
+        if stop.method == "asha" and forecast.spec.method in MODELS:
+            yield (
+                "  That is for trials in random order. The better trials that "
+                f"{forecast.spec.method} finds run on: two or three times as many are possible."
+            )
     else:
         yield f"Steps: {forecast.steps:,}."
 
