@@ -8,7 +8,7 @@ from msgspec import Struct
 from batchml.cli.render import cells, cut, duration
 from batchml.cli.terminal import kind_of, sparkline
 from batchml.model.names import idle_text
-from batchml.model.run import JobStatus, Run, effective_state
+from batchml.model.run import JobStatus, Run, effective_state, times_of
 
 HINT = "Ctrl-C detaches"
 _DONE, _TO_DO = "\u2501", "\u2500"  # of the bar: heavy and light, distinct without colours
@@ -61,6 +61,7 @@ def add_state(states: tuple[tuple[str, float], ...], run: Run, now: float, clock
     if not states and run.created_at:
         submitted = clock - max(0.0, now - run.created_at / 1000)
         if status in (JobStatus.RUNNING, JobStatus.STARTING):
+            began = clock - (times_of(run, int(now * 1000)).ran or 0.0)  # of all attempts
             states = (("waited", submitted),)  # the states in between are unknown
         else:
             began = submitted

@@ -33,6 +33,7 @@ from batchml.model.run import (
     OutcomeClass,
     Record,
     Run,
+    attempt_end,
     classify,
     ran_seconds,
 )
@@ -260,7 +261,7 @@ def time_span(run: Run, now: int) -> tuple[int, int] | None:
     starts = [attempt.started_at for attempt in run.attempts if attempt.started_at]
     if not starts:
         return None
-    return min(starts), max(_end(run, attempt, now) for attempt in run.attempts)
+    return min(starts), max(attempt_end(run, attempt, now) for attempt in run.attempts)
 
 
 def round_usd(usd: Decimal) -> float:
@@ -279,7 +280,7 @@ def _attempt_cost(
     why: str,
 ) -> AttemptCost:
     assert attempt.started_at is not None
-    stop = max(attempt.started_at, _end(run, attempt, now))
+    stop = max(attempt.started_at, attempt_end(run, attempt, now))
     seconds = (stop - attempt.started_at) / 1000
     is_running = attempt.stopped_at is None and not run.status.is_terminal
     priced: list[tuple[Candidate, Rate]] = []
@@ -307,12 +308,6 @@ def _attempt_cost(
         why=reason,
         rates=tuple(dict.fromkeys(rate for _, rate in priced)),
     )
-
-
-def _end(run: Run, attempt: Attempt, now: int) -> int:
-    if attempt.stopped_at is not None:
-        return attempt.stopped_at
-    return (run.stopped_at or now) if run.status.is_terminal else now
 
 
 def _has_failed(run: Run, number: int) -> bool:

@@ -201,12 +201,13 @@ def cost_json(bill: Bill) -> dict[str, Any]:
 
 
 def _rows(bill: Bill) -> list[list[str]]:
-    rows = [["ATTEMPT", "HOST", "RAN", "SHARE", "COST", ""]]
+    rows = [["ATTEMPT", "HOST", "RAN", "SHARE", "COST", "STATE"]]
     for attempt in bill.attempts:
         child = attempt.job_id.rpartition(":")[2] + "/" if ":" in attempt.job_id else ""
         usd, is_lower_bound = attempt.usd, bool(attempt.why)
         cost = "unknown" if usd is None else money(usd, is_lower_bound=is_lower_bound)
-        state = "running" if attempt.is_running else "failed" if attempt.has_failed else ""
+        state = "failed" if attempt.has_failed else "ended"
+        state = "running" if attempt.is_running else state if attempt.attempt else ""
         host = printable(attempt.host)
         number = f"{child}{attempt.attempt}" if attempt.attempt else ""
         rows.append([number, host, duration(attempt.seconds), _share(attempt), cost, state])

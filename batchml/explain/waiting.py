@@ -18,7 +18,7 @@ from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import HELD_TAG
 from batchml.model.names import short_id
 from batchml.model.outcome import describe_children
-from batchml.model.run import CANNOT_START, JobStatus, Run, class_of, with_failures
+from batchml.model.run import CANNOT_START, JobStatus, Run, class_of, times_of, with_failures
 
 # --- workers of a group run -----------------------------------------------------------------
 
@@ -529,11 +529,12 @@ def _first(causes: tuple[Cause, ...], waiting: WaitingRun) -> Explanation | None
 def explain_by_status(waiting: WaitingRun) -> Explanation | None:
     """The explanation by the run's status alone: it runs, it starts, or it waits for other runs."""
     run, commands = waiting.run, waiting.commands
-    ago = describe_time(waiting.now - (run.started_at or run.created_at or waiting.now))
+    ago = describe_time(waiting.now - (run.created_at or waiting.now))
+    ran = describe_time(1000 * (times_of(run, waiting.now).ran or 0.0))
     match run.status:
         case JobStatus.RUNNING:
             return Explanation(
-                "running", f"It is not waiting: it has run for {ago}.", is_problem=False,
+                "running", f"It is not waiting: it has run for {ran}.", is_problem=False,
                 command=commands.batchml("logs", "-f", run.job_id),
             )  # fmt: skip
         case JobStatus.STARTING:

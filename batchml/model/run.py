@@ -365,12 +365,56 @@ def first_child_id(job_id: str) -> str:
     return f"{job_id}:0"
 
 
-def first_start(child: Run | None) -> int | None:
-    """The time of a child's first start in ms; None if it has not started or is unknown."""
-    if child is None:
+# --- Times ----------------------------------------------------------------------------------------
+
+
+class RunTimes(NamedTuple):
+    """The times of a run: its time since its submission is `ran` and `waited` together.
+
+    `started`: the start of its first attempt, in ms since the epoch. `ran`: the seconds of all
+    attempts together; of an array, from the first start of a child to the last end. `waited`: the
+    other seconds, in the queue before the first attempt and between attempts. None if unknown.
+    """
+
+    started: int | None
+    ran: float | None
+    waited: float | None
+
+
+def first_start(run: Run | None) -> int | None:
+    """The time of the first start in ms; None if the run has not started or is unknown."""
+    if run is None:
         return None
-    known = [child.started_at, *(attempt.started_at for attempt in child.attempts)]
+    known = [run.started_at, *(attempt.started_at for attempt in run.attempts)]
     return min(filter(None, known), default=None)
+
+
+def attempt_end(run: Run, attempt: TimedAttempt, now_ms: int) -> int:
+    """The time until which an attempt has run, in ms since the epoch."""
+    if attempt.stopped_at is not None:
+        return attempt.stopped_at
+    return (run.stopped_at or now_ms) if run.status.is_terminal else now_ms
+
+
+def times_of(run: Run, now_ms: int, submitted: int | None = None) -> RunTimes:
+    """The times of a run until its end, or until now.
+
+    `submitted`: the time of submission in ms, if AWS Batch does not say. An array that has started
+    needs `started_at`, which AWS Batch does not have: see `first_start`.
+    """
+    # AWS Batch's `startedAt` is the last attempt's. ListJobs has no attempts.
+    attempts = run.attempts or (Attempt(run.started_at, run.stopped_at),)
+    started = first_start(run)
+    ran = sum(
+        max(0, attempt_end(run, each, now_ms) - each.started_at)
+        for each in attempts
+        if each.started_at
+    )
+    begun = run.created_at or submitted
+    end = (run.stopped_at if run.status.is_terminal else None) or now_ms
+    is_unknown = not begun or (has_begun(run) and not started)
+    waited = None if is_unknown else max(0, end - (begun or end) - ran) / 1000
+    return RunTimes(started, ran / 1000 if started else None, waited)
 
 
 # --- The record of a run in this machine's history ------------------------------------------------

@@ -27,12 +27,14 @@ from batchml.model.run import (
     OutcomeClass,
     Record,
     Run,
+    RunTimes,
     classify,
     effective_state,
     first_child_id,
     first_start,
     has_begun,
     run_from_record,
+    times_of,
 )
 from batchml.runs.metrics.series import best_values, first_values
 
@@ -184,6 +186,11 @@ class FoundRun(Struct, frozen=True):
     @property
     def created_at(self) -> int:
         return (self.run.created_at if self.run else None) or self._known.at
+
+    def times(self, now_ms: int) -> RunTimes:
+        """When it started, how long it ran and waited; `now_ms` is in ms since the epoch."""
+        unknown = RunTimes(None, None, None)
+        return times_of(self.run, now_ms, self.created_at) if self.run else unknown
 
     @property
     def tags(self) -> dict[str, str]:

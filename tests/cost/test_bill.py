@@ -229,7 +229,7 @@ def test_a_machine_without_a_price_is_free() -> None:
     one = run(attempt(0, 1))
     free = free_bill(one, "this machine", T0)
     shown, cost, words = bill_lines(one, free)
-    assert shown.splitlines()[1].split() == ["1", "this", "machine", "1:00:00", "$0.00"]
+    assert shown.splitlines()[1].split() == ["1", "this", "machine", "1:00:00", "$0.00", "ended"]
     assert (cost, "costs nothing" in words) == ("Cost: $0.00.", True)
     told = bill_json(one, free)["cost"]
     assert (told["usd"], told["seconds"], told["prices"]) == (0.0, 3600.0, [])

@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.cli.status_line import parts
-from batchml.model.run import Attempt, JobStatus, Run, describe_state, effective_state, first_start
+from batchml.model.run import JobStatus, Run, describe_state, effective_state
 from batchml.runs.commands.live import WaitingRuns
 from batchml.runs.metrics.series import by_child, metric_texts
 from tests.support.fakes import FakeClock
@@ -31,12 +31,6 @@ def test_an_array_is_as_far_as_its_children(
 ) -> None:
     array = run(status, children=children)
     assert (effective_state(array), describe_state(array)) == (state, text)
-
-
-def test_a_child_began_with_its_first_attempt() -> None:
-    assert first_start(None) is None
-    assert first_start(run("RUNNABLE")) is None
-    assert first_start(run("RUNNING", started_at=9, attempts=(Attempt(started_at=4),))) == 4
 
 
 def test_few_values_of_children_are_told_and_many_as_their_spread() -> None:

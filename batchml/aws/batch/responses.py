@@ -24,6 +24,8 @@ def to_run(detail: Mapping[str, Any]) -> Run:
     host = _host(own, detail.get("statusReason", ""))
     if not status.is_terminal and current and all(a.log_stream != current for a in attempts):
         began = detail.get("startedAt") or None
+        if attempts and began == attempts[-1].started_at:  # it is being started again
+            began = None
         attempts += (Attempt(started_at=began, log_stream=current, host=host),)
     name, key = split_key(detail.get("jobName", ""))
     tags = dict(detail.get("tags") or {})

@@ -309,7 +309,10 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
     else:
         assert record is not None
         table = run_json(run_as_submitted(record)) | {"status": None}
+    times = found.times(int(context.clock.now() * 1000))
     return table | {
+        "ran": times.ran,
+        "waited": times.waited,
         "env": context.env,
         "project": found.project or None,
         "params": found.params,

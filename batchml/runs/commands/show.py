@@ -34,6 +34,7 @@ from batchml.model.run import (
     Record,
     Run,
     array_size,
+    attempt_end,
     describe_state,
     has_begun,
 )
@@ -463,17 +464,15 @@ def _pairs(table: "Mapping[str, object]") -> str:
 
 
 def _times(found: FoundRun, now_ms: int) -> dict[str, str]:
-    run = found.run
-    started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
-    waited = (started or stopped or now_ms) - found.created_at if run else 0
-    # For an array, AWS Batch may have forgotten when the first child started.
-    is_array = bool(run and has_begun(run) and not started)
+    run, times = found.run, found.times(now_ms)
+    # Of an array, AWS Batch may have forgotten when the first child started.
+    took = (run.stopped_at or 0) - found.created_at if run and has_begun(run) else 0
     return {
         "submitted": timestamp(found.created_at) if found.created_at else "",
-        "started": timestamp(started) if started else "",
-        "waited": duration(waited / 1000) if waited >= 1000 and not is_array else "",
-        "took": duration(waited / 1000) if is_array and stopped else "",
-        "ran": duration(((stopped or now_ms) - started) / 1000) if started else "",
+        "started": timestamp(times.started) if times.started else "",
+        "waited": duration(times.waited) if times.waited and times.waited >= 1 else "",
+        "took": duration(took / 1000) if took > 0 and not times.started else "",
+        "ran": duration(times.ran) if times.ran is not None else "",
     }
 
 
@@ -489,9 +488,9 @@ def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
             what = describe_attempt(attempt, is_ours=bool(run.key), restarts=restarts_in_place(run))
         ran = ""
         if attempt.started_at:
-            end = attempt.stopped_at or run.stopped_at or now_ms
             word = "after" if attempt.stopped_at else "for"
-            ran = f" {word} {duration((end - attempt.started_at) / 1000)}"
+            seconds = (attempt_end(run, attempt, now_ms) - attempt.started_at) / 1000
+            ran = f" {word} {duration(seconds)}"
         # ECS gives this reason for every container that ends by itself.
         why = "" if attempt.reason.startswith("Essential") else attempt.reason
         label = "attempt" if len(run.attempts) == 1 else f"attempt {number}"

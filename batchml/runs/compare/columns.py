@@ -85,17 +85,11 @@ def _age(found: FoundRun, now_ms: int) -> Value:
 
 
 def _ran(found: FoundRun, now_ms: int) -> Value:
-    run = found.run
-    if run is None or not run.started_at:
-        return None
-    return ((run.stopped_at or now_ms) - run.started_at) / 1000
+    return found.times(now_ms).ran
 
 
 def _waited(found: FoundRun, now_ms: int) -> Value:
-    run = found.run
-    if run is None or not found.created_at:
-        return None
-    return ((run.started_at or run.stopped_at or now_ms) - found.created_at) / 1000
+    return found.times(now_ms).waited
 
 
 def _seconds(value: Value) -> str:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from batchml.cost.bill import Bill
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.names import short_id
-from batchml.model.run import ran_seconds
 from batchml.runs.compare.facts import Value, list_facts
 from batchml.runs.metrics.pace import Pace
 from batchml.runs.metrics.series import Series
@@ -102,29 +101,16 @@ def figures_of(measured: MeasuredRun, now_ms: int) -> dict[Figure, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _seconds(measured: MeasuredRun, now_ms: int) -> float | None:
-    """The seconds of all attempts, also of the one that is running."""
-    run = measured.found.run
-    if run is None or not (run.started_at or run.attempts):
-        return None
-    end = run.stopped_at or now_ms
-    is_running = [each for each in run.attempts if each.started_at and not each.stopped_at]
-    ran = ran_seconds(run.attempts)
-    ran += sum((end - each.started_at) / 1000 for each in is_running if each.started_at)
-    return ran or None
-
-
 def _speed(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
     step = measured.steps.seconds_each if measured.steps else None
     epoch = measured.epochs.seconds_each if measured.epochs else None
-    run = measured.found.run
-    waited = (run.started_at - measured.found.created_at) / 1000 if run and run.started_at else None
+    times = measured.found.times(now_ms)
     return {
         "secondsPerStep": step,
         "stepsPerSecond": 1 / step if step else None,
         "epochsPerHour": HOUR / epoch if epoch else None,
-        "seconds": _seconds(measured, now_ms),
-        "waited": waited,
+        "seconds": times.ran or None,
+        "waited": times.waited if times.started else None,
     }
 
 
@@ -147,7 +133,7 @@ def _cost(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
     """Dollars of the run, by the upper bound of its bill; empty where no price is known."""
     bill = measured.bill
     usd = bill.upper_bound if bill is not None and not bill.is_free else None
-    seconds = _seconds(measured, now_ms)
+    seconds = measured.found.times(now_ms).ran
     if usd is None or not (usd or seconds):  # nothing has started
         return {}
     steps = measured.steps.done if measured.steps else None
