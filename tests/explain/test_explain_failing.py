@@ -3,9 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,41 +11,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import batchml.explain
-from batchml.errors import NotFound
 from batchml.explain import clues
-from batchml.explain.ask import variables_of_user
 from batchml.explain.clues import informative_lines, keep_first_rank
 from batchml.explain.failing import why_ended
 from batchml.explain.missing import EndedRun
-from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
-from batchml.model.run import Attempt, JobStatus, Record, Run
+from batchml.explain.suggest import CommandWriter
+from batchml.model.run import JobStatus, Run
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
 from batchml.runtime.protocol.variables import IDLE_AFTER
-from tests.support.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
-
-EXITED = "Essential container in task exited"
-OOM = "OutOfMemoryError: Container killed due to memory usage"
-LOST = "Host EC2 (instance i-0abc) terminated."
-TIMED_OUT = "Job attempt duration exceeded timeout"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        yield Aws()
-
-
-def ended(code: int | None = 1, *lines: str, **more: Any) -> EndedRun:
-    run = Run(
-        ID, "lenet", "q", JobStatus.FAILED, exit_code=code, image="batchml/pytorch:0123456789ab",
-        command=("python", "train.py"), memory_mib=1024, vcpus=1,
-        attempts=(Attempt(exit_code=code, log_stream="s"),),
-        **{"status_reason": EXITED, **more},
-    )  # fmt: skip
-    return EndedRun(run, DEV, lines=lines)
-
+from tests.support.explain_world import (
+    DEV,
+    EXITED,
+    ID,
+    LOST,
+    OOM,
+    TIMED_OUT,
+    ended,
+)
 
 LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the verdict, command
     ("missing-module", 1, "ModuleNotFoundError: No module named 'einops'", "einops", "image push"),
@@ -394,18 +374,6 @@ def test_a_kill_far_below_the_limit_is_not_a_lack_of_memory() -> None:
     assert "--memory '2 GiB'" in near.command
 
 
-def test_the_memory_that_a_killed_run_used_is_read_from_its_log(aws: Aws) -> None:
-    killed = failed(attempts=[{"container": {"logStreamName": "s", "exitCode": 137}}],
-                    container={"exitCode": 137, "logStreamName": "s"})  # fmt: skip
-    marks = ("::batchml usage cpu=0.1 memory=90", "hi",
-             "::batchml usage cpu=0.1 memory=90 mean_cpu=0.1 most_memory=173")  # fmt: skip
-    told, calls = aws.explain(World(killed, GetLogEvents=log(*marks)))
-    assert "it used 173 of 15360 MiB" in told.explanation.verdict
-    assert calls == ["DescribeJobs", "GetLogEvents"]
-    told, _ = aws.explain(World(killed, GetLogEvents=log("hi")))
-    assert "--memory" in told.explanation.command
-
-
 def test_what_stands_far_up_is_no_cause_when_an_exception_stands_at_the_end() -> None:
     early = "cp: cannot create '/data/x': Permission denied"
     lines = [early, *["epoch"] * 50, "ValueError: lr"]
@@ -432,63 +400,6 @@ def test_a_child_says_which_of_how_many_it_is() -> None:
     assert why_ended(EndedRun(run, DEV, array=array)).evidence[0] == "child 3 of 10"
 
 
-def test_what_needs_more_is_run_again_with_all_that_it_was() -> None:
-    """`rerun` keeps tags, variables, parameters and the array; of one, what failed is enough."""
-    run = ended(137, reason=OOM, params={"lr": 0.1}).run
-    assert (
-        why_ended(EndedRun(run, CommandWriter(job="x"))).command
-        == f"batchml rerun {ID} --memory '2 GiB'"
-    )
-    for children, words in (({"FAILED": 2}, ""), ({"FAILED": 1, "SUCCEEDED": 1}, " --failed")):
-        array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2, children=children)
-        found = why_ended(EndedRun(replace(run, array_index=0), CommandWriter(), array=array))
-        assert found.command == f"batchml rerun whole{words} --memory '2 GiB'"
-
-
-def test_a_run_whose_budget_was_spent_is_given_twice_of_it() -> None:
-    line = "batchml: the budget of --max-cost is spent: 60 of 60 seconds."
-    end = replace(ended(143, line), max_cost=0.25)
-    assert why_ended(end).command == f"batchml rerun {ID} --max-cost 0.5 --env dev"
-
-
-def test_without_the_jobs_folder_the_run_itself_is_repeated() -> None:
-    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    found = why_ended(EndedRun(ended(78).run, CommandWriter(), lines=(line,)))
-    assert found.command == "batchml submit --name lenet --image pytorch -- python train.py"
-    child = replace(ended(78).run, array_index=1)
-    array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2)
-    found = why_ended(EndedRun(child, CommandWriter(), array, lines=(line,)))
-    assert "--array 2 -- python train.py" in found.command
-
-
-def test_a_run_of_a_folders_own_image_is_submitted_with_it_and_names_its_variables() -> None:
-    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    record = Record(spec={"env": {"OWN": "1"}})
-    run = replace(ended(78).run, environment={"OWN": "1", "DATA": "secret", "BATCHML_KEY": "k"})
-    end = EndedRun(run, CommandWriter(image="."), lines=(line,),
-                   variables=variables_of_user(run, record))  # fmt: skip
-    found = why_ended(end)
-    assert found.command == "batchml submit --name lenet --image . -- python train.py"
-    assert found.fix.endswith(" Add its variables with --set-env: DATA.")
-    assert "secret" not in f"{found}"
-
-
-def test_parameters_that_the_job_has_itself_are_left_out() -> None:
-    run = ended(78, params={"lr": 0.1, "n": 4, "new": "x"}).run
-    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    commands = CommandWriter(job="jobs/lenet", defaults={"lr": 0.1, "n": 3})
-    again = why_ended(EndedRun(run, commands, lines=(line,))).command
-    assert again == "batchml submit jobs/lenet -p n=4 -p new=x"
-
-
-def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:
-    run = ended(78, params={"lr": 0.1, "name": "a b"}).run
-    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    assert why_ended(EndedRun(run, CommandWriter(job="jobs/lenet"), lines=(line,))).command == (
-        "batchml submit jobs/lenet -p lr=0.1 -p 'name=a b'"
-    )
-
-
 _LINE = st.text(max_size=60) | st.sampled_from([line for _, _, line, *_ in LOGS])
 
 
@@ -510,244 +421,6 @@ def test_every_end_has_one_verdict_and_says_what_to_do_whatever_was_printed(
     assert max(map(len, found.evidence)) <= 303
 
 
-# --- commands -----------------------------------------------------------------------------------
-
-
-def commands() -> Iterator[str]:
-    """Every command that the tables here and there name."""
-    for _, code, line, *_ in LOGS:
-        yield why_ended(ended(code, line)).command
-        yield why_ended(EndedRun(ended(code, line).run, CommandWriter(), lines=(line,))).command
-    for _, reason, _ in STARTS:
-        yield why_ended(ended(None, status_reason="Task failed to start", reason=reason)).command
-    for because in (LOST, TIMED_OUT, "JobQueue deleted", "Dependent Job failed", "CAPACITY:", ""):
-        yield why_ended(ended(None, status_reason=because)).command
-
-
-def test_every_command_that_is_named_is_one_that_we_have() -> None:
-    for command in sorted({*filter(None, commands()), *WAITING_COMMANDS}):
-        assert takes(command), command
-
-
-def test_no_command_that_is_named_leaves_everything_as_it_is() -> None:
-    """None only prints requests, the run again, or what an unchanged image would be."""
-    for command in filter(None, commands()):
-        words = shlex.split(command)
-        assert "--dry-run" not in words and "--plan" not in words, command
-        assert words[1:3] not in (["show", ID], ["compute", "list"], ["image", "list"]), command
-
-
-WAITING_COMMANDS = {
-    f"batchml {words} --env dev"
-    for words in (
-        "ls --queue default", "ls --queue default --status RUNNING", "explain @last",
-        "compute update gpu --max-vcpus 128", "compute update gpu --enable",
-        "setup",
-        "queue update default --enable", "queue list", "doctor", "cancel @last", "wait @last",
-        "logs -f @last",
-    )
-}  # fmt: skip
-
-
-def takes(command: str) -> bool:
-    """True when the command line reads it without a complaint; nothing is carried out."""
-    from batchml.cli.app import full_command
-
-    words = shlex.split(command)[1:]
-    words = words[: words.index("--")] if "--" in words else words
-    found = full_command()
-    context = found.make_context("batchml", words)
-    while hasattr(found, "resolve_command"):
-        name, found, words = found.resolve_command(
-            context, [*context._protected_args, *context.args]
-        )
-        context = found.make_context(name, words, parent=context)
-    return not context.args
-
-
-# --- with AWS -----------------------------------------------------------------------------------
-
-
-def failed(because: str = EXITED, **more: Any) -> dict[str, Any]:
-    tried = {"container": {"logStreamName": "s", "exitCode": 1}, "statusReason": because}
-    container = {"exitCode": 1, "logStreamName": "s", **more.pop("container", {})}
-    return job("FAILED", text=because, container=container, **{"attempts": [tried], **more})
-
-
-def test_a_failed_program_takes_two_calls_and_one_page_of_its_log(aws: Aws) -> None:
-    world = World(failed(), GetLogEvents=log(
-        "::batchml host vcpus=2", "ModuleNotFoundError: No module named 'x'",
-        "::batchml end code=1 lines=1"))  # fmt: skip
-    told, calls = aws.explain(world)
-    assert calls == ["DescribeJobs", "GetLogEvents"]
-    asked = aws.session.asked("GetLogEvents")[0]
-    assert (asked["logStreamName"], asked["limit"]) == ("s", 200)
-    assert "nextToken" not in asked and not asked.get("startFromHead")
-    assert told.explanation.cause == "missing-module"
-    assert not any("::batchml" in each for each in told.explanation.evidence)
-
-
-def test_a_log_that_is_gone_leaves_the_exit_code(aws: Aws) -> None:
-    told, _ = aws.explain(World(failed(), GetLogEvents="ResourceNotFoundException: no"))
-    assert told.explanation.cause == "exit-code"
-    assert told.failed_calls == ("logs:GetLogEvents (ResourceNotFoundException)",)
-
-
-def test_of_an_array_one_failed_child_is_explained_by_four_calls(aws: Aws) -> None:
-    array = failed("Array Child Job failed", container={}, attempts=[], arrayProperties={
-        "size": 10, "statusSummary": {"FAILED": 2, "SUCCEEDED": 8}})  # fmt: skip
-    child = {**failed(), "jobId": f"{ID}:3", "arrayProperties": {"index": 3}}
-    listed = {"jobId": f"{ID}:3", "jobName": "lenet", "status": "FAILED"}
-    world = World(None, DescribeJobs=[{"jobs": [array]}, {"jobs": [child]}],
-                  ListJobs={"jobSummaryList": [listed]},
-                  GetLogEvents=log("MemoryError"))  # fmt: skip
-    told, calls = aws.explain(world)
-    assert calls == ["DescribeJobs", "ListJobs", "DescribeJobs", "GetLogEvents"]
-    assert told.explanation.evidence[0] == "child 3 of 10"
-    assert told.explanation.cause == "python-memory"
-
-
-def test_children_that_failed_are_told_together_by_six_calls_at_most(aws: Aws) -> None:
-    """One page lists them all; those that ended differently are looked at first."""
-    array = failed("Array Child Job failed", container={}, attempts=[], arrayProperties={
-        "size": 10, "statusSummary": {"FAILED": 5, "SUCCEEDED": 5}})  # fmt: skip
-    ends = {1: {"exitCode": 1}, 2: {"exitCode": 1}, 3: {"exitCode": 1}, 4: {"exitCode": 1},
-            7: {"exitCode": 137, "reason": OOM}}  # fmt: skip
-    listed = [
-        {"jobId": f"{ID}:{n}", "jobName": "lenet", "status": "FAILED", "statusReason": EXITED,
-         "container": end, "arrayProperties": {"index": n}} for n, end in ends.items()
-    ]  # fmt: skip
-    children = [
-        {**failed(container=ends[n]), "jobId": f"{ID}:{n}", "arrayProperties": {"index": n}}
-        for n in (1, 2, 7)
-    ]
-    world = World(None, DescribeJobs=[{"jobs": [array]}, {"jobs": children}],
-                  ListJobs={"jobSummaryList": listed},
-                  GetLogEvents=log("ValueError: lr"))  # fmt: skip
-    told, calls = aws.explain(world)
-    assert calls == ["DescribeJobs", "ListJobs", "DescribeJobs", *["GetLogEvents"] * 3]
-    assert aws.session.asked("DescribeJobs")[1]["jobs"] == [f"{ID}:{n}" for n in (1, 2, 7)]
-    found = told.explanation
-    assert found.verdict == (
-        "5 of its 10 children failed. Children 1 and 2: The program raised ValueError: lr"
-    )
-    assert found.evidence[:3] == (
-        "failed: 1, 2, 3, 4 and 7; 1, 2 and 7 examined",
-        "children: 5 FAILED (4 app-error, 1 out-of-memory), 5 SUCCEEDED of 10",
-        "Child 7: It needed more memory than the 15 GiB that it had.",
-    )
-    assert found.cause == "exception"
-
-
-def test_a_multi_node_run_is_explained_by_its_main_nodes_log(aws: Aws) -> None:
-    nodes = {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": []}
-    whole = {**job("FAILED", text=EXITED, attempts=[{"container": {"exitCode": 1}}]),
-             "container": {}, "nodeProperties": nodes}  # fmt: skip
-    main = {**failed(), "jobId": f"{ID}#0"}
-    world = World(None, DescribeJobs=[{"jobs": [whole]}, {"jobs": [main]}],
-                  GetLogEvents=log("ValueError: lr"))  # fmt: skip
-    told, calls = aws.explain(world)
-    assert calls == ["DescribeJobs", "DescribeJobs", "GetLogEvents"]
-    assert told.explanation.cause == "exception"
-
-
-def test_what_cannot_be_submitted_from_here_is_not_named_as_the_way_out() -> None:
-    for more in ({"nodes": 2}, {"node_index": 1}):
-        for end in (
-            ended(143, is_terminated=True, status_reason="by hand", **more),
-            ended(137, reason=OOM, **more),
-        ):
-            assert why_ended(end).command == ""
-
-
-def test_a_run_of_several_nodes_is_repeated_on_as_many() -> None:
-    run = ended(78, key="k" * 17, nodes=3).run
-    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    again = why_ended(EndedRun(run, CommandWriter(job="jobs/ddp"), lines=(line,))).command
-    assert again == "batchml submit jobs/ddp --nodes 3"
-    lost = why_ended(
-        EndedRun(replace(run, exit_code=75), CommandWriter(), lines=("batchml: node 1 is gone",))
-    )
-    assert lost.cause == "node-lost"
-    assert lost.command == f"batchml rerun {ID} --attempts 2"
-
-
-@pytest.mark.parametrize(("lifecycle", "cause"), [("spot", "spot"), (None, "host-lost")])
-def test_a_lost_host_was_a_spot_instance_or_was_not(
-    aws: Aws, lifecycle: str | None, cause: str
-) -> None:
-    one = {"InstanceId": "i-0abc", "State": {"Name": "terminated"},
-           "StateReason": {"Message": "Server.SpotInstanceTermination"},
-           **({"InstanceLifecycle": lifecycle} if lifecycle else {})}  # fmt: skip
-    world = World(failed(LOST, retryStrategy={"attempts": 2}),
-                  DescribeInstances={"Reservations": [{"Instances": [one]}]})  # fmt: skip
-    told, calls = aws.explain(world)
-    assert calls == ["DescribeJobs", "DescribeInstances"]
-    assert told.explanation.cause == cause
-    assert "--attempts 4" in told.explanation.command
-
-
-def test_ec2_may_have_forgotten_the_host(aws: Aws) -> None:
-    told, _ = aws.explain(World(failed(LOST), DescribeInstances="InvalidInstanceID.NotFound: gone"))
-    assert told.explanation.cause == "host-lost"
-    assert told.failed_calls == ("ec2:DescribeInstances (InvalidInstanceID.NotFound)",)
-
-
-def test_a_run_whose_dependency_failed_leads_to_that_one(aws: Aws) -> None:
-    world = World(None, DescribeJobs=[
-        {"jobs": [failed("Dependent Job failed", dependsOn=[{"jobId": OTHER}], attempts=[])]},
-        {"jobs": [{**failed(), "jobId": OTHER}]}])  # fmt: skip
-    told, calls = aws.explain(world)
-    assert len(calls) == 2
-    assert told.explanation.command == f"batchml explain {OTHER} --env dev"
-
-
-@pytest.mark.parametrize(
-    ("detail", "cause", "command"),
-    [
-        (failed(container={"reason": OOM, "exitCode": 137}), "out-of-memory", "'30 GiB'"),
-        (failed(TIMED_OUT, timeout={"attemptDurationSeconds": 600}), "timed-out",
-         "--timeout 1200s"),
-        (failed("enough", isTerminated=True), "cancelled", "rerun"),
-        (failed("JobQueue deleted", attempts=[]), "cancelled", "rerun"),
-        (failed("Container Overrides length must be at most 8192", attempts=[]),
-         "overrides-too-long", "submit jobs/lenet --env"),
-        (failed("Canceled by JobStateTimeLimit action due to reason: "
-                "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", isCancelled=True), "unschedulable",
-         "rerun"),
-        (failed("something new", container={"exitCode": None}), "unknown", "logs"),
-        ({**failed(), "status": "SUCCEEDED"}, "succeeded", ""),
-    ],
-)  # fmt: skip
-def test_each_other_end_has_its_verdict(
-    aws: Aws, detail: dict[str, Any], cause: str, command: str
-) -> None:
-    container = {k: v for k, v in detail["container"].items() if v is not None}
-    told, calls = aws.explain(World({**detail, "container": container}))
-    assert told.explanation.cause == cause
-    assert command in told.explanation.command
-    assert len(calls) <= 2
-
-
-# --- what AWS Batch has forgotten ---------------------------------------------------------------
-
-RECORD = Record(
-    job_id=ID, name="lenet", env="dev", queue="q", at=ago(20 * 24 * 60), job="jobs/lenet",
-    command=("python", "train.py"), memory_mib=512, status="FAILED", outcome="app-error",
-    exit_code=1, reason=EXITED, attempts=(Attempt(exit_code=1, log_stream="s", host="i-0abc"),),
-    log_group="/batchml/dev",
-)  # fmt: skip
-
-
-def test_what_aws_batch_has_forgotten_is_explained_from_here_and_its_log(aws: Aws) -> None:
-    world = World(None, GetLogEvents=log("ValueError: lr"))
-    told, calls = aws.explain(world, record=RECORD)
-    assert calls == ["DescribeJobs", "GetLogEvents"]
-    assert told.is_forgotten
-    assert told.explanation.evidence[0] == "app-error: the program ended with code 1 on i-0abc"
-    assert aws.session.asked("GetLogEvents")[0]["logGroupName"] == "/batchml/dev"
-
-
 def test_a_log_that_could_grow_no_more_is_the_cause_and_not_the_signal() -> None:
     reason = f"{LOG_TOO_LARGE}: the log of this attempt has reached the largest file size"
     found = why_ended(ended(143, "x", reason=reason))
@@ -755,52 +428,6 @@ def test_a_log_that_could_grow_no_more_is_the_cause_and_not_the_signal() -> None
         "log-too-large", "It was stopped because its log reached the limit of the file size."
     )  # fmt: skip
     assert found.evidence[0].endswith(f"with code 143, signal SIGTERM: {reason}")
-
-
-def test_without_a_log_what_is_kept_here_is_enough(aws: Aws) -> None:
-    record = Record(job_id=ID, name="lenet", at=ago(20_000), status="FAILED", reason=EXITED,
-                    container_reason=OOM, exit_code=137, memory_mib=512)  # fmt: skip
-    told, _ = aws.explain(World(None), record=record)
-    assert (told.explanation.cause, told.is_forgotten) == ("out-of-memory", True)
-
-
-def test_an_end_that_nobody_saw_is_not_made_up(aws: Aws) -> None:
-    told, _ = aws.explain(World(None), record=Record(job_id=ID, name="lenet", at=ago(20_000)))
-    assert told.explanation.cause == "forgotten"
-    told, _ = aws.explain(World(None), record=Record(job_id=ID, name="lenet", at=ago(0.1)))
-    assert told.explanation.cause == "submitted"
-
-
-def test_what_nobody_knows_is_not_found(aws: Aws) -> None:
-    with pytest.raises(NotFound, match="not known to the server"):
-        aws.explain(World(None))
-
-
-# --- words --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reference", "name"),
-    [
-        ("pytorch", "pytorch"), ("batchml/pytorch:0123456789ab", "pytorch"),
-        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/pytorch@sha256:0", "pytorch"),
-        ("docker.io/library/python:3.12", ""), ("ghcr.io/notbatchml/x:1", ""), ("", ""),
-    ],
-)  # fmt: skip
-def test_the_folder_of_an_image_of_ours_is_known(reference: str, name: str) -> None:
-    assert own_image(reference) == name
-
-
-def test_times_and_sizes_are_short() -> None:
-    assert [describe_time(s * 1000) for s in (5, 150, 7200, 3 * 86_400)] == [
-        "5 s", "2 min", "2 h", "3 days",
-    ]  # fmt: skip
-    assert (describe_memory(512), describe_memory(2048), describe_memory(1536)) == (
-        "512 MiB",
-        "2 GiB",
-        "1536 MiB",
-    )
-    assert NOW > 0
 
 
 LOOP = (
@@ -861,11 +488,6 @@ def test_a_run_that_was_ended_while_idle_says_since_when_and_what_it_waited_for(
     assert found.evidence == (
         "app-error: the program did nothing for 30 min and was ended (79)", "epoch 3", "saved"
     )  # fmt: skip
-
-
-def test_a_rerun_is_not_said_to_go_on() -> None:
-    lost = EndedRun(ended(75, key="k").run, CommandWriter(), lines=("batchml: node 1 is gone",))
-    assert why_ended(lost).fix.endswith("With --resume this rerun does too.")
 
 
 def test_lines_of_the_evidence_have_no_colours() -> None:

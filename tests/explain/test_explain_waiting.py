@@ -3,7 +3,6 @@
 An alarm is raised only for what cannot mend itself: a host that boots is waited for.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -60,14 +59,6 @@ QUOTA = (
     "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
     "instance bucket that the specified instance type belongs to. Launching EC2 instance failed."
 )
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        yield Aws()
 
 
 def environments(**more: Any) -> dict[str, Any]:

@@ -7,20 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchml.model.conditions import ConditionError, check_condition, condition_names, satisfies
 from batchml.model.sweep import (
-    ConditionError,
     Dimension,
     Params,
     Space,
     active_parameters,
     as_value,
-    check_condition,
-    condition_names,
     count_points,
     draw_point,
     every_point,
     is_discrete,
-    satisfies,
     sort_parents_first,
 )
 

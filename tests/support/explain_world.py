@@ -10,8 +10,9 @@ from typing import Any
 
 from batchml.aws.diagnosis import MOST_CALLS, Diagnosis
 from batchml.explain.ask import ExplainedRun, explain_from_aws
+from batchml.explain.missing import EndedRun
 from batchml.explain.suggest import CommandWriter
-from batchml.model.run import Record
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 
@@ -21,9 +22,24 @@ ID = "11111111-2222-3333-4444-555555555555"
 OTHER = "99999999-2222-3333-4444-555555555555"
 DEV = CommandWriter("dev", "jobs/lenet")
 
+EXITED = "Essential container in task exited"
+OOM = "OutOfMemoryError: Container killed due to memory usage"
+LOST = "Host EC2 (instance i-0abc) terminated."
+TIMED_OUT = "Job attempt duration exceeded timeout"
+
 _ARN = "arn:aws:batch:us-east-1:123456789012"
 CE = "batchml-dev-gpu"
 QUEUE = "batchml-dev-default"
+
+
+def ended(code: int | None = 1, *lines: str, **more: Any) -> EndedRun:
+    run = Run(
+        ID, "lenet", "q", JobStatus.FAILED, exit_code=code, image="batchml/pytorch:0123456789ab",
+        command=("python", "train.py"), memory_mib=1024, vcpus=1,
+        attempts=(Attempt(exit_code=code, log_stream="s"),),
+        **{"status_reason": EXITED, **more},
+    )  # fmt: skip
+    return EndedRun(run, DEV, lines=lines)
 
 
 def ago(minutes: float) -> int:

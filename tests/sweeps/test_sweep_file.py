@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
+from batchml.model.conditions import satisfies
 from batchml.model.sweep import (
     ConfirmSettings,
     Dimension,
@@ -21,7 +22,6 @@ from batchml.model.sweep import (
     as_value,
     count_points,
     every_point,
-    satisfies,
 )
 from batchml.sweeps.spec.file import apply_changes, read_sweep
 from tests.support.sweep_files import EXAMPLE, SMALLEST, in_space, mistakes, read

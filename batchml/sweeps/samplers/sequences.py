@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from batchml.model.conditions import satisfies
 from batchml.model.sweep import (
     Params,
     Space,
@@ -23,7 +24,6 @@ from batchml.model.sweep import (
     every_point,
     is_discrete,
     level,
-    satisfies,
 )
 from batchml.sweeps.samplers.points import (
     build_point,

@@ -11,17 +11,14 @@ from typing import Annotated, Any, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from batchml.errors import ConfigError, did_you_mean
+from batchml.model.conditions import ConditionError, as_identifier, check_condition, condition_names
 from batchml.model.names import is_valid_name, to_name
 from batchml.model.sweep import (
-    ConditionError,
     Goal,
     Method,
     Params,
     Space,
     SweepSpec,
-    as_identifier,
-    check_condition,
-    condition_names,
 )
 from batchml.model.tables import is_text, read_struct
 from batchml.sweeps.spec.rules import bound_trials, method_mistakes

@@ -8,6 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from batchml.errors import did_you_mean
+from batchml.model.conditions import satisfies
 from batchml.model.job import JobSpec
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import (
@@ -19,7 +20,6 @@ from batchml.model.sweep import (
     count_points,
     draw_point,
     every_point,
-    satisfies,
 )
 from batchml.runtime.protocol.variables import placeholders, takes
 from batchml.sweeps.spec.sections import MAX_TRIALS

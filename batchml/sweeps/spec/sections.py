@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from batchml.errors import did_you_mean
+from batchml.model.conditions import satisfies
 from batchml.model.job import Scalar
 from batchml.model.sweep import (
     PARALLEL,
@@ -29,7 +30,6 @@ from batchml.model.sweep import (
     is_finite,
     is_one_of,
     is_same,
-    satisfies,
     sort_parents_first,
 )
 from batchml.model.tables import is_text, parse_duration
