@@ -204,7 +204,7 @@ class _Search:
         self._prefix = "" if above is None else _posix(root.relative_to(above))
         self.git = IgnoreRules()
         self.own = IgnoreRules()
-        self._folders: list[tuple[str, IgnoreRules, IgnoreRules, bool]] = []
+        self._folders: list[tuple[str, IgnoreRules, IgnoreRules, bool, bool]] = []
         if above is not None:
             self.git = read_rules(above / ".git" / "info" / "exclude", self.git)
             for folder in reversed(root.parents):
@@ -218,7 +218,7 @@ class _Search:
 
     def run(self) -> None:
         # Without recursion: folders may be deeper than Python's stack.
-        self._folders = [("", self.git, self.own, False)]
+        self._folders = [("", self.git, self.own, False, False)]
         while self._folders:
             folder = self._folders.pop()
             try:
@@ -228,17 +228,24 @@ class _Search:
                     raise
                 # else the folder was deleted after it was found
 
-    def _scan(self, below: str, git: IgnoreRules, own: IgnoreRules, is_allowed: bool) -> None:
+    def _scan(
+        self, below: str, git: IgnoreRules, own: IgnoreRules, is_allowed: bool, is_fetched: bool
+    ) -> None:
+        """Sort a folder's entries. `is_allowed`: a line with `!` includes the folder.
+
+        `is_fetched`: the folder has outputs of a run, which only such a line includes.
+        """
         folder, base = self._root / below, self._path(below)
         with os.scandir(folder) as found:
             entries = {entry.name: entry for entry in found}
         if ".gitignore" in entries:
             git = read_rules(folder / ".gitignore", git, base)
-        source = IGNORE_FILE
         if IGNORE_FILE in entries:
-            own = read_rules(folder / IGNORE_FILE, own, base)
+            # The rule that `get` wrote yields to lines of the user in the folders above.
             if is_outputs_rule(folder / IGNORE_FILE):
-                source = WRITTEN
+                is_fetched = True
+            else:
+                own = read_rules(folder / IGNORE_FILE, own, base)
         for entry in entries.values():
             name = f"{below}/{entry.name}" if below else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
@@ -246,14 +253,16 @@ class _Search:
             own_match = own.match(path, is_folder)
             if self._is_ignored(path, entry.name, is_folder, own_match, git):
                 if not self._defaults.match(entry.name, is_folder):
-                    self.ignored[name + "/" * is_folder] = source if own_match else ".gitignore"
+                    why = IGNORE_FILE if own_match else ".gitignore"
+                    self.ignored[name + "/" * is_folder] = why
                 continue
             included = own_match is False or (is_allowed and own_match is None)
-            if not included and self._written.has(entry.path, is_folder=is_folder):
+            is_ours = is_fetched or self._written.has(entry.path, is_folder=is_folder)
+            if is_ours and not included:
                 self.ignored[name + "/" * is_folder] = WRITTEN
             elif is_folder:
                 if Path(entry.path) != self._without:
-                    self._folders.append((name, git, own, included))
+                    self._folders.append((name, git, own, included, is_fetched))
             elif self._is_file_inside(entry):
                 self.files.append(name)
                 if included:

@@ -33,11 +33,13 @@ MISSING_PACKAGE = re.compile(
     r"Because(?= \S+ (?:was not found in|has no wheels))) ([^\s,]+[^\s,.])"
 )
 REQUIREMENTS = "requirements.txt"
+# The classes that `[retry] on` has to name: by default only a lost host is retried.
+_NOT_RETRIED = (OutcomeClass.APP_ERROR, OutcomeClass.OUT_OF_MEMORY, OutcomeClass.IMAGE_ERROR)
 _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)  # of arrays: children decide
 
 
 def describe_outcome(run: Run) -> str:
-    """`app-error: attempt 2 of 3 ended with code 1 on i-0abc; attempt 1 lost its host i-0def`.
+    """`app-error: attempt 2 of 2 ended with code 1 on i-0abc; attempt 1 lost its host i-0def`.
 
     The text has parts from AWS, the image and users: make it printable before showing it.
     """
@@ -141,7 +143,8 @@ def _sentence(run: Run, outcome: OutcomeClass) -> str:
         return f"could never be placed: {run.status_reason}"
     if outcome is OutcomeClass.UNKNOWN:
         return run.status_reason or "AWS Batch gives no reason"
-    return _describe_last_attempt(run, outcome) + _describe_earlier_attempts(run)
+    last = _describe_last_attempt(run, outcome)
+    return last + _describe_earlier_attempts(run) + _describe_left_attempts(run, outcome)
 
 
 def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
@@ -211,6 +214,17 @@ def _describe_earlier_attempts(run: Run) -> str:
         text = describe_attempt(attempt, is_ours=bool(run.key), restarts=restarts_in_place(run))
         ends.setdefault(text, []).append(number)
     return "".join(f"; {_numbered(numbers)} {text}" for text, numbers in ends.items())
+
+
+def _describe_left_attempts(run: Run, outcome: OutcomeClass) -> str:
+    """Why attempts were left: no rule of the run retries ends of this class; "" if none were."""
+    left = run.max_attempts - len(run.attempts)
+    code = classify(run).exit_code
+    ends_the_run = code is not None and str(code).startswith("7")  # aws/batch/requests.py
+    if not run.attempts or left < 1 or outcome not in _NOT_RETRIED or ends_the_run:
+        return ""
+    attempts = "1 attempt was" if left == 1 else f"{left} attempts were"
+    return f"; {attempts} left, but {outcome.value} is only retried with --retry-on {outcome.value}"
 
 
 def _numbered(numbers: list[int]) -> str:

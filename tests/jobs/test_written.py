@@ -62,6 +62,23 @@ def test_fetched_outputs_are_not_named_among_ignored_files(job: Path, home: Home
     assert pack(job, home.root).ignored == ("fetched/train.py",), "a rule of its user"
 
 
+def test_a_line_with_an_exclamation_mark_sends_fetched_outputs(job: Path, home: Home) -> None:
+    """`explain` proposes the line; the rule that `get` wrote below must not undo it."""
+    (job / "best").mkdir()
+    (job / "fetched").rename(job / "best" / "outputs")
+    fetched = job / "best" / "outputs"
+    (fetched / ".batchmlignore").write_text(OUTPUTS_RULE)
+    (fetched / "deep").mkdir()
+    (fetched / "deep" / "model.pt").touch()
+    for missed in ("best/outputs/train.py", "best/outputs/deep/model.pt"):
+        found = search_folder(job, MissingItem(missed), home.root)
+        assert (found.state, found.ignored_by) == (FileState.IGNORED, WRITTEN)
+        (job / ".batchmlignore").write_text(f"!{found.path}\n")
+        assert [name for name in sent(job, home) if name.startswith("best")] == [missed]
+    (job / ".batchmlignore").write_text("!best/outputs/\n")
+    assert {"best/outputs/train.py", "best/outputs/deep/model.pt"} <= {*sent(job, home)}
+
+
 def test_the_same_folder_by_another_path_is_the_same(
     job: Path, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

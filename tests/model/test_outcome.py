@@ -124,6 +124,20 @@ def test_the_sentence_says_what_happened_to_which_attempt_on_which_host() -> Non
     )
 
 
+def test_attempts_that_were_left_are_named_with_the_flag_that_retries_such_ends() -> None:
+    attempt = Attempt(status_reason=EXITED, exit_code=137)
+    run = failed(EXITED, exit_code=137, max_attempts=3, attempts=(attempt,))
+    assert describe_outcome(run) == (
+        "app-error: attempt 1 of 3 ended with code 137, signal SIGKILL; 2 attempts were left, but "
+        "app-error is only retried with --retry-on app-error"
+    )
+    for other in (
+        replace(run, max_attempts=1), replace(run, attempts=(attempt,) * 3),
+        replace(run, exit_code=78), replace(run, status_reason=LOST),
+    ):  # fmt: skip
+        assert "--retry-on" not in describe_outcome(other)
+
+
 def test_an_array_is_what_its_failed_children_all_came_to() -> None:
     array = failed("Array Child Job failed", children={"FAILED": 2, "SUCCEEDED": 1}, array_size=3)
     killed, raised = failed(EXITED, reason=OOM, exit_code=137), failed(EXITED, exit_code=3)
