@@ -7,6 +7,7 @@ BatchmlError                     1
 │   └── SweepDamaged            78   the spec of a started sweep cannot be read
 ├── NotFound                     1   a job, run, queue or image that does not exist
 │   ├── InputNotFound           78   the job, script or image of a submission does not exist
+│   ├── NothingToRerun           1   a run has no checkpoints, or no known failed children
 │   └── NoQueue                 78   the queue of a submission does not exist
 ├── NotRunning                  75   the run has no running container yet; 1 when it has ended
 ├── RunFailed                    1   a run of a function has no result; or the run's own code
@@ -107,6 +108,13 @@ class InputNotFound(NotFound):
     """The job, script or image of a submission does not exist, so nothing was sent."""
 
     exit_code = 78
+
+
+class NothingToRerun(NotFound):
+    """The run has saved nothing to go on from, or its failed children are not known any more."""
+
+    def __init__(self, message: str) -> None:
+        BatchmlError.__init__(self, message)
 
 
 class NoQueue(NotFound):

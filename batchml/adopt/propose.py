@@ -53,6 +53,7 @@ class Proposal(Struct, frozen=True):
     params: tuple[FoundArgument, ...] = ()
     words: tuple[str, ...] = ()  # arguments as given: switches, positional ones, unknown flags
     left_out: tuple[str, ...] = ()  # sentences about flags that are not in the command
+    folders: tuple[str, ...] = ()  # parameters that name what the program writes
     resumes: str = ""  # a flag that names a checkpoint to go on from
 
     @property
@@ -78,7 +79,7 @@ def propose_arguments(
     """
     values, words = _read_arguments(source.flags, given)
     can_resume = any(is_resume_flag(flag) for flag in source.flags)
-    placed, params, left, resumes = [], [], [], ""
+    placed, params, left, folders, resumes = [], [], [], [], ""
     for flag in source.flags:
         default, where = flag.default, f"line {flag.line}"
         value = values.get(flag.name, default)
@@ -95,10 +96,19 @@ def propose_arguments(
             continue
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
-        place = "" if flag.name in values else find_place(flag.name, value)
+        place = find_place(flag.name, value)
         if can_resume and "save" in flag.name:  # a later run finds there what it goes on from
             place = place.replace("{outputs}", "{checkpoints}")
         is_data = place.startswith("{data}")
+        # What the program writes below its working folder is there again for `rerun --resume`.
+        stays = place.startswith("{outputs}") and _can_stay(value, source.makes_folders)
+        if place and not is_data and (stays or flag.name in values):
+            folders.append(flag.name)
+        place = "" if flag.name in values or stays else place
+        if stays:
+            where += "; in the working folder, whose new files are kept"
+            if value in sent:
+                where += f": {value} is sent, too, unless .batchmlignore names it"
         if is_data and value in on_machine:
             where += "; exists on this machine only: elsewhere {data} or the workspace"
         if place and not (is_data and (value in sent or value in on_machine)):
@@ -111,7 +121,18 @@ def propose_arguments(
                 also = ", ".join(f"--{name}" for name in flag.aliases)
                 where += f"; also {also}, but -p takes this name"
             params.append(FoundArgument(flag, value, where))
-    return Proposal(tuple(placed), tuple(params), tuple(words), tuple(left), resumes)
+    return Proposal(
+        tuple(placed), tuple(params), tuple(words), tuple(left), tuple(folders), resumes
+    )
+
+
+def _can_stay(value: Scalar | None, makes_folders: bool) -> bool:
+    """Whether a program can write to a path below its working folder, which begins without it."""
+    if not isinstance(value, str) or not value or value.startswith(("/", "~")):
+        return False
+    path = PurePosixPath(value)
+    is_file_here = bool(path.suffix) and len(path.parts) == 1 and not value.endswith("/")
+    return ".." not in path.parts and (makes_folders or is_file_here or not path.parts)
 
 
 def is_resume_flag(flag: Flag) -> bool:
@@ -228,9 +249,9 @@ def write_job(
     if seen is not None and kept:
         patterns = ", ".join(map(_quote, kept))
         wrote = f"it wrote {describe_files(seen.files)}"
-        if seen.is_whole:
+        if seen.is_whole and not found.folders:
             lines.append(_line(f"keep = [{patterns}]", wrote))
-        else:  # it may write others later
+        else:  # it may write others later, or with other parameters
             lines.append(_line(f"#keep = [{patterns}]", f"all new files; so far {wrote}"))
     if found.params:
         lines += ["", _line("[params]", f"flags of {script}: -p NAME=VALUE changes one")]
@@ -269,6 +290,8 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
     yield f"command = [{', '.join(map(_quote, words))}]"
     for each in found.placed:
         was = f"; without: {json.dumps(each.value)}" if each.value else ""
+        if each.word.startswith("{outputs}"):
+            was += "; rerun --resume brings back {checkpoints}, not {outputs}"
         yield f"# --{each.flag.name}: a folder of the run ({each.why}{was})"
     if found.is_kebab and not found.is_mixed:
         yield _line('flags = "kebab"', "{params} writes --batch-size for batch_size")

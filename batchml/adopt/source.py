@@ -42,6 +42,7 @@ class ProgramSource(Struct, frozen=True):
     """What the source tells. `imports` are top-level names outside the standard library and the
     folder; `optional` those of them in a `try`. `variables` are the environment variables that it
     reads. `ranks` says which line shows that processes train together; "" if none does.
+    `makes_folders`: it seems to make the folders that it writes to.
     """
 
     flags: tuple[Flag, ...] = ()
@@ -49,6 +50,7 @@ class ProgramSource(Struct, frozen=True):
     optional: frozenset[str] = frozenset()
     variables: tuple[str, ...] = ()
     ranks: str = ""
+    makes_folders: bool = False
 
 
 def read_program(script: Path, folder: Path) -> ProgramSource:
@@ -62,12 +64,13 @@ def read_program(script: Path, folder: Path) -> ProgramSource:
     flags: dict[str, Flag] = {}
     variables: dict[str, None] = {}
     imports: dict[str, bool] = {}  # name -> whether all imports of it are in a `try`
-    ranks = ""
+    ranks, makes_folders = "", False
     for module in _local_modules(script, tree, folder):
         for flag in _flags(module, constants):
             flags.setdefault(flag.name, flag)
         variables |= dict.fromkeys(_variables(module))
         ranks = ranks or _find_ranks(module)
+        makes_folders = makes_folders or _makes_folders(module)
         for name, is_optional in _imports(module):
             imports[name] = imports.get(name, True) and is_optional
     roots = (script.parent, folder)
@@ -84,6 +87,7 @@ def read_program(script: Path, folder: Path) -> ProgramSource:
         frozenset(name for name, is_optional in others.items() if is_optional),
         tuple(sorted(variables)),
         ranks,
+        makes_folders,
     )
 
 
@@ -219,6 +223,21 @@ def _find_ranks(tree: ast.Module) -> str:
         if name == "init_process_group" or is_accelerator or is_trainer:
             return f"{name}(), line {node.lineno}"
     return ""
+
+
+# Calls that make a folder, of the standard library and of libraries that train.
+_MAKE_FOLDERS = (
+    "mkdir", "makedirs", "SummaryWriter", "Trainer", "TrainingArguments",
+    "Seq2SeqTrainingArguments", "ModelCheckpoint", "TensorBoardLogger", "CSVLogger",
+    "save_pretrained",
+)  # fmt: skip
+
+
+def _makes_folders(tree: ast.Module) -> bool:
+    return any(
+        isinstance(node, ast.Call) and any(_ends_with(node.func, name) for name in _MAKE_FOLDERS)
+        for node in ast.walk(tree)
+    )
 
 
 # --- Variables ------------------------------------------------------------------------------------

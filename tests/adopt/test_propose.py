@@ -186,6 +186,7 @@ SOURCE = ProgramSource(
         Flag("config", "positional", None, 8, is_required=True),
     ),
     variables=("WANDB_API_KEY", "RANK", "HOME"),
+    makes_folders=True,
 )
 IMAGE = ImageChoice("python", "it imports only the standard library")
 
@@ -200,10 +201,9 @@ def job_of(
 def test_the_job_of_a_program() -> None:
     spec, text = job_of(("base.yaml", "--amp", "--lr=0.5", "--unknown", "x"))
     assert spec.command == (
-        "python", "train.py", "base.yaml", "--amp", "--unknown", "x", "--out", "{outputs}",
-        "{params}",
+        "python", "train.py", "base.yaml", "--amp", "--unknown", "x", "{params}",
     )  # fmt: skip
-    assert spec.params == {"batch_size": 64, "lr": 0.5} and spec.flags == "kebab"
+    assert spec.params == {"batch_size": 64, "lr": 0.5, "out": "out"} and spec.flags == "kebab"
     assert (
         "line 4; its default is 0.1" in text
         and "It reads WANDB_API_KEY: set it in [env], a secret in [secrets]." in text
@@ -229,6 +229,30 @@ def test_data_elsewhere_on_this_machine_stays_a_parameter() -> None:
     assert spec.params == {"data": "/mnt/here"}
     assert spec.command[2:] == ("--train-data", "{data}", "--out", "{outputs}", "{params}")
     assert "line 3; exists on this machine only: elsewhere {data} or the workspace" in text
+
+
+def test_results_in_the_working_folder_stay_there_so_that_a_resumed_run_finds_them() -> None:
+    flags = (
+        Flag("out", "value", "runs/", 3), Flag("log", "value", "../x.log", 4),
+        Flag("output_dir", "value", "/mnt/out", 5), Flag("save-dir", "value", "~/saves", 6),
+        Flag("results", "value", None, 7), Flag("checkpoint-dir", "value", "ckpt", 8),
+    )  # fmt: skip
+    wrote = Observation(files=(("runs/a.json", 1),))
+    source = ProgramSource(flags, makes_folders=True)
+    spec, text = job_of(seen=wrote, source=source)
+    assert spec.params == {"out": "runs/"} and "line 3; in the working folder, whose new" in text
+    assert spec.command[2:] == (
+        "--log", "{outputs}/x.log", "--output_dir", "{outputs}", "--save-dir", "{outputs}",
+        "--results", "{outputs}", "--checkpoint-dir", "{checkpoints}", "{params}",
+    )  # fmt: skip
+    assert text.count("rerun --resume brings back {checkpoints}, not {outputs}") == 4
+    assert spec.keep is True, "-p out=other would write files that no pattern keeps"
+    assert '#keep = ["runs/**"]' in text
+    text = write_job("train.py", (), source, IMAGE, wrote, ("runs/",))
+    assert "runs/ is sent, too, unless .batchmlignore names it" in text
+    spec, _ = job_of(source=ProgramSource((*flags, Flag("save", "value", "m.pt"))))
+    assert spec.params == {"save": "m.pt"}, "the program would not find its folder runs/"
+    assert spec.command[2:4] == ("--out", "{outputs}")
 
 
 def test_a_value_that_the_user_gave_stays() -> None:
@@ -278,7 +302,8 @@ def test_flags_of_two_spellings_are_named_one_by_one() -> None:
 
 def test_an_attempt_adds_what_it_showed() -> None:
     metrics = find_metrics(["epoch 1 loss=0.5"])
-    spec, text = job_of(seen=Observation(metrics, (("model.pt", 2048),), 3000.0))
+    plain = ProgramSource((Flag("lr", "value", 0.1),))
+    spec, text = job_of(seen=Observation(metrics, (("model.pt", 2048),), 3000.0), source=plain)
     assert spec.keep == ("*.pt",) and spec.resources.memory == "5 GiB"
     assert spec.patterns == {"loss": "loss=(nan|-?inf|[0-9.eE+-]+)"} and spec.directions == {
         "loss": "min"

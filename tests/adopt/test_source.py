@@ -89,6 +89,21 @@ def test_flags_of_absl(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "makes"),
+    [
+        ("import os\nos.makedirs('x', exist_ok=True)\n", True),
+        ("from pathlib import Path\nPath('x').mkdir()\n", True),
+        ("SummaryWriter('runs')\n", True),
+        ("open('runs/x', 'w')\n", False),
+    ],
+)
+def test_a_program_that_makes_the_folders_that_it_writes_to(
+    tmp_path: Path, text: str, makes: bool
+) -> None:
+    assert read(tmp_path, text).makes_folders is makes
+
+
 def test_imports_and_variables_of_the_program_and_of_its_modules(tmp_path: Path) -> None:
     found = read(
         tmp_path,

@@ -32,11 +32,11 @@ def test_a_program_becomes_a_job_that_runs(cli: Cli) -> None:
     (cli.folder / "train.py").write_text(PROGRAM)
     shown = cli("adopt", "train.py", "--epochs", "2")
     assert shown.code == 0, shown.err
-    assert "It printed loss, and wrote model.pt (7 B), {outputs}/figure.txt (6 B)." in shown.err
+    assert "It printed loss, and wrote model.pt (7 B), results/figure.txt (6 B)." in shown.err
     job = tomllib.loads((cli.folder / "job.toml").read_text())
-    assert job["command"] == ["python", "train.py", "--out", "{outputs}", "{params}"]
-    assert job["params"] == {"epochs": 2, "learning_rate": 0.1} and job["flags"] == "kebab"
-    assert job["keep"] == ["*.pt"] and job["image"] == "python"
+    assert job["command"] == ["python", "train.py", "{params}"] and job["flags"] == "kebab"
+    assert job["params"] == {"epochs": 2, "learning_rate": 0.1, "out": "results/"}
+    assert "keep" not in job and job["image"] == "python"
     assert job["metrics"] == {"loss": {"pattern": "loss=(nan|-?inf|[0-9.eE+-]+)", "best": "min"}}
     ran = cli("submit", "--wait", ".", "-p", "learning_rate=0.5")
     assert ran.code == 0 and "Metrics: loss 0.25" in ran.err

@@ -61,7 +61,7 @@ def test_what_failed_goes_on_where_it_was(shared: Cli) -> None:
     assert any("It resumes from step 6" in words for words in told)
     nothing = client.submit(command=["true"])
     nothing.wait()
-    with pytest.raises(NotFound, match="Checkpoints of run"):
+    with pytest.raises(NotFound, match="has saved nothing to go on from"):
         nothing.rerun(resume=True)
 
 

@@ -13,13 +13,14 @@ from batchml.aws.batch.jobs import list_child_indices
 from batchml.aws.diagnosis import Diagnosis
 from batchml.aws.naming import make_platform
 from batchml.context import Context, open_cache
-from batchml.errors import NotFound, UsageError
+from batchml.errors import NothingToRerun, UsageError
 from batchml.model.group import GROUP_TAG
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
+from batchml.runs.outputs import FolderOutputs
 from batchml.runs.package import CommitQuery, GitCommit, describe_changed_code, unpack_code
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.rules import (
@@ -275,15 +276,30 @@ def _unverified_notice(who: str) -> str:
     )
 
 
-def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> NotFound:
+def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> NothingToRerun:
+    shown, option = display_id(context, found.job_id), context.env_option
     before = found.tags.get(RESUMES_TAG, "")
-    hint = (
-        f"From the beginning: batchml rerun {display_id(context, found.job_id)}{context.env_option}"
+    words = (
+        f"--resume: {who} has saved nothing to go on from: {{checkpoints}} has no file, and none "
+        f"of its working folder was kept.{_outputs_sentence(context, found.job_id)}"
     )
     if before:
-        again = f"batchml rerun --resume {display_id(context, before)}{context.env_option}"
-        hint = f"It went on from another run; to do that again: {again}"
-    return NotFound("Checkpoints of run", who, [], hint)
+        again = f"batchml rerun --resume {display_id(context, before)}{option}"
+        return NothingToRerun(f"{words} It went on from another run; to do that again: {again}")
+    return NothingToRerun(f"{words} From the beginning: batchml rerun {shown}{option}")
+
+
+def _outputs_sentence(context: Context, job_id: str) -> str:
+    """Where the files are that the run wrote to {outputs}; "" if it wrote none on this machine."""
+    folder = context.outputs(job_id)
+    count = sum(1 for _ in FolderOutputs(folder).entries()) if folder is not None else 0
+    if not count:
+        return ""
+    files = "1 file" if count == 1 else f"{count} files"
+    return (
+        f" Its outputs, {files}, stay in {folder}, and a later run does not find them: let the "
+        "program save to {checkpoints}, or to a relative path."
+    )
 
 
 # --- The requests ---------------------------------------------------------------------------------
@@ -517,10 +533,10 @@ def _children_notices(wanted: RerunSpec) -> Iterator[str]:
 def _failed_children(context: Context, found: "FoundRun") -> list[int]:
     known = list_child_indices(context.connect(), found.job_id, JobStatus.FAILED)
     if not known and (found.run is None or found.run.children.get("FAILED")):
-        raise NotFound(
-            "Children of", found.job_id, [],
-            "AWS Batch has forgotten which children failed. To run all again: leave out --failed.",
-        )  # fmt: skip
+        raise NothingToRerun(
+            f"--failed: AWS Batch has forgotten which children of {found.job_id} failed. To run "
+            "all again: leave out --failed."
+        )
     return known
 
 
