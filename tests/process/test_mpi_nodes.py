@@ -63,9 +63,15 @@ class MpiNodes(Nodes):
     def begin(self, script: str, *command: str, plan: LaunchPlan = TWO, count: int = 2) -> None:
         (self.folder / "rank.py").write_text(PREAMBLE + script + END)
         words = command or (sys.executable, str(self.folder / "rank.py"), self.kind)
-        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+        given = {
+            "PATH": os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]]),
+            "BATCHML_GRACE": "20",
+            # MPICH's transport fails when a network interface that it has listed is removed, as
+            # other tests do meanwhile. All ranks are on one machine.
+            "UCX_TLS": "self,sm",
+        }
         for number in range(count):
-            self.add(number, count, plan, *words, NODE=str(number), PATH=path, BATCHML_GRACE="20")
+            self.add(number, count, plan, *words, NODE=str(number), **given)
 
     def processes_of(self, number: int) -> list[int]:
         return descendants(self.processes[number].pid)
@@ -210,8 +216,6 @@ def test_a_daemon_that_cannot_be_started_ends_the_run(nodes: MpiNodes) -> None:
 def test_an_image_without_mpirun_is_told_what_to_install(nodes: MpiNodes) -> None:
     nodes.add(0, 2, TWO, "true", PATH=str(nodes.folder))
     nodes.add(1, 2, TWO, "true", PATH=str(nodes.folder))
-    assert nodes.processes[0].wait(60) == 127
-    nodes.processes[1].terminate()  # as AWS Batch does: there is no main node to tell its end
     assert nodes.ended() == [127, 127]
     for number in (0, 1):
         assert "this image has no mpirun: install openmpi-bin or mpich" in nodes.said(number)[-2]

@@ -52,7 +52,15 @@ if main is None:
         time.sleep(0.01)
     sys.exit(int(env.get("CODE", "0")))
 source = None if env["BIND"] == "wildcard" else (env["BATCHML_NODE_ADDRESS"], 0)
-peer = socket.create_connection((main, PORT), 30, source_address=source)
+end = time.monotonic() + 50
+while True:  # the main node has an address before it listens
+    try:
+        peer = socket.create_connection((main, PORT), 30, source_address=source)
+        break
+    except ConnectionRefusedError:
+        if time.monotonic() > end:
+            raise
+        time.sleep(0.01)
 peer.sendall(f"{job} node {index}\\n".encode())
 print(peer.makefile().readline().strip(), flush=True)
 time.sleep(600)

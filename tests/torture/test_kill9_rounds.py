@@ -29,6 +29,7 @@ from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
 from batchml.local.machine import read_machine
 from batchml.model.names import split_key
+from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR
 from tests.process.test_kill9 import kill_server, output, started
 from tests.process.test_processes import is_alive
 from tests.support.generate import TORTURE
@@ -56,6 +57,7 @@ class Rounds:
         self.lost: set[str] = set()  # attempts that have lost their runner
         self.perhaps: set[str] = set()  # those that had lost theirs only if they had begun
         self.restarts: list[float] = []  # seconds
+        self.moves: list[tuple[float, float]] = []  # when the state folder was moved, in ms
         self.killed: Counter[str] = Counter()
         self.both = 0  # how often a server and a runner were killed at once
         self._gate = Lock()  # held while there is no state folder
@@ -140,6 +142,7 @@ class Rounds:
     def _move(self) -> None:
         """Away and back while jobs run: each server stops by itself, and the next goes on."""
         there = Home(self.home.root.with_name("there"))
+        before = CLOCK.now()
         with self._gate:
             self._mortal.close()
             for _, person in self._people:
@@ -158,6 +161,7 @@ class Rounds:
                 wait_for(partial(_is_gone, server), "the server stops by itself")
                 control.ensure_server(next_place, CLOCK)
             self.killed["moved"] += 2
+            self.moves.append((1000 * before - 1000, 1000 * CLOCK.now()))
             self._mortal = Mortal(self._load, f"mortal{self.killed['moved']}x")
 
     def _person(self, number: int) -> tuple[str, subprocess.Popen[bytes]]:
@@ -354,6 +358,7 @@ class Verdict:
 
     def __init__(self, batch: Any, logs: Any, starts: Path, told: Told, rounds: Rounds) -> None:
         self._perhaps = rounds.perhaps
+        self._moves = rounds.moves
         self._both = rounds.both
         self._batch = batch
         self._logs = logs
@@ -453,6 +458,14 @@ class Verdict:
         assert job["status"] == ("SUCCEEDED" if good else "FAILED")
         assert good or plan.kind != "retried" or number == RETRIES, "it is tried again"
 
+    def _lost_its_files(self, plan: Plan, attempt: dict[str, Any]) -> bool:
+        """Whether our runtime started when its files, which are in the state folder, were gone."""
+        return (
+            plan.kind == "typed"
+            and attempt["container"].get("exitCode") == CONFIGURATION_ERROR
+            and any(first <= attempt["startedAt"] <= last for first, last in self._moves)
+        )
+
     def _judge_attempt(
         self, job: dict[str, Any], plan: Plan, number: int, attempt: dict[str, Any], forced: bool
     ) -> None:
@@ -471,8 +484,11 @@ class Verdict:
         else:
             assert attempt["statusReason"] != RUNNER_LOST, "none is lost whose runner lives"
         natural = container.get("exitCode") == plan.code_of(number)
-        assert natural or is_lost or (forced and is_last)
+        assert natural or is_lost or (forced and is_last) or self._lost_its_files(plan, attempt)
         if "logStreamName" not in container:
+            return
+        if self._lost_its_files(plan, attempt):
+            self.seen["moved as it started"] += 1
             return
         lines = output(self._logs, job, container["logStreamName"])
         wanted = [f"line {line}" for line in range(LINES)]
