@@ -54,7 +54,7 @@ from batchml.sweeps.jobs import first_requests
 from batchml.sweeps.run import needs_controller
 from batchml.sweeps.samplers.optuna import missing_package_mistakes
 from batchml.sweeps.spec.file import MAX_NAME, read_sweep
-from batchml.sweeps.spec.rules import check_with_job
+from batchml.sweeps.spec.rules import check_with_job, with_full_length
 from batchml.sweeps.started import StartedSweep, write_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store
 
@@ -253,8 +253,8 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
     resolved = resolve_sweep(context, options)
     folder = resolved.job.folder
     commit_query = CommitQuery(folder)
-    notices: list[str] = []
-    spec, job, cache = resolved.spec, resolved.job.spec, None
+    spec, cache = resolved.spec, None
+    job, notices = with_full_length(spec, resolved.job.spec)
     if context.settings.is_local:
         job = fit_to_machine(context, job, options.strict, notices)
         spec = _fit_parallel(spec, job, notices)

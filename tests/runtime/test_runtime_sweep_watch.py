@@ -215,6 +215,25 @@ def test_the_last_part_is_the_end(trial: Make) -> None:
     assert (world.end["state"], world.asked, world.stopped) == ("DONE", 0, [])
 
 
+@pytest.mark.parametrize("after", [epochs(28, 28, 0.9), ["epoch=28 acc=nan loss=0.1"]])
+def test_a_step_after_the_last_one_ends_the_trial_and_does_not_count(
+    trial: Make, after: list[str]
+) -> None:
+    world = trial()
+    world.prints(*epochs(1, 27), *after)
+    assert world.stopped == [("it continued after epoch 27, its last one: it is stopped.", 0)]
+    assert world.ends(code=143) == 0
+    assert (world.end["state"], world.points[-1]) == ("DONE", (27, 0.5))
+
+
+def test_one_that_passes_its_last_step_without_a_value_there_has_the_next_one(trial: Make) -> None:
+    world = trial()
+    world.prints(*epochs(1, 25), *epochs(30, 30, 0.9))
+    assert len(world.stopped) == 1
+    assert world.ends(code=143) == 0
+    assert world.points[-1] == (30, 0.9)
+
+
 # --- ends ---------------------------------------------------------------------------------------
 
 

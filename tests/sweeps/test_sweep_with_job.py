@@ -12,7 +12,7 @@ from batchml.model.sweep import (
     SweepSpec,
 )
 from batchml.sweeps.spec.file import read_sweep
-from batchml.sweeps.spec.rules import check_with_job, notices
+from batchml.sweeps.spec.rules import check_with_job, notices, with_full_length
 from tests.support.sweep_files import SMALLEST, read
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,15 +60,48 @@ def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["epochs", "n_epochs", "max-epochs", "epoch"])
-def test_a_full_training_that_the_job_ends_earlier_is_a_notice(name: str) -> None:
+@pytest.mark.parametrize("name", ["epochs", "n_epochs", "max-epochs", "epoch", "num_train_epochs"])
+@pytest.mark.parametrize("number", [20, 30])
+def test_a_full_training_has_as_many_steps_in_the_program_as_in_the_sweep(
+    name: str, number: int
+) -> None:
     spec = read(early_stop={"max": 27, "step": "epoch"})
-    short = job("{params}", params={"lr": 0.1, name: 20})
-    assert about(f"early_stop.max is 27, but the job has {name} = 20: no trial comes", spec, short)
-    for fits in ({name: 27}, {name: 100}, {"epoch_size": 2}, {name: "20"}):
-        assert not about("early_stop.max", spec, job("{params}", params={"lr": 0.1, **fits}))
+    full, said = with_full_length(spec, job("{params}", params={"lr": 0.1, name: number}))
+    assert full.params == {"lr": 0.1, name: 27}
+    assert said == [
+        f"Trials run with {name} = 27, which is early_stop.max; the job has {number}. "
+        f"To choose another number, write {name} below [space]."
+    ]
+
+
+@pytest.mark.parametrize(
+    "params", [{"epochs": 27}, {"epochs": -1}, {"epoch_size": 2}, {"epochs": "2"}]
+)
+def test_other_parameters_stay(params: dict[str, Any]) -> None:
+    beside = job("{params}", params={"lr": 0.1, **params})
+    for early_stop in ({"max": 27}, {"method": "none"}):
+        assert with_full_length(read(early_stop=early_stop), beside) == (beside, [])
     steps = read(early_stop={"max": 500, "step": "iter"})
-    assert about("max_iterations = 20", steps, job("{params}", params={"max_iterations": 20}))
+    full, _ = with_full_length(steps, job("{params}", params={"max_iterations": 20}))
+    assert full.params == {"max_iterations": 500}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [
+        (20, "epochs is at most 20: no trial comes to epoch 27. Write max = 20."),
+        ([10, 20], "epochs is at most 20: no trial comes to epoch 27. Write max = 20."),
+        (30, "epochs is up to 30: trials are stopped after epoch 27"),
+        ({"int": [5, 30]}, "epochs is up to 30: trials are stopped after epoch 27"),
+        (27, ""),
+        ([9, 27], ""),
+    ],
+)
+def test_a_number_of_steps_in_the_space_stays_and_is_a_notice(epochs: Any, said: str) -> None:
+    spec = read(space={**SMALLEST["space"], "epochs": epochs}, early_stop={"max": 27})
+    beside = job("{params}", params={"epochs": 3})
+    assert with_full_length(spec, beside) == (beside, [])
+    assert about(said, spec) if said else not about("early_stop.max", spec)
 
 
 def about(said: str, spec: SweepSpec, beside: JobSpec | None = None) -> bool:

@@ -259,6 +259,9 @@ class TrialWatch:
         """Record that the trial has reached a step, and decide whether it continues."""
         if self._decided_ending is not None:
             return  # steps of a program that is being stopped do not count
+        if self._ends_at_limit and self._step >= self._assignment.limit:
+            self._finish_after_limit()  # it has its result, of the last step
+            return
         is_last = 0 < self._assignment.limit <= point.step
         if not all(map(math.isfinite, point.values)):
             # If this step is a rung, the next report decides instead.
@@ -286,18 +289,25 @@ class TrialWatch:
             self._refresh_cutoffs(at_once=rung is not None)
         return protocol.decide(self._contract, self._cutoffs, step, self._value, self._best, rung)
 
+    @property
+    def _ends_at_limit(self) -> bool:
+        """Whether no step after the limit counts, in this batch or in a later one."""
+        assignment = self._assignment
+        stops = assignment.contract.method != NONE
+        return stops and assignment.limit > 0 and not assignment.may_continue
+
     def _reach_last_step(self, step: int) -> None:
         assignment = self._assignment
-        if step > assignment.limit and (
-            assignment.may_continue or assignment.contract.method != NONE
-        ):
-            self._finish_batch(
-                f"it continued after {assignment.contract.step} {assignment.limit}, its last one"
-            )
+        if step > assignment.limit and (assignment.may_continue or self._ends_at_limit):
+            self._finish_after_limit()
         elif assignment.may_continue and self._end_by == math.inf:
             # Without a signal, which could come before the program has saved.
             self._program.request_stop()
             self._end_by = self._monotonic() + assignment.contract.grace
+
+    def _finish_after_limit(self) -> None:
+        step, limit = self._assignment.contract.step, self._assignment.limit
+        self._finish_batch(f"it continued after {step} {limit}, its last one")
 
     # --- Its end ------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
 def notices(spec: SweepSpec, job: JobSpec | None = None) -> list[str]:
     """Notices: no mistakes, but facts that may be unexpected, in one or two sentences each."""
     of_job = () if job is None else _job_notices(spec, job)
-    return [*_search_notices(spec), *_limit_notices(spec), *of_job]
+    return [*_search_notices(spec), *_limit_notices(spec), *_length_notices(spec), *of_job]
 
 
 def _uses_any_parameter(spec: SweepSpec, job: JobSpec) -> bool:
@@ -225,7 +225,6 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             "Trials end at rungs and continue later: the program must save to "
             "$BATCHML_CHECKPOINT_DIR and continue from the checkpoint there."
         )
-    yield from _length_notices(spec, job)
     for metric in (goal.metric for goal in spec.goals if goal.metric not in job.metrics):
         meant = did_you_mean(metric, job.metrics)
         if meant:
@@ -240,20 +239,48 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             )
 
 
-def _length_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
-    """A notice if the job's own number of steps ends each trial before `early_stop.max`."""
-    stop = spec.early_stop
+def with_full_length(spec: SweepSpec, job: JobSpec) -> tuple[JobSpec, list[str]]:
+    """The job whose own number of steps, such as `epochs`, is `early_stop.max`; notices about it.
+
+    So a trial that is not stopped early ends by itself, and has written its results. A number that
+    the space has stays.
+    """
+    stop, notices, params = spec.early_stop, [], dict(job.params)
     for name, value in job.params.items():
-        if name in spec.space or _step_word(name) != _step_word(stop.step):
+        is_length = _step_word(name) == _step_word(stop.step) and name not in spec.space
+        if not is_length or not isinstance(value, int) or isinstance(value, bool):
             continue
-        if isinstance(value, int) and 0 < value < stop.max:
+        if 0 < stop.max != value > 0:
+            params[name] = stop.max
+            notices.append(
+                f"Trials run with {name} = {stop.max}, which is early_stop.max; the job has "
+                f"{value}. To choose another number, write {name} below [space]."
+            )
+    return replace(job, params=params), notices
+
+
+def _length_notices(spec: SweepSpec) -> Iterator[str]:
+    """A notice if a number of steps in the space and `early_stop.max` contradict each other."""
+    stop = spec.early_stop
+    for name, dimension in spec.space.items():
+        if not stop.max or _step_word(name) != _step_word(stop.step):
+            continue
+        values = [value for value in dimension.values if isinstance(value, int)]
+        longest = int(max(values, default=dimension.high))
+        if 0 < longest < stop.max:
             yield (
-                f"early_stop.max is {stop.max}, but the job has {name} = {value}: no trial comes "
-                f"to {stop.step} {stop.max}. Write max = {value}."
+                f"early_stop.max is {stop.max}, but {name} is at most {longest}: no trial comes to "
+                f"{stop.step} {stop.max}. Write max = {longest}."
+            )
+        elif longest > stop.max and stop.method != "none":
+            yield (
+                f"early_stop.max is {stop.max}, but {name} is up to {longest}: trials are stopped "
+                f"after {stop.step} {stop.max}, before they end by themselves. "
+                f"Write max = {longest}."
             )
 
 
 def _step_word(name: str) -> str:
     """The unit that a parameter or a step counts: `epoch` of n_epochs, `iter` of max-iterations."""
-    word = re.sub(r"^(n|num|max|total)_", "", name.lower().replace("-", "_"))
+    word = re.sub(r"^((n|num|max|total|train)_)+", "", name.lower().replace("-", "_"))
     return re.sub(r"(ation)?s?$", "", word)
