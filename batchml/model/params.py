@@ -8,7 +8,13 @@ import msgspec
 
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.job import JobSpec, Scalar
-from batchml.runtime.protocol.variables import ALL, parameter_variable, takes_all
+from batchml.runtime.protocol.variables import (
+    ALL,
+    INDEX,
+    parameter_variable,
+    parse_number,
+    takes_all,
+)
 
 
 def with_params(
@@ -77,25 +83,22 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
 
 
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")  # as in JSON
 
 
 def _parse_value(text: str) -> Scalar:
     """The value of a parameter without a default: a number or a boolean as in JSON, else text."""
-    if text in ("true", "false"):
-        return text == "true"
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return text
-    number = float(text) if match[2] or match[3] else int(text)
-    return number if math.isfinite(number) else text
+    return text == "true" if text in ("true", "false") else parse_number(text)
 
 
 def _parse_like(default: Scalar, text: str) -> Scalar | None:
     """Parse `text` as a value of the default's type: a text, a boolean or a number; else None.
 
-    A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have.
+    A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have. A text with
+    `{index}` stays, if it becomes such a value in each child.
     """
+    example = text.replace(f"{{{INDEX}}}", "1")
+    if example != text:
+        return None if _parse_like(default, example) is None else text
     if isinstance(default, str):
         return text
     if isinstance(default, bool):

@@ -108,7 +108,7 @@ class SubmitOptions(TypedDict, total=False):
         ),
     ]
     array: Annotated[
-        int | None, Option("Run N copies, numbered in AWS_BATCH_JOB_ARRAY_INDEX.", metavar="N")
+        int | None, Option("Run N copies; `-p seed={index}` gives each its number.", metavar="N")
     ]
     after: Annotated[
         Sequence[str | HasJobId] | None,

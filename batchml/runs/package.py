@@ -16,7 +16,7 @@ from msgspec import Struct
 from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
 from batchml.runtime.entry.fetch import BadArchive, unpack
-from batchml.runtime.protocol.variables import FOLDERS, folder_placeholders
+from batchml.runtime.protocol.variables import FOLDERS, folder_placeholders, params_placeholders
 
 if TYPE_CHECKING:
     import subprocess
@@ -118,7 +118,7 @@ def pack_code(
 
 def check_placeholders(spec: "JobSpec", store: PackageStore) -> None:
     """Raise ConfigError for a command with folders that nothing in its image would fill in."""
-    names = folder_placeholders(spec.argv())
+    names = [*folder_placeholders(spec.argv()), *params_placeholders(spec.params)]
     if names and not store.is_read:
         raise ConfigError(
             spec.name,

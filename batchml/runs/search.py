@@ -37,6 +37,7 @@ from batchml.model.run import (
     times_of,
 )
 from batchml.runs.metrics.series import best_values, first_values
+from batchml.runtime.protocol.variables import ARRAY_MAP, INDEX, child_number, fill_params
 
 COMMIT_TAG = "batchml:commit"
 # Environment variable of the runs of a sweep: the address of its store, which ends with its key.
@@ -198,7 +199,14 @@ class FoundRun(Struct, frozen=True):
 
     @property
     def params(self) -> dict[str, object]:
-        return {**self._known.params, **(self.run.params if self.run else {})}
+        """The parameters; those of a child have its number in place of `{index}`."""
+        params = {**self._known.params, **(self.run.params if self.run else {})}
+        run = self.run
+        mapped = run.environment.get(ARRAY_MAP, "") if run else ""
+        if run is None or (run.array_index is None and (run.array_size or not mapped)):
+            return params
+        number = child_number(str(run.array_index or 0), mapped)
+        return dict(fill_params(params, {INDEX: str(number)}))
 
     @property
     def metrics(self) -> dict[str, float]:

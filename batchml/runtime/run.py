@@ -8,6 +8,7 @@ prove that it has read all of them. It exits with the command's exit code.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -63,8 +64,11 @@ from batchml.runtime.protocol.variables import (
     FOLDERS,
     RuntimeEnv,
     fill_folders,
+    fill_params,
     folder_placeholders,
     folder_values,
+    params_placeholders,
+    read_params,
 )
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF, StoreError
@@ -230,15 +234,22 @@ class _Attempt:
             self._environ.update(self._trial.variables())
 
     def _fill_folders(self) -> None:
-        """Fill the paths of the run's folders into the command."""
+        """Fill the paths of the run's folders, and the child's number, into command and parameters.
+
+        A trial's parameters come from its sweep.
+        """
         if FILL not in self._environ:
             return
         values = folder_values(self._environ)
-        for name in folder_placeholders(self._command):
+        params = read_params(self._environ)
+        for name in (*folder_placeholders(self._command), *params_placeholders(params)):
             if not values[name]:
                 why = f"the command has {{{name}}}, but {FOLDERS[name]} is not set here."
                 raise NotStarted(CONFIGURATION_ERROR, why)
         self._command = fill_folders(self._command, values)
+        if params:
+            filled = fill_params(params, values)
+            self._environ["BATCHML_PARAMS"] = json.dumps(filled, sort_keys=True)
 
     def _fetch_code(self) -> None:
         if self._env.code:

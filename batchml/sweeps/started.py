@@ -16,6 +16,7 @@ from batchml.model.names import to_one_line
 from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, SweepSpec, Trial
 from batchml.runtime.protocol.variables import (
+    INDEX,
     fill_command,
     fill_folders,
     folder_placeholders,
@@ -140,7 +141,7 @@ def local_folders(sweep: StartedSweep, trial: Trial) -> dict[str, str]:
     """What the folders of a run are for a trial's command in a shell: placeholder -> value."""
     own = {name: name for name in (*_WRITTEN, "data", "workspace")}
     data = str({**sweep.environ, **sweep.job_spec.env}.get(DATA_VARIABLE) or own["data"])
-    return {**own, "data": data, "run": f"trial-{trial.number}"}
+    return {**own, "data": data, "run": f"trial-{trial.number}", INDEX: "0"}
 
 
 def command_line(sweep: StartedSweep, trial: Trial) -> str:

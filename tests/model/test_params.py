@@ -17,6 +17,14 @@ def test_given_parameters_keep_the_type_of_their_default() -> None:
         with_params(spec, {"n": "0.5", "lr": "2"}, "-p", keep_whole=True)
 
 
+def test_a_number_may_be_that_of_each_child_of_an_array() -> None:
+    spec = read_job({**SMALLEST, "params": {"seed": 0, "on": True}}, "job.toml")
+    assert with_params(spec, {"seed": "1{index}"}, "-p").params["seed"] == "1{index}"
+    for wrong in ({"seed": "a{index}"}, {"seed": "{child}"}, {"on": "{index}"}):
+        with pytest.raises(ConfigError, match="the default is"):
+            with_params(spec, wrong, "-p")
+
+
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
     spec = read_job({**SMALLEST, "params": {"lr": 0.1}}, "job.toml")
     with pytest.raises(ConfigError, match=r"no such parameter.*Parameters: lr\."):

@@ -85,6 +85,18 @@ def test_a_command_names_the_folders_of_its_run(tmp_path: Path) -> None:
     assert run(tmp_path, "echo", "{outputs}", **folders)[1][0] == b"{outputs}"
 
 
+def test_a_child_finds_its_number_in_command_and_parameters(tmp_path: Path) -> None:
+    script = ("sh", "-c", "echo {index} $BATCHML_PARAMS")
+    given = {"BATCHML_FILL": "1", "BATCHML_PARAMS": '{"seed": "1{index}"}', "AWS_BATCH_JOB_ID": JOB}
+    for more, line in (
+        ({}, b'0 {"seed": 10}'),
+        ({"AWS_BATCH_JOB_ARRAY_INDEX": "3"}, b'3 {"seed": 13}'),
+        ({"AWS_BATCH_JOB_ARRAY_INDEX": "1", "BATCHML_ARRAY_MAP": "2 7-9"}, b'7 {"seed": 17}'),
+        ({"BATCHML_PARAMS": "no JSON"}, b"0 no JSON"),
+    ):
+        assert run(tmp_path, *script, **{**given, **more})[1][0] == line
+
+
 def test_no_command_and_code_that_cannot_be_unpacked_are_configuration_errors(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,6 @@ from batchml.runs import outputs
 from batchml.runs.outputs import OutputEntry
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
 from batchml.runs.rerun.rules import (
-    MAP,
     Numbering,
     format_ranges,
     original_id,
@@ -21,6 +20,7 @@ from batchml.runs.rerun.rules import (
     rerun_id,
 )
 from batchml.runs.watch.events import ContactLost, OutputLine, RunEnded, RunMessage
+from batchml.runtime.protocol.variables import ARRAY_MAP
 
 NUMBERS = st.sets(st.integers(0, 9_999), min_size=1, max_size=9).map(lambda it: tuple(sorted(it)))
 
@@ -30,11 +30,11 @@ def run(**environment: str) -> Run:
 
 
 def test_numbers_are_known_from_aws_or_from_what_is_kept_here() -> None:
-    record = Record(job_id="id", spec={"env": {MAP: "2 4-5"}})
-    assert original_numbers(run(**{MAP: "2 4-5"}), None) == (2, 4, 5)
+    record = Record(job_id="id", spec={"env": {ARRAY_MAP: "2 4-5"}})
+    assert original_numbers(run(**{ARRAY_MAP: "2 4-5"}), None) == (2, 4, 5)
     assert original_numbers(None, record) == original_numbers(run(), record) == (2, 4, 5)
     assert original_numbers(run(), Record()) == original_numbers(None, None) == ()
-    assert original_numbers(run(**{MAP: "what; else"}), None) == ()
+    assert original_numbers(run(**{ARRAY_MAP: "what; else"}), None) == ()
 
 
 @given(NUMBERS)
@@ -54,7 +54,7 @@ def test_where_nothing_was_renumbered_ids_stay(job_id: str) -> None:
 
 
 def test_what_is_told_of_a_child_has_its_first_number() -> None:
-    numbers, parent = Numbering(), run(**{MAP: format_ranges([2, 4])})
+    numbers, parent = Numbering(), run(**{ARRAY_MAP: format_ranges([2, 4])})
     lines = [OutputLine(1, "[0] Child 1", "0/2"), OutputLine(1, "x", "1"), OutputLine(1, "own")]
     told: list[Any] = [RunMessage(parent, "Child 1 FAILED: 0"),
                        RunMessage(parent, "[0] no log"),
@@ -93,7 +93,7 @@ def test_outputs_come_under_the_first_numbers_from_where_they_lie() -> None:
 
 def test_an_explanation_calls_children_by_their_first_numbers() -> None:
     answers = {
-        "describe_jobs": {"jobs": [job("id", environment=[{"name": MAP, "value": "2 4"}])]},
+        "describe_jobs": {"jobs": [job("id", environment=[{"name": ARRAY_MAP, "value": "2 4"}])]},
         "list_jobs": {"jobSummaryList": [child(1), child(0)]},
     }
     session: Any = SimpleNamespace(client=lambda _, attempts=5: Answering(answers))

@@ -16,7 +16,6 @@ from batchml.model.job import JobSpec, Launch, Resources
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.compare.facts import compare
 from batchml.runs.rerun.rules import (
-    MAP,
     MAPPING,
     SIZE,
     format_ranges,
@@ -27,6 +26,7 @@ from batchml.runs.rerun.rules import (
 )
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.variables import ARRAY_MAP
 
 SPEC = JobSpec(
     image="pytorch", command=("python", "train.py", "--lr", "{lr}", "{not a parameter}"),
@@ -147,7 +147,7 @@ def test_failed_children_are_a_smaller_array_that_keeps_the_old_numbers() -> Non
         make_rerun(run(array_size=50, children=children_of(50)), RECORD), [3, 17, 18]
     )
     assert (wanted.array, wanted.children) == (3, (3, 17, 18))
-    assert wanted.spec.env[MAP] == "3 17-18"
+    assert wanted.spec.env[ARRAY_MAP] == "3 17-18"
     assert wanted.spec.env[SIZE] == "50"
     assert wanted.spec.command[:4] == ("sh", "-c", MAPPING, "sh")
     assert wanted.spec.command[4:] == SPEC.command  # placeholders are still to be filled in
@@ -183,7 +183,7 @@ def test_the_shell_gives_each_child_its_number(chosen: list[int]) -> None:
     program = ("sh", "-c", 'echo "$AWS_BATCH_JOB_ARRAY_INDEX $1"', "sh", "a b * $HOME")
     done = subprocess.run(
         ["sh", "-c", loop, "sh", "sh", "-c", MAPPING, "sh", *program],
-        env={"PATH": os.environ["PATH"], MAP: format_ranges(chosen)},
+        env={"PATH": os.environ["PATH"], ARRAY_MAP: format_ranges(chosen)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == [f"{number} a b * $HOME" for number in chosen]

@@ -23,7 +23,7 @@ from batchml.local.home import Home
 from batchml.model.job import JobSpec
 from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.rerun.resubmit import prepare_again, with_checkpoints
-from batchml.runs.rerun.rules import MAP, RerunSpec, format_ranges, make_rerun
+from batchml.runs.rerun.rules import RerunSpec, format_ranges, make_rerun
 from batchml.runs.search import FoundRun
 from batchml.runtime import checkpoint
 from batchml.runtime.checkpoint.remote import RESUMED, fetch
@@ -36,7 +36,7 @@ from batchml.runtime.checkpoint.resume import (
 )
 from batchml.runtime.entry.folders import TemporaryFolder, make_folders, workspace_folder
 from batchml.runtime.protocol.launch import LaunchPlan
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import ARRAY_MAP, RuntimeEnv
 from batchml.runtime.storage.store import StoreError
 from tests.runs.test_submission import Aws as Account
 from tests.runs.test_submission import place_in
@@ -181,7 +181,7 @@ def test_each_child_goes_on_from_the_one_that_it_stands_for(new: New) -> None:
     for index in range(3):
         new.own = new.own.parent / str(index)
         new.own.mkdir()
-        new.environ |= {MAP: "11 13-14", "BATCHML_CHECKPOINT_DIR": str(new.own)}
+        new.environ |= {ARRAY_MAP: "11 13-14", "BATCHML_CHECKPOINT_DIR": str(new.own)}
         steps[index] = new.begin(AWS_BATCH_JOB_ARRAY_INDEX=str(index))
     assert steps == {0: 10, 1: 30, 2: 40}
     assert new.said[-1].endswith("step 40 of train 0ldrun00:14")  # by the first array of all

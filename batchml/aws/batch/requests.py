@@ -33,7 +33,13 @@ from batchml.runtime.protocol.exit_codes import (
     TRY_ELSEWHERE,
 )
 from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
-from batchml.runtime.protocol.variables import FILL, IDLE_AFTER, KEEP, folder_placeholders
+from batchml.runtime.protocol.variables import (
+    FILL,
+    IDLE_AFTER,
+    KEEP,
+    folder_placeholders,
+    params_placeholders,
+)
 
 # --- Retry rules ----------------------------------------------------------------------------------
 
@@ -476,7 +482,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
         ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
         (KEEP, "" if spec.keep is True else json.dumps(spec.keep)),
         (IDLE_AFTER, str(spec.idle_seconds or "")),
-        (FILL, "1" if folder_placeholders(spec.argv()) else ""),
+        (FILL, "1" if folder_placeholders(spec.argv()) or params_placeholders(spec.params) else ""),
     ):
         if value:
             found[name] = value

@@ -3,13 +3,13 @@
 Sources: AWS Batch API Reference, JobDetail, ContainerDetail, AttemptDetail, JobSummary.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.model.names import bare_name, split_key
 from batchml.model.run import Attempt, JobStatus, Run
+from batchml.runtime.protocol.variables import read_params
 
 _INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
 
@@ -61,7 +61,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
         definition=bare_name(detail.get("jobDefinition", "")),
         children=_children(detail),
         tags=tags,
-        params=_params(detail, environment),
+        params=read_params(environment) or dict(detail.get("parameters") or {}),
         environment=environment,
         array_size=_member(detail, "arrayProperties", "size") or 0,
         array_index=_member(detail, "arrayProperties", "index"),
@@ -179,15 +179,6 @@ def _needs(container: Mapping[str, Any]) -> dict[str, int]:
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
     entries = container.get("environment") or ()
     return {entry.get("name", ""): entry.get("value", "") for entry in entries}
-
-
-def _params(detail: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters that batchml sent, with their types; for other jobs, AWS's parameters."""
-    try:
-        found = json.loads(environment.get("BATCHML_PARAMS", ""))
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else dict(detail.get("parameters") or {})
 
 
 def _consumables(detail: Mapping[str, Any]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
 from batchml.runs.watch.logs import AttemptOutput
 from batchml.runtime.protocol.launch import LaunchPlan
-from batchml.runtime.protocol.variables import IDLE_AFTER
+from batchml.runtime.protocol.variables import ARRAY_MAP, IDLE_AFTER
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -138,13 +138,14 @@ def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 # Prefixes of environment variables that every run gets anew.
 PER_RUN = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
-MAP = "BATCHML_ARRAY_MAP"  # variable: the children that run again, such as "3 17-19 40"
 SIZE = "BATCHML_ARRAY_SIZE"  # variable: the size of the first array
 
 # `sh -c MAPPING sh COMMAND...`: child 1 of the new array gets the second of those numbers. A shell
 # does that, so that it also works in images without batchml's runtime.
 MAPPING = (
-    "i=${AWS_BATCH_JOB_ARRAY_INDEX:-0}; for r in $" + MAP + "; do a=${r%-*}; n=$((${r#*-}-a+1)); "
+    "i=${AWS_BATCH_JOB_ARRAY_INDEX:-0}; for r in $"
+    + ARRAY_MAP
+    + "; do a=${r%-*}; n=$((${r#*-}-a+1)); "
     'if [ "$i" -lt "$n" ]; then export AWS_BATCH_JOB_ARRAY_INDEX=$((a+i)); break; fi; '
     'i=$((i-n)); done; exec "$@"'
 )
@@ -219,7 +220,7 @@ def make_rerun(
     }
     if data := FoundRun(run, record).data_dir:
         env[DATA_VARIABLE] = data
-    mapped = str(env.pop(MAP, "") or environment.get(MAP, ""))
+    mapped = str(env.pop(ARRAY_MAP, "") or environment.get(ARRAY_MAP, ""))
     size = str(env.pop(SIZE, "") or environment.get(SIZE, "")) if mapped else ""
     array = (run.array_size if run else 0) or (record.array_size if record else 0)
     wanted = RerunSpec(
@@ -246,7 +247,7 @@ def limit_to_children(wanted: RerunSpec, indices: Sequence[int]) -> RerunSpec:
 
 
 def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
-    env = {**wanted.spec.env, MAP: format_ranges(children), SIZE: str(wanted.size)}
+    env = {**wanted.spec.env, ARRAY_MAP: format_ranges(children), SIZE: str(wanted.size)}
     command = (*_WRAPPER, *plain_command(wanted.spec.command))
     return replace(
         wanted,
@@ -262,7 +263,7 @@ def original_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
     One number for a single run that is the rerun of a child; () for other runs.
     """
     kept: Any = record.spec.get("env", {}) if record else {}
-    mapped = (run.environment.get(MAP, "") if run else "") or str(kept.get(MAP, ""))
+    mapped = (run.environment.get(ARRAY_MAP, "") if run else "") or str(kept.get(ARRAY_MAP, ""))
     try:
         return tuple(parse_ranges(mapped))
     except UsageError:  # a variable of another program
@@ -331,7 +332,7 @@ def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
     batchml's own, are kept.
     """
     table: dict[str, Any] = msgspec.to_builtins(spec)
-    known = {*(before.spec.get("env", {}) if before else {}), MAP, SIZE, DATA_VARIABLE}
+    known = {*(before.spec.get("env", {}) if before else {}), ARRAY_MAP, SIZE, DATA_VARIABLE}
     table["env"] = {name: value for name, value in spec.env.items() if name in known}
     if before is not None and before.spec:
         table["code"] = before.spec.get("code", table["code"])
@@ -355,7 +356,7 @@ def parse_ranges(text: str) -> list[int]:
     for word in text.split():
         first, _, last = word.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
-            raise UsageError(f"{MAP} is {text!r}: not a list of numbers.")
+            raise UsageError(f"{ARRAY_MAP} is {text!r}: not a list of numbers.")
         found += range(int(first), min(int(last or first), int(first) + 10_000) + 1)
     return found
 

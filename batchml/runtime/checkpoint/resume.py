@@ -24,14 +24,13 @@ from batchml.runtime.checkpoint.remote import (
 from batchml.runtime.entry.folders import is_kept_in_store, workspace_folder
 from batchml.runtime.entry.outputs import KEPT
 from batchml.runtime.protocol.launch import WORKER, LaunchPlan
-from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
+from batchml.runtime.protocol.variables import ARRAY_MAP, RuntimeEnv, is_main_node, nth_number
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.files import write_json
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store, StoreError, no_check
 
 VARIABLE = "BATCHML_RESUME"
-_MAP = "BATCHML_ARRAY_MAP"  # the numbers of children in the first array: runs/rerun/rules.py
 _KEY = "resumed"  # the key of the record in the run's store, if no folder outlives an attempt
 _WAIT = 3600.0  # seconds that the other nodes wait for the main node
 _PAUSE = 2.0  # seconds between two polls
@@ -69,26 +68,14 @@ class ResumeSource(NamedTuple):
 
         Raises ValueError.
         """
-        return _nth(self.children, index or 0) if self.children else index
+        return nth_number(self.children, index or 0) if self.children else index
 
     def describe(self, index: Optional[int], environ: Mapping[str, str]) -> str:
         """The other run in words. A child has its number in the first array, not in a rerun's."""
-        child, first = self.child(index), environ.get(_MAP, "")
+        child, first = self.child(index), environ.get(ARRAY_MAP, "")
         if child is not None and first:
-            child = _nth(first, index or 0)
+            child = nth_number(first, index or 0)
         return f"{self.name} {self.job}{'' if child is None else f':{child}'}"
-
-
-def _nth(numbers: str, index: int) -> int:
-    """The number at `index` in a text such as "3 17-19". Raises ValueError."""
-    left = index
-    for word in numbers.split():
-        first, _, last = word.partition("-")
-        size = int(last or first) - int(first) + 1
-        if left < size:
-            return int(first) + left
-        left -= size
-    raise ValueError(f"{numbers[:80]!r} has no number at index {index}")
 
 
 def checkpoint_folder(folder: str, child: Optional[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -159,18 +160,22 @@ def takes(command: Sequence[str], name: str, params: Container[str]) -> bool:
     )
 
 
-# --- Folders in a command -------------------------------------------------------------------------
+# --- Folders and the number of a child in a command -----------------------------------------------
 # No shell expands `$BATCHML_OUTPUT_DIR` in a command, and a client cannot know the paths in a
-# container. So the runtime fills in these placeholders, if FILL says that a client has seen them.
+# container, nor the child. So the runtime fills in these placeholders, also in parameters, if FILL
+# says that a client has seen them.
 
 
-FILL = "BATCHML_FILL"  # "1": the command has placeholders of folders
+FILL = "BATCHML_FILL"  # "1": the command or a parameter has placeholders of FOLDERS
+ARRAY_MAP = "BATCHML_ARRAY_MAP"  # the children of the first array that run again: "3 17-19 40"
+INDEX = "index"
 FOLDERS = {  # placeholder -> the variable with the same value
     "checkpoints": "BATCHML_CHECKPOINT_DIR",
     "outputs": "BATCHML_OUTPUT_DIR",
     "data": "BATCHML_DATA_DIR",
     "workspace": "BATCHML_WORKSPACE",
     "run": "BATCHML_RUN",
+    INDEX: "AWS_BATCH_JOB_ARRAY_INDEX",
 }
 
 _FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)})\}}")  # not `${data}` of a shell
@@ -187,11 +192,39 @@ def folder_placeholders(command: Sequence[str]) -> List[str]:
 def folder_values(environ: Mapping[str, str]) -> Dict[str, str]:
     """The value of each name in FOLDERS; data sets are in the workspace if no folder is set."""
     values = {name: environ.get(variable, "") for name, variable in FOLDERS.items()}
-    return {**values, "data": values["data"] or values["workspace"]}
+    return {
+        **values,
+        "data": values["data"] or values["workspace"],
+        INDEX: str(child_number(values[INDEX], environ.get(ARRAY_MAP, ""))),
+    }
+
+
+def child_number(index: str, mapped: str = "") -> int:
+    """The number of a child in its array, or in the first array if `mapped` is a rerun's ARRAY_MAP.
+
+    0 in a run that is no array.
+    """
+    number = number_of(index, 0)
+    try:
+        return nth_number(mapped, number) if mapped else number
+    except ValueError:  # a variable of another program
+        return number
+
+
+def nth_number(numbers: str, index: int) -> int:
+    """The number at `index` in a text such as "3 17-19". Raises ValueError."""
+    left = index
+    for word in numbers.split():
+        first, _, last = word.partition("-")
+        size = int(last or first) - int(first) + 1
+        if left < size:
+            return int(first) + left
+        left -= size
+    raise ValueError(f"{numbers[:80]!r} has no number at index {index}")
 
 
 def fill_folders(command: Sequence[str], values: Mapping[str, str]) -> List[str]:
-    """Replace `{checkpoints}`, `{outputs}`, `{data}`, `{workspace}` and `{run}` in a command.
+    """Replace `{checkpoints}`, `{outputs}`, `{data}`, `{workspace}`, `{run}` and `{index}`.
 
     `values` has the value of each name. In a word with spaces, which is a line for a shell, values
     are quoted for the shell.
@@ -217,9 +250,48 @@ def _fill_folder(word: str, values: Mapping[str, str]) -> str:
     return _FOLDER.sub(value, word)
 
 
+def params_placeholders(params: Mapping[str, object]) -> List[str]:
+    """The names in FOLDERS that the values of parameters use."""
+    texts = [value for value in params.values() if isinstance(value, str)]
+    return [match[1] for text in texts for match in _FOLDER.finditer(text)]
+
+
+def fill_params(params: Mapping[str, Scalar], values: Mapping[str, str]) -> Dict[str, Scalar]:
+    """Replace placeholders of FOLDERS in parameters; a value that becomes a number is a number."""
+    return {name: _fill_param(value, values) for name, value in params.items()}
+
+
+def _fill_param(value: Scalar, values: Mapping[str, str]) -> Scalar:
+    if not isinstance(value, str):
+        return value
+    filled = _FOLDER.sub(lambda found: values.get(found[1], found[0]), value)
+    return value if filled == value else parse_number(filled)
+
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")  # as in JSON
+
+
+def parse_number(text: str) -> Union[str, int, float]:
+    """The number of a text that is one in JSON; else the text."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = float(text) if match[2] or match[3] else int(text)
+    return number if math.isfinite(number) else text
+
+
 def format_value(value: Scalar) -> str:
     """A value as text; `true` and `false` in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_params(environ: Mapping[str, str]) -> Dict[str, Scalar]:
+    """The parameters that batchml sent; {} for the jobs of other clients."""
+    try:
+        found = json.loads(environ.get("BATCHML_PARAMS", ""))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def parameter_variables(params: Mapping[str, Scalar]) -> Dict[str, str]:
