@@ -80,14 +80,15 @@ def submit(batch: Any, definition: str, starts: Path, **more: Any) -> str:
 
 
 def output(logs: Any, job: dict[str, Any], stream: str = "") -> list[str]:
-    """The output of a job's last attempt, or of that with another stream, without our marks."""
+    """The output of a job's last attempt, or of that with another stream, without our lines."""
     found = logs.get_log_events(
         logGroupName="/aws/batch/job",
         logStreamName=stream or job["container"]["logStreamName"],
         startFromHead=True,
     )
     lines = [event["message"] for event in found["events"]]
-    return [line for line in lines if not line.startswith(("::batchml ", "batchml: "))]
+    ours = ("::batchml ", "batchml: ", "batchml notice: ")
+    return [line for line in lines if not line.startswith(ours)]
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

@@ -75,7 +75,16 @@ def test_of_a_folder_with_too_much_in_it_nothing_is_said(
     before = working(tmp_path)
     write(tmp_path, **{f"n{number}": 1 for number in range(6)})
     assert before.describe_leftovers() == ""
+    assert before.why_unread.startswith("the working folder has more than 5 files: write to ")
     assert working(tmp_path).describe_leftovers() == ""
+
+
+def test_a_folder_that_was_moved_away_is_no_folder_with_too_much_in_it(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    before = working(tmp_path / "work")
+    (tmp_path / "work").rename(tmp_path / "elsewhere")
+    assert before.changed() is None
+    assert "the working folder cannot be read: " in before.why_unread
 
 
 def test_outside_a_run_and_in_the_workspace_nothing_is_said(

@@ -172,6 +172,7 @@ class WorkingFolder:
         self._rule = rule or KeepRule()
         # In `/` only new folders count: the others belong to the image.
         self._foreign = set(os.listdir(os.sep)) if self.folder == os.sep else set()
+        self.why_unread = ""  # why the last comparison was not possible
         self.before: Optional[Dict[str, FileState]] = None  # None: no file counts as changed
         if not _is_in(self.folder, self._outliving):
             self.before = self._scan() if before is None else before
@@ -181,7 +182,8 @@ class WorkingFolder:
         self.before = self._scan()
 
     def changed(self) -> Optional[Dict[str, FileState]]:
-        """The new and changed files, by their path below the folder; None if it has too many."""
+        """The new and changed files, by their path below the folder; None if that cannot be known,
+        for the reason in `why_unread`."""
         before, after = self.before, self._scan() if self.before is not None else None
         if before is None or after is None:
             return None
@@ -201,18 +203,22 @@ class WorkingFolder:
 
     def _scan(self) -> Optional[Dict[str, FileState]]:
         """Path below the folder -> state, of regular files and of links to those in the folder;
-        None if there are too many."""
+        None if there are too many, or the folder is gone."""
         found: Dict[str, FileState] = {}
         count, left = 0, [""]
         try:
             device = os.lstat(self.folder).st_dev
-        except OSError:
+        except OSError as error:
+            self.why_unread = f"the working folder cannot be read: {error_line(error)}"
             return None
         while left:
             below = left.pop()
             for entry in list_entries(os.path.join(self.folder, below)):
                 count += 1
                 if count > MAX_SCANNED:
+                    self.why_unread = (
+                        f"the working folder has more than {MAX_SCANNED:,} files: {_ADVICE}"
+                    )
                     return None
                 if self._rule.skips_folder(entry.name):
                     continue
@@ -443,7 +449,7 @@ class WorkingFolderKeeper:
         """
         changed = self._working.changed()
         if changed is None:
-            self._why_not = f"the working folder has more than {MAX_SCANNED:,} files: {_ADVICE}"
+            self._why_not = self._working.why_unread
             return {}
         chosen = choose_files(changed, self._place.limit)
         self._why_not = self._describe(chosen.left_out) if chosen.left_out else ""
