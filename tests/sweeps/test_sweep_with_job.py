@@ -36,6 +36,34 @@ def test_each_parameter_must_reach_the_command() -> None:
     )
 
 
+@pytest.mark.parametrize("words", [("{params}",), (), ("{lr}", "{opt}", "{layers}")])
+def test_a_name_that_is_no_parameter_of_the_job_is_a_mistake(words: tuple[str, ...]) -> None:
+    spec = read(space={**SMALLEST["space"], "layer": [1, 2]})
+    (found,) = check_with_job(spec, job(*words))
+    assert found == (
+        "space.layer: the job has no parameter layer, only lr, opt, layers, x. "
+        "Did you mean 'layers'? If its program takes layer, add it with its default to [params] "
+        "of job.toml."
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (["train", "{params}"], {}),
+        (["train", "{new}", "{params}"], {"x": 1}),
+        (["sh", "-c", "$BATCHML_PARAM_NEW {params}"], {"x": 1}),
+    ],
+)
+def test_a_job_without_a_list_takes_any_name_and_its_command_may_name_one(
+    words: list[str], params: dict[str, Any]
+) -> None:
+    beside = read_job(
+        {"image": "i", "command": words, "params": params}, "job", provided_params=["new"]
+    )
+    assert check_with_job(read(space={"new": [1, 2]}), beside) == []
+
+
 def test_a_command_without_any_parameter_must_read_the_variables() -> None:
     spec = read()
     assert check_with_job(spec, job()) == []

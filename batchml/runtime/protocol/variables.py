@@ -153,11 +153,14 @@ def takes_all(command: Sequence[str], params: Container[str]) -> bool:
 
 def takes(command: Sequence[str], name: str, params: Container[str]) -> bool:
     """Whether a command uses the parameter `name`."""
-    return (
-        takes_all(command, params)
-        or any(name in placeholders(word, params) for word in command)
-        or parameter_variable(name) in _VARIABLE.findall(" ".join(command))
-    )
+    return takes_all(command, params) or takes_by_name(command, name, params)
+
+
+def takes_by_name(command: Sequence[str], name: str, params: Container[str]) -> bool:
+    """Whether a command names the parameter `name` itself: `{lr}`, or $BATCHML_PARAM_LR."""
+    return any(name in placeholders(word, params) for word in command) or parameter_variable(
+        name
+    ) in _VARIABLE.findall(" ".join(command))
 
 
 # --- Folders and the number of a child in a command -----------------------------------------------

@@ -21,7 +21,7 @@ from batchml.model.sweep import (
     draw_point,
     every_point,
 )
-from batchml.runtime.protocol.variables import placeholders, takes
+from batchml.runtime.protocol.variables import placeholders, takes, takes_by_name
 from batchml.sweeps.spec.sections import MAX_TRIALS
 
 MAX_GP = 500  # trials; with more, one suggestion of a Gaussian process takes seconds
@@ -135,6 +135,7 @@ def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
     A parameter may be in the job and in the space: then the space defines its values.
     """
     return [
+        *_unknown_parameters(spec, job),
         *_unused_parameters(spec, job),
         *_variable_mistakes(spec, job),
         *_node_mistakes(spec, job),
@@ -151,13 +152,34 @@ def _uses_any_parameter(spec: SweepSpec, job: JobSpec) -> bool:
     return any(takes(job.command, name, spec.space) for name in spec.space)
 
 
+def _unknown_names(spec: SweepSpec, job: JobSpec) -> list[str]:
+    """The parameters of the space that a job which lists its parameters does not have."""
+    return [
+        name
+        for name in spec.space
+        if job.params
+        and name not in job.params
+        and not takes_by_name(job.command, name, spec.space)
+    ]
+
+
+def _unknown_parameters(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+    for name in _unknown_names(spec, job):
+        yield (
+            f"space.{name}: the job has no parameter {name}, only {', '.join(job.params)}."
+            f"{did_you_mean(name, job.params)} If its program takes {name}, add it with its "
+            "default to [params] of job.toml."
+        )
+
+
 def _unused_parameters(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
     if not _uses_any_parameter(spec, job):
         return  # the program may read BATCHML_PARAMS; a notice says so
     params = {**job.params, **dict.fromkeys(spec.space, "")}
     used = {name for word in job.command for name in placeholders(word, params)}
+    unknown = _unknown_names(spec, job)
     for name in spec.space:
-        if not takes(job.command, name, spec.space):
+        if name not in unknown and not takes(job.command, name, spec.space):
             meant = did_you_mean(name, used - set(spec.space))
             yield (
                 f"space.{name}: the job's command never uses {{{name}}}; add it, "
