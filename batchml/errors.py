@@ -61,6 +61,13 @@ class UsageError(BatchmlError):
     exit_code = 2
 
 
+class EmptyOption(UsageError):
+    """An option has an empty value, such as `--queue "$QUEUE"` without the variable."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(f"{option}: is empty: perhaps a variable of the shell is.")
+
+
 class OtherAccountOrRegion(UsageError):
     """AWS Batch lets a job wait only for jobs of its own account and region."""
 

@@ -3,17 +3,18 @@
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 from batchml.cli.output import print_error, say_error
 from batchml.cli.terminal import end_interrupted
-from batchml.errors import BatchmlError, UsageError, did_you_mean
+from batchml.errors import BatchmlError, EmptyOption, UsageError, did_you_mean
 
 # Click's UsageError. Where typer keeps it depends on the version of typer.
 ClickUsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -74,6 +75,30 @@ _SIGPIPE = 141  # the exit code that shells report for a process that SIGPIPE ki
 
 class Detached(typer.Exit):
     """Ends a command that has handled Ctrl-C, in the way that Ctrl-C ends other commands."""
+
+
+class CheckedCommand(TyperCommand):
+    """A command that refuses an empty value of an option, such as `--queue ""`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # As typed: a path would be read as the current folder.
+        typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        for option in self.params:
+            value = typed.get(option.name or "")
+            values = value if isinstance(value, list) else [value]
+            is_empty = any(isinstance(each, str) and not each.strip() for each in values)
+            if is_empty and option.param_type_name == "option":
+                raise EmptyOption(option.opts[0])
+        return super().parse_args(ctx, args)
+
+
+class CommandTree(typer.Typer):
+    """A typer application whose commands are checked."""
+
+    def command(
+        self, *args: Any, **options: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(*args, **{"cls": CheckedCommand, **options})
 
 
 class CommandGroup(TyperGroup):
@@ -145,7 +170,7 @@ class RootGroup(CommandGroup):
             raise typer.Exit(_SIGPIPE) from None
 
 
-app = typer.Typer(
+app = CommandTree(
     name="batchml",
     cls=RootGroup,
     help="Run training containers on AWS Batch, or on this machine with the same commands.",
@@ -160,7 +185,7 @@ app = typer.Typer(
 
 def command_group(name: str, help_text: str, example: str) -> typer.Typer:
     """Register a group of commands, such as `local`, and return it."""
-    group = typer.Typer(
+    group = CommandTree(
         cls=CommandGroup,
         help=help_text,
         epilog=f"Example: {example}",

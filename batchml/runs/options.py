@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.context import Context
-from batchml.errors import ConfigError, UsageError
+from batchml.errors import ConfigError, EmptyOption, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
@@ -224,8 +224,8 @@ def to_request(
 ) -> RunRequest:
     """The request of a job (a name, a folder, a script or a JobSpec) with these options.
 
-    Raises UsageError for a fallback that cannot be read, for an empty name, and for a text where
-    a list of texts belongs.
+    Raises UsageError for a fallback that cannot be read, for an empty name or text, and for a text
+    where a list of texts belongs.
     """
     if isinstance(job, str) and not job.strip():
         raise UsageError(
@@ -259,8 +259,8 @@ def _check_value(name: str, row: OptionRow | None, value: Any) -> None:
         raise UsageError(f"command: is a text. Give a list of words: [{words}].")
     if row is not None and row.type is list and isinstance(value, str):
         raise UsageError(f'{name}: is a text. Give a list: ["{value}"].')
-    if row is not None and name == "name" and isinstance(value, str) and not value.strip():
-        raise UsageError(f"{row.flag}: is empty: perhaps a variable of the shell is.")
+    if row is not None and isinstance(value, str) and not value.strip():
+        raise EmptyOption(row.flag)
 
 
 _CONVERT: dict[str, Any] = {

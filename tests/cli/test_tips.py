@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,31 @@ def test_with_json_an_error_is_one_document_too(
     assert document["exitCode"] == code
     assert words in document["error"]
     assert document["error"] in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"submit {flag} ''" for flag in ("--queue", "--share", "--fallback", "--tag", "--after")),
+        "submit --name=", "submit train.sh --queue ' '", "ls --env ''", "ls --project=",
+        "sweep sweep.toml --name ''", "sweeps best @last --get ''", "queue list --env ''",
+        "get @last --json --env=", "alloc --name ''",
+    ],
+)  # fmt: skip
+def test_an_empty_value_of_an_option_is_refused_by_every_command(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)
+    option = [word.partition("=")[0] for word in words if word.startswith("--")][-1]
+    assert app.run(words) == 2
+    assert f"{option}: is empty: perhaps a variable of the shell is." in capsys.readouterr().err
+
+
+def test_empty_words_of_the_command_of_a_run_are_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["submit", "--dry-run", "--", "echo", "--queue", ""]) == 2
+    assert "The command has an empty word" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

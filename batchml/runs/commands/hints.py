@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from typer.core import TyperCommand
-
-from batchml.cli.app import ClickUsageError
+from batchml.cli.app import CheckedCommand, ClickUsageError
 from batchml.cli.render import printable
 from batchml.runs.options import option_rows
 
@@ -14,7 +12,7 @@ _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
 _PROGRAM = re.compile(r".*\.(py|sh)|python[0-9.]*|bash|sh|torchrun", re.DOTALL)
 
 
-class SubmitCommand(TyperCommand):
+class SubmitCommand(CheckedCommand):
     """The command `submit`: its usage ends with `-- COMMAND`, its errors have hints."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
