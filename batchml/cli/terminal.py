@@ -278,19 +278,25 @@ BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _NOT_FINITE = "\N{MULTIPLICATION SIGN}"
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the values as blocks of eight heights, at most `width` blocks.
+def sparkline(values: Sequence[float], width: int, breaks: Sequence[int] = ()) -> str:
+    """Draw the values as blocks of eight heights, at most `width` characters.
 
-    More values are combined to means; NaN and infinity become a cross.
+    More values are combined to means; NaN and infinity become a cross. A bar is before each value
+    of `breaks`, which are indices, if there is room for bars.
     """
     if not values or width < 1:
         return ""
-    count = min(width, len(values))
+    breaks = breaks if 2 * len(breaks) < width else ()
+    count = min(width - len(breaks), len(values))
     edges = [number * len(values) // count for number in range(count + 1)]
     means = [_mean(values[edges[i] : edges[i + 1]]) for i in range(count)]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return "".join(_block(mean, low, high) for mean in means)
+    bars = {sum(edge < each for edge in edges) for each in breaks}
+    return "".join(
+        f"{'|' if place in bars else ''}{_block(mean, low, high)}"
+        for place, mean in enumerate(means)
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

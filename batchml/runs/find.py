@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from batchml.history import HistoryRecords
 
 _USAGE = f"{MARK}{USAGE} "
+MAX_CHILDREN = 32  # of an array, whose logs are read
 READING_TIME = 5.0  # seconds for which a log is read for its metrics; the rest is not read
 
 
@@ -228,15 +229,65 @@ def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     )
 
 
+def load_children(context: Context, found: FoundRun) -> list[FoundRun]:
+    """The first `MAX_CHILDREN` children of an array, in one call; none for any other run."""
+    size = found.run.array_size if found.run else 0
+    ids = [f"{found.job_id}:{index}" for index in range(min(size, MAX_CHILDREN))]
+    return with_trials(context, load_runs(context, ids))
+
+
 def read_metrics(
     context: Context, run: Run, record: Record | None, beside: PaceLog | None = None
 ) -> RunMetrics:
     """Read the metrics in a run's log; the history keeps those of a run that has ended.
 
-    There are none if the log is gone, or if the user may not read it. `beside` reads the same
-    lines.
+    There are none if the log is gone, if the user may not read it, and for an array: see
+    `read_children`. `beside` reads the same lines.
     """
     end = context.clock.monotonic() + READING_TIME
+    found = _read_log(context, run, record, end, beside)
+    return found if run.array_size else _keep_metrics(context, run, record, found)
+
+
+def read_children(context: Context, array: FoundRun) -> RunMetrics:
+    """Read the metrics in the logs of an array's first children: `loss:3` is of child 3."""
+    assert array.run is not None
+    end = context.clock.monotonic() + READING_TIME
+    first = original_numbers(array.run, array.record)
+    series: dict[str, Series] = {}
+    try:
+        children = load_children(context, array)
+    except BatchmlError:  # AWS Batch has forgotten some
+        return RunMetrics({}, False)
+    is_whole, is_damaged = len(children) == array.run.array_size, False
+    for index, child in enumerate(each.run for each in children):
+        if child is None:
+            is_whole = False
+            continue
+        found = _read_log(context, child, array.record, end)
+        number = first[index] if index < len(first) else index
+        for name, each in found.series.items():
+            series[f"{name}:{number}"] = Series(f"{name}:{number}", each.samples, each.breaks)
+        is_whole, is_damaged = is_whole and found.is_whole, is_damaged or found.is_damaged
+    found = RunMetrics(series, is_whole, is_damaged)
+    return _keep_metrics(context, array.run, array.record, found)
+
+
+def _keep_metrics(
+    context: Context, run: Run, record: Record | None, found: RunMetrics
+) -> RunMetrics:
+    """Keep the metrics of a run that has ended in the history."""
+    is_new = record is not None and (not record.measured or lacks_ranges(record))
+    if is_new and run.status.is_terminal and found.is_whole:
+        with suppress(OSError):  # a full disk must not hide the metrics
+            context.history.add_end(run, found.last, ranges=found.ranges)
+    return found
+
+
+def _read_log(
+    context: Context, run: Run, record: Record | None, end: float, beside: PaceLog | None = None
+) -> RunMetrics:
+    """Read the metrics in the log of one container, until the monotonic time `end`."""
     late: list[bool] = []
     damaged: list[bool] = []
     usage: list[LogMark] = []
@@ -264,12 +315,7 @@ def read_metrics(
         )
     except (AccessError, ServiceError):
         return RunMetrics({}, False)
-    found = RunMetrics(series, not (late or damaged), bool(damaged), tuple(usage))
-    is_new = record is not None and (not record.measured or lacks_ranges(record))
-    if is_new and run.status.is_terminal and found.is_whole:
-        with suppress(OSError):  # a full disk must not hide the metrics
-            context.history.add_end(run, found.last, ranges=found.ranges)
-    return found
+    return RunMetrics(series, not (late or damaged), bool(damaged), tuple(usage))
 
 
 # --- Runs by the words of a command line ----------------------------------------------------------

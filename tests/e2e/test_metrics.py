@@ -60,3 +60,33 @@ def test_where_metrics_are_asked_for_a_run_without_any_says_so(cli: Cli) -> None
     assert said not in cli("ls", "--columns", "name,loss").err
     assert said in cli("ls", "--columns", "name,loss", "--job", "plain").err
     assert said not in cli("compare", "@last").err
+
+
+SEEDED = """
+image = "python"
+command = ["sh", "-c", "echo step 1 loss=9; echo step 2 loss=$0", "{seed}"]
+
+[params]
+seed = 0
+
+[metrics]
+loss = { pattern = 'loss=(\\d+)', best = "max" }
+step = 'step (\\d+)'
+"""
+
+
+def test_the_children_of_an_array_have_seeds_of_their_own_and_one_chart(cli: Cli) -> None:
+    write_job(cli.folder, "t", SEEDED)
+    ended = cli("submit", "--json", "--wait", "t", "--array", "3", "-p", "seed=1{index}")
+    array = ended.json["jobId"]
+    page = cli.folder / "curves.html"
+    assert ended.code == 0, ended.err
+    text = cli("show", array, "--plot", str(page)).out
+    assert "metrics    loss  11 \u00b1 1, 10 to 12, of 3 children, best 12 of child 2\n" in text
+    assert "           loss:1  11" in text
+    assert (page.read_text().count("<figure>"), page.read_text().count("<polyline")) == (1, 3)
+    assert cli("show", f"{array}:2", "--json").json["params"] == {"seed": 12}
+    assert "params.seed  10, 11, 12\n" in cli("compare", array, "--full").out
+    cli("rerun", f"{array}:1", "--wait")
+    again = cli("show", "@last", "--json").json
+    assert (again["params"], again["metrics"]) == ({"seed": 11}, {"loss": 11})

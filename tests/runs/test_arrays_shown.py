@@ -5,7 +5,8 @@ import pytest
 from batchml.cli.status_line import parts
 from batchml.model.run import JobStatus, Run, describe_state, effective_state
 from batchml.runs.commands.live import WaitingRuns
-from batchml.runs.metrics.series import by_child, metric_texts
+from batchml.runs.metrics.plot import children_charts
+from batchml.runs.metrics.series import Sample, Series, by_child, children_texts, metric_texts
 from tests.support.fakes import FakeClock
 
 
@@ -38,9 +39,29 @@ def test_few_values_of_children_are_told_and_many_as_their_spread() -> None:
     assert metric_texts(few) == [("lr", "0.1"), ("loss:0", "1"), ("loss:2", "2"), ("a:b", "3")]
     many = {"lr": 0.1, **{f"loss:{child}": float(child) for child in range(6)}, "acc:1": 0.5}
     assert metric_texts(many) == [
-        ("lr", "0.1"), ("loss", "0 to 5, median 2.5, of 6 children"), ("acc:1", "0.5"),
+        ("lr", "0.1"), ("loss", "2.5 \u00b1 1.9, 0 to 5, of 6 children"), ("acc:1", "0.5"),
     ]  # fmt: skip
     assert by_child({"x": 1.0, "y:3": 2.0}) == {"y": {3: 2.0}}
+
+
+def test_the_best_child_is_named_if_it_is_known_which_value_is_the_best() -> None:
+    last, best = {"loss:0": 2.0, "loss:4": 4.0, "lr": 1.0}, {"loss:0": 1.5, "loss:4": 1.0}
+    spread = "3 \u00b1 1.4, 2 to 4, of 2 children"
+    assert children_texts(last, {}, {}) == [("loss", spread)]
+    for direction, end in (("min", "best 1 of child 4"), ("max", "best 1.5 of child 0")):
+        texts = children_texts(last, best, {"loss": direction})
+        assert texts == [("loss", f"{spread}, {end}")]
+    assert children_texts({"loss:3": 2.0}, {}, {}) == [("loss", "2, 2 to 2, of 1 child")]
+
+
+def test_the_curves_of_children_share_a_chart() -> None:
+    def curve(name: str, *values: float) -> Series:
+        return Series(name, tuple(Sample(each, 0.0, n) for n, each in enumerate(values)))
+
+    series = {each.name: each for each in (curve("loss:0", 3, 2), curve("loss:7", 5), curve("a"))}
+    (chart,) = children_charts(series)
+    assert (chart.title, chart.label, chart.legend) == ("loss", "step", ["child 0", "child 7"])
+    assert [list(each.points) for each in chart.curves] == [[(0, 3), (1, 2)], [(0, 5)]]
 
 
 def words(waited: WaitingRuns, clock: FakeClock) -> list[str]:

@@ -26,6 +26,7 @@ from batchml.runs.metrics.series import (
     best_values,
     describe_unmatched,
     last_values,
+    metric_lines,
     metric_texts,
     read_series,
     shown_values,
@@ -176,6 +177,14 @@ def test_values_that_a_later_attempt_replaced_are_not_the_best() -> None:
     metrics.new_attempt()
     metrics.take([{"step": 2, "acc": 0.6}], 0.0)
     assert metrics.ranges["acc"].greatest == 0.6
+
+
+def test_a_curve_without_steps_has_bars_between_attempts() -> None:
+    metrics = Metrics({"acc": r"acc=(\S+)"})
+    for line in ("acc=1", "acc=4", "", "acc=1", "acc=4"):
+        metrics.feed(line) if line else metrics.new_attempt()
+    assert metrics.series["acc"].breaks == (2,)
+    assert "\N{LOWER ONE EIGHTH BLOCK}\N{FULL BLOCK}|" in metric_lines(metrics.series)[0]
 
 
 def test_the_best_value_of_a_child_has_the_direction_of_its_metric() -> None:

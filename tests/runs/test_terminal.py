@@ -77,6 +77,12 @@ def test_a_sparkline_rises_with_its_values_and_shows_what_is_no_number() -> None
     assert sparkline(list(range(1000)), 4) == "▁▃▆█"
 
 
+def test_a_sparkline_has_bars_between_attempts() -> None:
+    assert sparkline([4, 1, 4, 1, 4], 8, [2, 4]) == "█▁|█▁|█"
+    assert sparkline([*range(500), *range(500)], 9, [500]) == "▁▃▆█|▁▃▆█"
+    assert sparkline([4, 1, 4], 2, [1]) == sparkline([4, 1, 4], 2)  # no room
+
+
 # --- colours of programs ---
 
 

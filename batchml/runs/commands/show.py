@@ -41,13 +41,23 @@ from batchml.model.run import (
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.next_commands import describe_outputs, next_commands
 from batchml.runs.commands.usage import node_lines, nodes_json
-from batchml.runs.find import RunMetrics, load_runs, select, with_first_start, with_trials
+from batchml.runs.find import (
+    MAX_CHILDREN,
+    RunMetrics,
+    load_runs,
+    read_children,
+    select,
+    with_first_start,
+    with_trials,
+)
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
-from batchml.runs.metrics.plot import time_charts, write_plot
+from batchml.runs.metrics.plot import children_charts, time_charts, write_plot
 from batchml.runs.metrics.series import (
+    FEW,
     NO_METRICS,
     child_of,
+    children_texts,
     describe_unmatched,
     metric_lines,
     metric_texts,
@@ -231,9 +241,11 @@ def show(
     known = found.run
     parts = find_worker_groups(context, found)
     nodes = find_nodes(context, found, parts)
-    measured = (
-        read_run_metrics(context, known, nodes, found.record) if known else RunMetrics({}, False)
-    )
+    measured = RunMetrics({}, False)
+    if known and not known.array_size:
+        measured = read_run_metrics(context, known, nodes, found.record)
+    elif known and (plot or tensorboard or not found.metrics):
+        measured = read_children(context, found)
     found = FoundRun(known, measured.added_to(found.record)) if measured.series else found
     single = own_container(known) if not nodes else []
     if single and measured.is_whole:  # its log has been read already
@@ -242,8 +254,9 @@ def show(
         uses = read_usage(context, nodes or single, whole=plot is not None)
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
-        charts = time_charts(usage_charts(uses))
-        write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts)
+        charts = [*children_charts(measured.series), *time_charts(usage_charts(uses))]
+        series = {} if known and known.array_size else measured.series
+        write_plot(plot, series, f"{found.name} {found.job_id}", charts)
         note_written(context.home, [plot])
         say(f"Drawn: {plot}")
         if not measured.series:
@@ -503,12 +516,17 @@ def _metric_lines(found: FoundRun, measured: RunMetrics) -> "Iterator[str]":
     """A line for each metric: its curve, or its last value if its log was deleted."""
     room = (screen().width or 80) - LABEL
     directions = found.record.directions if found.record else {}
-    lines = metric_lines(measured.series, room, directions)
+    metrics = dict(_sort_by_child(found.metrics))
+    texts = children_texts(metrics, found.best_metrics, directions)
+    if is_array := bool(texts):  # then each child has a line only if there are few
+        few = {child for name in metrics if (child := child_of(name)[1]) is not None}
+        metrics = metrics if len(few) <= FEW else {}
+    lines = metric_lines(measured.series, room, directions) if metrics else []
     if not measured.series:
-        texts = metric_texts(dict(_sort_by_child(found.metrics)), found.best_metrics)
-        lines = [f"{render.printable(name)}  {value}" for name, value in texts[:METRICS_SHOWN]]
-        if len(texts) > len(lines):
-            lines.append(f"and {len(texts) - len(lines)} more, with --json")
+        texts += metric_texts(metrics, found.best_metrics)
+    lines = [f"{render.printable(name)}  {text}" for name, text in texts[:METRICS_SHOWN]] + lines
+    if len(texts) > METRICS_SHOWN:
+        lines.append(f"and {len(texts) - METRICS_SHOWN} more, with --json")
     for place, line in enumerate(lines):
         yield f"{'' if place else 'metrics':<{LABEL}}{line}".rstrip()
     words = _unmatched(found, measured)
@@ -517,6 +535,9 @@ def _metric_lines(found: FoundRun, measured: RunMetrics) -> "Iterator[str]":
     if measured.is_damaged:
         what = "(the log is not what the run wrote: batchml logs shows where it differs)"
         yield f"{'' if lines or words else 'metrics':<{LABEL}}{what}"
+    elif is_array and measured.series and found.run and found.run.array_size > MAX_CHILDREN:
+        next_one = f"{short_id(found.job_id)}:{MAX_CHILDREN}"
+        yield f"{'':<{LABEL}}(of the first {MAX_CHILDREN} children; next: batchml show {next_one})"
     elif measured.series and not measured.is_whole:
         yield f"{'':<{LABEL}}(the log is long: only its beginning was read)"
 

@@ -13,21 +13,13 @@ from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
 from batchml.runs.compare.facts import Value
 from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, is_seed
-from batchml.runs.metrics.plot import (
-    Chart,
-    ChartCurve,
-    escape_text,
-    make_axis,
-    scale_times,
-    write_plot,
-)
+from batchml.runs.metrics.plot import Chart, escape_text, metric_chart, write_plot
 from batchml.runs.metrics.series import Series
 from batchml.runs.metrics.usage import usage_charts
 
 DIGITS, DEVIATION_DIGITS = 4, 2  # significant digits of a mean and of its standard deviation
 STATUS = "status"
 LONGEST = 40  # cells of a value in the table
-MAX_CURVES = 64  # in one chart
 STEPS = 1000  # for so many steps a cost is shown: one step costs too little to be read
 
 
@@ -264,7 +256,7 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
             for each in group.runs
             if name in each.series
         ]
-        found.append(_chart(name, legend, curves, from_zero=False))
+        found.append(metric_chart(name, legend, curves, from_zero=False))
     by_title: dict[str, list[tuple[str, int, Series]]] = {}
     for colour, group in enumerate(groups):
         for each in group.runs:
@@ -273,7 +265,7 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
                     run = _curve_name(group, each.found.job_id)
                     label = f"{run}, {node}" if len(nodes) > 1 else run
                     by_title.setdefault(title, []).append((label, colour, series))
-    return [*found, *(_chart(title, legend, curves) for title, curves in by_title.items())]
+    return [*found, *(metric_chart(title, legend, curves) for title, curves in by_title.items())]
 
 
 def _curve_name(group: RunGroup, job_id: str) -> str:
@@ -282,30 +274,3 @@ def _curve_name(group: RunGroup, job_id: str) -> str:
         if len(group.runs) == 1
         else f"{group.label}, {short_id(job_id[:36])}{job_id[36:]}"
     )
-
-
-def _chart(
-    title: str,
-    legend: Sequence[str],
-    curves: Sequence[tuple[str, int, Series]],
-    *,
-    from_zero: bool = True,
-) -> Chart:
-    kept = curves[:MAX_CURVES]
-    if not from_zero and all(series.has_steps for _, _, series in kept):
-        label, places = "step", [make_axis(series).positions for _, _, series in kept]
-    else:
-        label, times = scale_times({str(i): _from_start(s) for i, (_, _, s) in enumerate(kept)})
-        places = list(times.values())
-    drawn = [
-        ChartCurve(name, colour, list(zip(xs, series.values, strict=True)))
-        for (name, colour, series), xs in zip(kept, places, strict=True)
-    ]
-    return Chart(title, label, drawn, legend, from_zero, len(curves) - len(kept))
-
-
-def _from_start(series: Series) -> Series:
-    """The series with times since its first value."""
-    start = series.samples[0].time
-    moved = tuple(each._replace(time=each.time - start) for each in series.samples)
-    return Series(series.name, moved)

@@ -9,7 +9,7 @@ from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.code_diff import compare_packages
 from batchml.runs.compare.conclusions import WorkerOffer, wait_share
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
-from batchml.runs.find import load_runs, with_first_start, with_trials
+from batchml.runs.find import MAX_CHILDREN, load_children, load_runs, with_first_start, with_trials
 from batchml.runs.groups.members import bill_runs, find_worker_groups
 from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.usage import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from batchml.cost.bill import Bill
 
 MAX_RUNS = 200  # whose logs are read, children of arrays included
-MAX_CHILDREN = 32  # of an array; the others are not compared
 
 
 def measure_groups(context: "Context", job_ids: Sequence[str]) -> list[RunGroup]:
@@ -37,7 +36,7 @@ def measure_groups(context: "Context", job_ids: Sequence[str]) -> list[RunGroup]
     Raises NotFound for a run that is not known, and UsageError for too many runs.
     """
     runs = with_trials(context, load_runs(context, list(dict.fromkeys(job_ids))))
-    entries = [_children(context, each) or [each] for each in runs]
+    entries = [load_children(context, each) or [each] for each in runs]
     count = sum(map(len, entries))
     if count > MAX_RUNS:
         raise UsageError(f"{count} runs: at most {MAX_RUNS} can be compared at once.")
@@ -62,13 +61,6 @@ def left_out(groups: Sequence[RunGroup]) -> list[str]:
 def _array_size(group: RunGroup) -> int:
     record = group.first.record
     return record.array_size if record else MAX_CHILDREN + 1
-
-
-def _children(context: "Context", found: FoundRun) -> list[FoundRun]:
-    """The first children of an array; none for any other run."""
-    size = found.run.array_size if found.run else 0
-    ids = [f"{found.job_id}:{index}" for index in range(min(size, MAX_CHILDREN))]
-    return with_trials(context, load_runs(context, ids))
 
 
 def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> MeasuredRun:

@@ -4,19 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.runs.metrics.series import NO_METRICS
+from batchml.runs.metrics.series import NO_METRICS, Series, child_of
 from batchml.runtime.storage.files import write_atomically
-
-if TYPE_CHECKING:
-    from batchml.runs.metrics.series import Series
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
 MAX_DRAWN = 600  # points of one curve; the width has fewer pixels
 
+MAX_CURVES = 64  # in one chart
 MAX_NODES = 16  # nodes in one chart, and colours
 
 Point = tuple[float, float]
@@ -186,6 +186,56 @@ def _time_chart(title: str, curves: "Mapping[str, Series]") -> Chart:
         for colour, (name, each) in enumerate(kept.items())
     ]
     return Chart(title, label, drawn, list(kept), left_out=len(curves) - len(kept))
+
+
+def metric_chart(
+    title: str,
+    legend: Sequence[str],
+    curves: "Sequence[tuple[str, int, Series]]",
+    *,
+    from_zero: bool = True,
+) -> Chart:
+    """A chart of curves of several runs: (name, colour, series).
+
+    They are drawn by step, if all have steps and need not begin at 0, otherwise by the time since
+    the first value.
+    """
+    kept = curves[:MAX_CURVES]
+    if not from_zero and all(series.has_steps for _, _, series in kept):
+        label, places = "step", [make_axis(series).positions for _, _, series in kept]
+    else:
+        label, times = scale_times({str(i): _from_start(s) for i, (_, _, s) in enumerate(kept)})
+        places = list(times.values())
+    drawn = [
+        ChartCurve(name, colour, list(zip(xs, series.values, strict=True)))
+        for (name, colour, series), xs in zip(kept, places, strict=True)
+    ]
+    return Chart(title, label, drawn, legend, from_zero, len(curves) - len(kept))
+
+
+def _from_start(series: "Series") -> "Series":
+    """The series with times since its first value."""
+    start = series.samples[0].time
+    moved = tuple(each._replace(time=each.time - start) for each in series.samples)
+    return replace(series, samples=moved)
+
+
+def children_charts(series: "Mapping[str, Series]") -> list[Chart]:
+    """A chart for each metric of an array's children, with a curve for each child: `loss:3`."""
+    by_name: dict[str, list[tuple[str, Series]]] = {}
+    for each in series.values():
+        name, child = child_of(each.name)
+        if child is not None:
+            by_name.setdefault(name, []).append((f"child {child}", each))
+    return [
+        metric_chart(
+            name,
+            [label for label, _ in curves],
+            [(label, colour, each) for colour, (label, each) in enumerate(curves)],
+            from_zero=False,
+        )
+        for name, curves in by_name.items()
+    ]
 
 
 def _chart(chart: Chart) -> str:

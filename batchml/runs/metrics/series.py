@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -38,10 +39,15 @@ class Sample(NamedTuple):
 
 
 class Series(Struct, frozen=True):
-    """The values of one metric, in the order in which they came."""
+    """The values of one metric, in the order in which they came.
+
+    `breaks`: the indices of the first samples of attempts that may have begun again, as they do not
+    say at which step.
+    """
 
     name: str
     samples: tuple[Sample, ...]
+    breaks: tuple[int, ...] = ()
 
     @property
     def values(self) -> list[float]:
@@ -84,6 +90,7 @@ class SampleCollector:
         self._least: tuple[int, Sample] | None = None
         self._greatest: tuple[int, Sample] | None = None
         self._newest: tuple[int, Sample] | None = None
+        self._breaks: list[int] = []  # the numbers of the first samples of attempts
 
     def add(self, sample: Sample) -> None:
         numbered = self._count, sample
@@ -118,8 +125,17 @@ class SampleCollector:
         for each in self._kept:
             self._note(each)
 
+    def begin_attempt(self) -> None:
+        """The next sample is of a new attempt, which does not say at which step it begins."""
+        self._breaks.append(self._count)
+
     def samples(self) -> list[Sample]:
         return [sample for _, sample in self._numbered()]
+
+    def series(self, name: str) -> Series:
+        numbers = [number for number, _ in self._numbered()]
+        breaks = (bisect_left(numbers, each) for each in self._breaks)
+        return Series(name, tuple(self.samples()), tuple(each for each in breaks if each))
 
     def _numbered(self) -> list[tuple[int, Sample]]:
         if self._every == 1:  # nothing was dropped
@@ -150,10 +166,7 @@ class Metrics:
     @property
     def series(self) -> dict[str, Series]:
         """The values of each metric that has any, by name."""
-        return {
-            name: Series(name, tuple(gathered.samples()))
-            for name, gathered in self._gathered.items()
-        }
+        return {name: gathered.series(name) for name, gathered in self._gathered.items()}
 
     @property
     def ranges(self) -> dict[str, MetricRange]:
@@ -244,6 +257,8 @@ class Metrics:
         may_go_back = self._may_go_back.get(child, set())
         if name in may_go_back and sample.step is not None:
             gathered.go_back_to(sample.step)
+        elif name in may_go_back:
+            gathered.begin_attempt()
         may_go_back.discard(name)
         gathered.add(sample)
         if math.isfinite(sample.value):
@@ -334,15 +349,6 @@ def read_series(
 FEW = 4  # for up to so many children each value is listed
 
 
-class Spread(Struct, frozen=True):
-    """The distribution of a metric's last values over the children that have it."""
-
-    count: int
-    least: float
-    middle: float
-    most: float
-
-
 def by_child(metrics: Mapping[str, float]) -> dict[str, dict[int, float]]:
     """The metrics of children: name -> child -> value."""
     found: dict[str, dict[int, float]] = {}
@@ -360,19 +366,12 @@ def child_of(metric: str) -> tuple[str, int | None]:
     return (name, int(child)) if is_child else (metric, None)
 
 
-def spread(values: Mapping[int, float]) -> Spread:
-    known = list(values.values())
-    from statistics import median
-
-    return Spread(len(known), min(known), median(known), max(known))
-
-
 def metric_texts(
     metrics: Mapping[str, float], best: Mapping[str, float] = {}
 ) -> list[tuple[str, str]]:
     """Each metric with its last value, and its best value if that is known and another.
 
-    For many children, the distribution of their values.
+    For many children, one text for all of them.
     """
     many = {name: each for name, each in by_child(metrics).items() if len(each) > FEW}
     found: dict[str, str] = {}
@@ -381,7 +380,7 @@ def metric_texts(
         if child is None or name not in many:
             found[whole] = f"{value:g}{_describe_best(value, best.get(whole))}"
         else:
-            found.setdefault(name, _describe_spread(spread(many[name])))
+            found.setdefault(name, describe_children(many[name]))
     return list(found.items())
 
 
@@ -389,10 +388,32 @@ def _describe_best(last: float, best: float | None) -> str:
     return "" if best is None or best == last else f" (best {best:g})"
 
 
-def _describe_spread(found: Spread) -> str:
-    """`0.02 to 0.9, median 0.3, of 40 children`"""
-    span = f"{found.least:.4g} to {found.most:.4g}, median {found.middle:.4g}"
-    return f"{span}, of {found.count} children"
+def describe_children(last: Mapping[int, float], best: tuple[int, float] | None = None) -> str:
+    """The last values of a metric by child: `0.3 \u00b1 0.1, 0.02 to 0.9, of 40 children`.
+
+    The mean, and the standard deviation of a sample (divided by n - 1). `best`: the child with the
+    best value, and that value.
+    """
+    from statistics import fmean, stdev
+
+    known = list(last.values())
+    deviation = f" \u00b1 {stdev(known):.2g}" if len(known) > 1 else ""
+    count = f"{len(known)} {'child' if len(known) == 1 else 'children'}"
+    text = f"{fmean(known):.4g}{deviation}, {min(known):.4g} to {max(known):.4g}, of {count}"
+    return text if best is None else f"{text}, best {best[1]:.4g} of child {best[0]}"
+
+
+def children_texts(
+    last: Mapping[str, float], best: Mapping[str, float], directions: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Each metric of children with a text for all of them; `directions`: metric -> "max"."""
+    by_name, found = by_child(best), []
+    for name, values in by_child(last).items():
+        choose = max if directions.get(name) == "max" else min
+        known = by_name.get(name, {})
+        top = choose(known, key=lambda child: known[child]) if known else None
+        found.append((name, describe_children(values, None if top is None else (top, known[top]))))
+    return found
 
 
 def metric_lines(
@@ -413,7 +434,7 @@ def metric_lines(
         count_words = f"{count} value{'' if count == 1 else 's'}"
         start = f"{pad(printable(each.name), names)}  {each.last:<8.4g}"
         room = (width or 80) - cells(start) - 4
-        curve = f"{sparkline(each.values, min(24, room)):<24}" if count > 1 else ""
+        curve = f"{sparkline(each.values, min(24, room), each.breaks):<24}" if count > 1 else ""
         texts = (f"{head}{span}{count_words}", f"{head}{count_words}")
         words = next((text for text in texts if len(text) + 26 <= room), "")
         lines.append(f"{start}  {curve}  {words}".rstrip())
