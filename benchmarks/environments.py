@@ -15,6 +15,7 @@ from pathlib import Path
 
 from batchml.local import environments
 from batchml.local.images import uv_program
+from batchml.runtime.entry.folders import size_text
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "images" / "pytorch" / "requirements.txt"
@@ -25,8 +26,8 @@ def make(folder: Path, name: str, more: str, uv: str) -> float:
     """The seconds that it takes to make an environment `name` with a package more."""
     requirements = folder / f"{name}.txt"
     requirements.write_text(f"{REQUIREMENTS.read_text()}\n{more}\n")
-    paths = [str(environments.__file__), str(requirements), str(folder / "envs" / name)]
-    command = [sys.executable, "-I", *paths, sys.executable, uv]
+    paths = [str(requirements), str(folder / "envs" / name)]
+    command = [*environments.maker_command(sys.executable), *paths, sys.executable, uv]
     environ = {**os.environ, "PIP_CACHE_DIR": str(folder / "pip-cache")}
     began = time.monotonic()
     subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, check=True)
@@ -50,8 +51,8 @@ def main() -> None:
         row("the second environment", others[0], "the first", first)
         copies, shared = disk(by_pip) * (1 + len(MORE)), disk(by_uv)
         print(
-            f"{'disk after five':<28} {environments.size_text(shared):>9}   beside "
-            f"{environments.size_text(copies)} by pip (five times its first)   "
+            f"{'disk after five':<28} {size_text(shared):>9}   beside "
+            f"{size_text(copies)} by pip (five times its first)   "
             f"x{shared / copies:.2f}"
         )
 

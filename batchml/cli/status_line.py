@@ -9,6 +9,7 @@ from batchml.cli.render import cells, cut, duration
 from batchml.cli.terminal import kind_of, sparkline
 from batchml.model.names import idle_text
 from batchml.model.run import JobStatus, Run, effective_state, times_of
+from batchml.runtime.entry.folders import size_text
 
 HINT = "Ctrl-C detaches"
 _DONE, _TO_DO = "\u2501", "\u2500"  # of the bar: heavy and light, distinct without colours
@@ -137,17 +138,17 @@ def bar(fraction: float, width: int) -> str:
 
 
 def usage_text(usage: Mapping[str, float]) -> str:
-    """`1.9 cores, 812 MiB, GPU 45 %, 2.9 GiB`"""
+    """`1.9 cores, 812 MiB, GPU 45 %, 3.0 GiB`"""
     return ", ".join(text(usage[name]) for name, text in _USAGE.items() if name in usage)
 
 
-def _size_text(mib: float) -> str:
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+def _memory_text(mib: float) -> str:
+    return size_text(mib * 1024**2)
 
 
 _USAGE: dict[str, Callable[[float], str]] = {
     "cpu": "{:.1f} cores".format,
-    "memory": _size_text,
+    "memory": _memory_text,
     "gpu": "GPU {:.0f} %".format,
-    "gpu_memory": _size_text,
+    "gpu_memory": _memory_text,
 }

@@ -18,6 +18,7 @@ from msgspec import Struct
 from batchml.errors import ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
 from batchml.jobs.written import WRITTEN, is_outputs_rule, read_written
+from batchml.runtime.entry.folders import size_text
 
 if TYPE_CHECKING:
     from batchml.runtime.storage.store import Store
@@ -50,7 +51,7 @@ class CodeArchive(Struct, frozen=True):
     def describe(self) -> str:
         """`14 files, 48 KiB (6b0e3f2c)`"""
         files = "1 file" if self.files == 1 else f"{self.files} files"
-        return f"{files}, {size_words(self.size)} ({self.digest[:8]})"
+        return f"{files}, {size_text(self.size)} ({self.digest[:8]})"
 
 
 class CodeFiles(Struct, frozen=True):
@@ -146,15 +147,6 @@ def _tar(
             tar.addfile(member, io.BytesIO(content))
             sizes.append(len(content))
     return buffer.getvalue(), sizes
-
-
-def size_words(size: int) -> str:
-    """`48 KiB`"""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size} {unit}"
-        size = -(-size // 1024)
-    return f"{size} GiB"
 
 
 def printable_name(name: str) -> str:
@@ -339,7 +331,7 @@ def check_command_size(where: str, command: list[str], env: dict[str, str]) -> N
     total = sum(len(word.encode()) + 9 for word in (*command, *env, *env.values()))
     if not mistakes and total > MAX_WORDS:
         mistakes.append(
-            f"command and env: {size_words(total)}; Linux allows about 2 MiB together. Put long "
+            f"command and env: {size_text(total)}; Linux allows about 2 MiB together. Put long "
             f"lists into a file of the job's folder."
         )
     if mistakes:
@@ -350,4 +342,4 @@ _LIMIT = "Linux allows 128 KiB at most. Put it into a file of the job's folder."
 
 
 def _size_of_text(text: str) -> str:
-    return size_words(len(text.encode()))
+    return size_text(len(text.encode()))

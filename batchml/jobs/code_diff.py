@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from batchml.jobs.code import size_words
+from batchml.runtime.entry.folders import size_text
 
 MAX_TEXT = 512 * 1024  # bytes of a file that is compared by line: difflib needs quadratic time
 MAX_LINES = 20_000  # of such a file
@@ -98,7 +98,7 @@ def _text_lines(content: bytes) -> list[str] | None:
 
 def _only_named(left: CodeFile | None, right: CodeFile | None) -> str:
     there = [each.content for each in (left, right) if each is not None]
-    sizes = " and ".join(size_words(len(each)) for each in there)
+    sizes = " and ".join(size_text(len(each)) for each in there)
     is_large = any(len(each) > MAX_TEXT or each.count(b"\n") >= MAX_LINES for each in there)
     return f"{'too large to compare' if is_large else 'binary'}, {sizes}"
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchml.local.environments import ARCHIVE, CACHE, COMPLETE, add_up, size_text
+from batchml.local.environments import ARCHIVE, CACHE, COMPLETE, add_up
 from batchml.local.home import Home, read_record
+from batchml.runtime.entry.folders import size_text
 from batchml.runtime.storage.files import is_locked, write_json
 
 _SIZES = ".sizes.json"  # in the folder of environments

@@ -10,9 +10,8 @@ made again at its new path. The mark's time is that of the last use.
 uv installs packages from a cache beside the environments, by hard links, so that two environments
 share what they have in common. pip stands in where uv is missing, or cannot do what pip may do.
 
-Runs as a separate program, which the runner starts and stops, and prints its progress. Standard
-library only, no import of batchml: `python -I environments.py REQUIREMENTS TARGET PYTHON [UV]`, or
-with an environment.yml and a conda program instead.
+Runs as a separate program (`maker_command`), which the runner starts and stops, and prints its
+progress. The Python may be another one than batchml's: standard library and batchml.runtime only.
 """
 
 import fcntl
@@ -24,14 +23,22 @@ import sys
 import time
 from collections.abc import Mapping
 
+from batchml.runtime.entry.folders import size_text
+from batchml.runtime.package import module_command
+
 COMPLETE = ".complete"
-_NEEDS_PIP = 3  # the exit code of uv_install.py if pip has to install the packages
+NEEDS_PIP = 3  # the exit code of uv_install.py if pip has to install the packages
 CACHE = ".cache"  # uv's cache, beside the environments: hard links need one file system
 ARCHIVE = "archive-v0"  # the folder of unpacked packages in it
 MADE = "made in "  # begins the last line of progress
 # bytes; with fewer free, a failed build is reported as a full disk (a large file may fail to be
 # written although a little space is left)
 _FULL = 4 * 1024**2
+
+
+def maker_command(python: str) -> list[str]:
+    """The words that run `make` in a program of its own; the arguments of `make` follow."""
+    return module_command(python, "batchml.local.environments")
 
 
 def make(file: str, target: str, maker: str, uv: str = "") -> None:
@@ -85,13 +92,13 @@ def _build_from_requirements(
     if is_empty:
         return
     if uv:
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "uv_install.py")
+        program = module_command(sys.executable, "batchml.local.uv_install")
         paths = [uv, os.path.abspath(requirements), target, cache_folder(target, os.environ)]
-        code, lines = _try([sys.executable, "-I", program, *paths], lock)
+        code, lines = _try([*program, *paths], lock)
         if code == 0:
             return
         reason = lines[-1] if lines else f"uv's program ended with code {code}"
-        if code != _NEEDS_PIP:
+        if code != NEEDS_PIP:
             raise RuntimeError(reason)
         print_progress(f"pip makes it, because {reason}")
     _run([python, "-m", "venv", "--clear", target], lock)
@@ -215,16 +222,6 @@ def _describe_torch(target: str) -> str:
     return f"; {name} is a build for CUDA {cuda[1]}"
 
 
-def size_text(size: float) -> str:
-    """`812 KiB`, `4.2 MiB`"""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1000:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if 0.05 <= size < 10 and unit != "B" else f"{size:.0f} {unit}"
-
-
 # --- programs that install ----------------------------------------------------------------------
 
 
@@ -280,7 +277,7 @@ def _cause(lines: list[str]) -> str:
     return lines[-1] if lines else "it ended without a message"
 
 
-if __name__ == "__main__":
+def main() -> None:
     try:
         make(*sys.argv[1:5])
     except (RuntimeError, OSError) as error:

@@ -4,9 +4,9 @@ uv unpacks packages into a cache and links them from there, so that environments
 have in common. It does not read pip's settings, so that they are translated. On a machine without a
 GPU, PyTorch's build for CPUs is preferred, unless the user says where packages come from.
 
-A separate program, which `environments.py` runs: it prints progress, and an error as its last line.
-Standard library only, no import of batchml: `python -I uv_install.py UV REQUIREMENTS TARGET CACHE`.
-Exit code 0, 1 for an error that pip would have, too, or NEEDS_PIP with the reason as its last line.
+A separate program with the arguments UV REQUIREMENTS TARGET CACHE, which `environments.py` runs: it
+prints progress, and an error as its last line. Standard library and batchml.runtime only. Exit code
+0, 1 for an error that pip would have, too, or NEEDS_PIP with the reason as its last line.
 """
 
 import configparser
@@ -20,7 +20,8 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-NEEDS_PIP = 3  # the exit code if pip has to install the packages instead
+from batchml.local.environments import NEEDS_PIP, print_progress
+from batchml.runtime.entry.folders import size_text
 
 
 def install(
@@ -45,25 +46,11 @@ def install(
     return _Uv(uv, settings, target, cache, environ).install(requirements, prefers_cpu=not gpu)
 
 
-def print_progress(text: str) -> None:
-    print(text, flush=True)
-
-
 def has_gpu() -> bool:
     """Whether this machine seems to have a GPU of NVIDIA or AMD."""
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))) or bool(
         shutil.which("nvidia-smi")
     )
-
-
-def size_text(size: float) -> str:
-    """`812 KiB`, `4.2 MiB`"""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1000:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if 0.05 <= size < 10 and unit != "B" else f"{size:.0f} {unit}"
 
 
 # --- settings of pip, for uv --------------------------------------------------------------------
@@ -468,7 +455,7 @@ def uv_error(lines: Iterable[str]) -> str:
     return ": ".join(dict.fromkeys((*parts[:2], *parts[-1:]))) or "uv ended without a message"
 
 
-if __name__ == "__main__":
+def main() -> None:
     try:
         reason = install(*sys.argv[1:5], environ=os.environ, gpu=has_gpu())
     except (RuntimeError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Read the source files of batchml that are copied into images."""
+"""The source files of batchml: how they are started, and which are copied into images."""
 
 import os
 import sys
-from typing import Dict
+from typing import Dict, List, Sequence
 
 _PROGRAM = """#!/bin/sh
 exec "{python}" -I -c 'import sys
@@ -16,6 +16,18 @@ sys.exit(main({arguments}))' "$@"
 def package_root() -> str:
     """The folder that must be in `sys.path` for `import batchml`."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def module_command(
+    python: str, module: str, flags: Sequence[str] = ("-I",), root: str = ""
+) -> List[str]:
+    """The words that run `main()` of one of our modules in a new Python; its arguments follow.
+
+    `root`: the folder with the package, by default this one's. `-I`: the program uses neither the
+    PYTHONPATH nor the other Python variables of its caller, nor modules of the working folder.
+    """
+    start = f"import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()"
+    return [python, *flags, "-c", start, root or package_root()]
 
 
 def drop_working_folder() -> None:

@@ -312,7 +312,7 @@ _RATE_AFTER = 2.0  # seconds until the rate is meaningful
 
 
 def progress_line(now: TransferStatus, seconds: float, width: int = 80) -> str:
-    """`pushing 12/40 files  1.2 GiB of 4.0 GiB  30%  85.1 MiB/s  ~0:33 left  sets/a.bin`"""
+    """`pushing 12/40 files  1.2 GiB of 4.0 GiB  30%  86 MiB/s  ~0:33 left  sets/a.bin`"""
     words = [f"{now.doing} {now.files}/{now.of_files} files"]
     if now.of_size:
         share = 100 if now.size >= now.of_size else int(100 * now.size / now.of_size)

@@ -43,10 +43,10 @@ def test_files_that_came_or_went_are_shown_and_the_others_are_not() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "why"),
     [
-        (b"\0", b"\0\0", "binary, 1 bytes and 2 bytes"),
-        (b"\xff", b"text", "binary, 1 bytes and 4 bytes"),
-        (b"x" * (MAX_TEXT + 1), b"y", "too large to compare, 513 KiB and 1 bytes"),
-        (b"\n" * 20_001, b"y", "too large to compare, 20 KiB and 1 bytes"),
+        (b"\0", b"\0\0", "binary, 1 B and 2 B"),
+        (b"\xff", b"text", "binary, 1 B and 4 B"),
+        (b"x" * (MAX_TEXT + 1), b"y", "too large to compare, 513 KiB and 1 B"),
+        (b"\n" * 20_001, b"y", "too large to compare, 20 KiB and 1 B"),
     ],
 )
 def test_files_that_no_line_diff_can_show_are_named(left: bytes, right: bytes, why: str) -> None:

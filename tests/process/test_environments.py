@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from batchml import local
 from batchml.clock import SystemClock
 from batchml.local import control, disk, environments
 from batchml.local.home import Home
@@ -24,7 +23,6 @@ from tests.process.test_processes import is_alive
 from tests.support.local_server import client_for, processes_of, wait_for, wait_for_job
 
 CLOCK = SystemClock()
-MAKE = str(Path(str(local.__file__)).with_name("environments.py"))
 
 
 def wheel(folder: Path, name: str, text: str) -> None:
@@ -110,9 +108,9 @@ class Maker:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-I", MAKE, str(self.requirements), str(self.target)]
+        program = environments.maker_command(sys.executable)
         process = subprocess.Popen(
-            [*command, sys.executable, self.uv],
+            [*program, str(self.requirements), str(self.target), sys.executable, self.uv],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.processes.append(process)

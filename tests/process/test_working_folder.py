@@ -266,12 +266,12 @@ def test_files_are_not_copied_where_the_program_would_lack_the_space(small_disk:
     process = start(small_disk / "work", "sh", "-c", script, AWS_BATCH_JOB_ID=JOB, **env)
     assert process.stdout is not None
     line = process.stdout.readline().decode()
-    assert line.startswith("batchml notice: model (2.4 MiB) is not kept before the end: the disk")
+    assert line.startswith("batchml notice: model (2.5 MiB) is not kept before the end: the disk")
     assert names_below(small_disk / "out") == []
     (small_disk / "work" / "go").write_text("on")
     left = process.communicate()[0].decode()
     assert process.returncode == 3
-    assert left.startswith("batchml notice: model (2.4 MiB) of the working folder is kept")
+    assert left.startswith("batchml notice: model (2.5 MiB) of the working folder is kept")
     assert (small_disk / "out" / "work" / "model").stat().st_nlink == 2
 
 

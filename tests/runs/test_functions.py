@@ -155,7 +155,7 @@ def test_an_argument_that_is_too_large_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         pack_function(print, [("a", "b" * 5000)], tmp_path, limit=1000)
     (mistake,) = refused.value.mistakes
-    assert mistake.startswith("argument 2: 5 KiB; at most 1000 bytes are sent with a run")
+    assert mistake.startswith("argument 2: 5.0 KiB; at most 1000 B are sent with a run")
 
 
 # --- Submitting -----------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ FULL = StatusBoard(
 def test_a_wide_window_has_all_of_it() -> None:
     assert text_of(FULL, 200) == (
         "lenet 6b0e1234  RUNNABLE 0:05 · STARTING 0:30  RUNNING 1:05  ━━━───────  34% ~1:25 left"
-        "  val_accuracy 0.97  ▁▇█  1.9 cores, 812 MiB, GPU 45 %, 2.9 GiB  Ctrl-C detaches"
+        "  val_accuracy 0.97  ▁▇█  1.9 cores, 812 MiB, GPU 45 %, 3.0 GiB  Ctrl-C detaches"
     )
 
 

@@ -76,7 +76,7 @@ def test_each_trouble_is_one_finding_with_its_fix(
 
 
 def test_the_space_that_the_state_folder_takes_is_told() -> None:
-    use = DiskUse(environments=1000 * 1024**2, runs=2048, jobs=0, code=0, free=100 * GIB)
+    use = DiskUse(environments=1024**3, runs=2048, jobs=0, code=0, free=100 * GIB)
     text = next(
         each.text for each in check_machine(replace(WELL, disk=use)) if "disk" in each.check
     )

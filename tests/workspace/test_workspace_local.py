@@ -256,7 +256,7 @@ def test_an_archive_whose_papers_are_gone_is_none(home: Home, workspace: LocalWo
 def test_a_line_of_progress_says_how_far_how_fast_and_how_long() -> None:
     now = TransferStatus("pushing", "sets/a.bin", 12, 40, 1 << 30, 4 << 30, 1 << 29)
     assert progress_line(now, 10.0, 100) == (
-        "pushing 12/40 files  1.0 GiB of 4.0 GiB  25%  51.2 MiB/s  ~0:30 left  sets/a.bin"
+        "pushing 12/40 files  1.0 GiB of 4.0 GiB  25%  52 MiB/s  ~0:30 left  sets/a.bin"
     )
     assert progress_line(now, 1.0, 56) == "pushing 12/40 files  1.0 GiB of 4.0 GiB  25%"
     assert len(progress_line(now, 10.0, 84)) <= 84

@@ -25,6 +25,7 @@ from batchml.local.executors.cgroup import Groups
 from batchml.local.executors.record import RunnerRecord
 from batchml.local.executors.runner.link import INLINE
 from batchml.local.home import Home, read_record
+from batchml.runtime.package import module_command, package_root
 from batchml.runtime.processes import start_time
 
 log = logging.getLogger("batchml.local")
@@ -37,11 +38,6 @@ _SOCKET = 3  # the descriptor of the socket in the runner
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _REMOVE_AGAIN = 0.05  # seconds
 
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from batchml.local.executors.runner.main import main; main()"
-)
-
 
 class Installation(NamedTuple):
     """The installation that runs the runners: a Python, and the folder with the package
@@ -49,7 +45,7 @@ class Installation(NamedTuple):
     """
 
     python: str = sys.executable
-    root: str = str(Path(__file__).parents[3])
+    root: str = package_root()
 
 
 OURS = Installation()
@@ -248,7 +244,8 @@ class RunnerPool:
         config = {"kind": kind, "socket": _SOCKET, "groups": self.groups}
         flags = ["-I"] if kind == "container" else ["-I", "-S"]  # -S hides the package `docker`
         python, root = self._installation
-        words = [python, *flags, "-c", _START, root, json.dumps(config)]
+        program = module_command(python, "batchml.local.executors.runner.main", flags, root)
+        words = [*program, json.dumps(config)]
         env = {
             name: value
             for name, value in self._environ.items()

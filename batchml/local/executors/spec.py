@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from batchml.local import images, secrets
 from batchml.local.batch.state import Job, JobAttempt
-from batchml.local.environments import is_complete
+from batchml.local.environments import is_complete, maker_command
 from batchml.local.executors.choice import read_endpoints
 from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
 from batchml.local.executors.record import PROCESS, mark_of
@@ -181,16 +181,13 @@ def _in_environment(host: ExecutorHost, image: LocalImage, spec: dict[str, Any])
     """The changes to a spec that run its command in the image's environment."""
     plan = _plan_environment(image, host.environ)
     target = _target(host.home.envs, plan.label)
-    script = Path(__file__).parent.parent / "environments.py"
     env = spec["env"]
     search = os.pathsep.join(part for part in (str(target / "bin"), env.get("PATH", "")) if part)
     spec = spec | {"env": {**env, "PATH": search, plan.variable: str(target)}}
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
         "prepare": [
-            plan.python,
-            "-I",
-            str(script),
+            *maker_command(plan.python),
             str(plan.file),
             str(target),
             plan.maker,

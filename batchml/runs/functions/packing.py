@@ -19,9 +19,10 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.errors import ConfigError, UsageError
-from batchml.jobs.code import MAX_BYTES, size_words
+from batchml.jobs.code import MAX_BYTES
 from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
+from batchml.runtime.entry.folders import size_text
 from batchml.runtime.protocol.function import (
     ARGUMENTS,
     DESCRIPTION,
@@ -288,7 +289,7 @@ def _size_mistakes(
         what = f"argument {max(sizes, key=sizes.__getitem__)}"
         total = max(sizes.values())
     yield (
-        f"{what}: {size_words(total)}; at most {size_words(limit)} are sent with a run, code "
+        f"{what}: {size_text(total)}; at most {size_text(limit)} are sent with a run, code "
         "included. Pass the path of a file, such as one below BATCHML_DATA_DIR."
     )
 

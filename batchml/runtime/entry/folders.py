@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -129,16 +130,19 @@ def enter_code_folder() -> str:
 FileState = Tuple[int, int]  # size, time of the last change in ns
 
 
-def size_text(size: int) -> str:
-    """A number of bytes as text: `812 B`, `4.2 MiB`."""
-    if size < 1024:
-        return f"{size} B"
-    amount = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        amount /= 1024
-        if amount < 1024:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1024:.1f} TiB"
+def size_text(size: float) -> str:
+    """A number of bytes as text, rounded up as `ls -lh` does: `812 B`, `4.2 MiB`, `28 GiB`.
+
+    A size just above a limit is never shown as the limit.
+    """
+    amount, unit = size, "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount <= 1023:
+            break
+        amount, unit = amount / 1024, larger
+    if unit == "B" or amount > 9.9:
+        return f"{math.ceil(amount)} {unit}"
+    return f"{math.ceil(amount * 10) / 10:.1f} {unit}"
 
 
 def list_entries(folder: str) -> "List[os.DirEntry[str]]":

@@ -46,7 +46,7 @@ def prepare_environment(context: "Context", notify: "Notify") -> Path:
 
 
 def _make_environment(requirements: Path, target: Path, python: str, notify: "Notify") -> None:
-    words = [python, "-I", environments.__file__, str(requirements), str(target), python]
+    words = [*environments.maker_command(python), str(requirements), str(target), python]
     last = ""
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -29,7 +29,7 @@ from batchml.runtime.nodes.link.connection import (
 from batchml.runtime.nodes.link.remote_start import ControlAddress, StartRelay
 from batchml.runtime.nodes.link.server import MemberServer, Refusal, Rendezvous
 from batchml.runtime.nodes.slurm.steps import control_file, count_nodes, server_document
-from batchml.runtime.package import package_root
+from batchml.runtime.package import module_command
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 
@@ -37,12 +37,6 @@ from batchml.runtime.storage.backends import open_store
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _CHECK_EVERY = 0.005  # seconds between two checks whether the process that started this one ended
 _NOTICE_AFTER = 60.0  # seconds of waiting for the other nodes, until a line names the missing ones
-_PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from batchml.runtime.nodes.slurm.server import main
-main(sys.argv[2])
-"""
 
 
 def start_server(environ: Mapping[str, str], tools: str) -> None:
@@ -52,8 +46,7 @@ def start_server(environ: Mapping[str, str], tools: str) -> None:
     """
     if count_nodes(environ) < 2:
         return
-    # -I: the server uses neither the job's own modules nor its Python variables.
-    words = [sys.executable, "-I", "-c", _PROGRAM, package_root(), tools]
+    words = [*module_command(sys.executable, "batchml.runtime.nodes.slurm.server"), tools]
     if subprocess.run(words, env=dict(environ), stdin=subprocess.DEVNULL).returncode:
         raise OSError("the server for srun could not be started: its error is printed above")
 
@@ -188,9 +181,9 @@ def _loop(server: MemberServer, selector: selectors.BaseSelector) -> None:
         server.tick(time.monotonic())
 
 
-def main(tools: str) -> None:
+def main() -> None:
     try:
-        serve(os.environ, tools)
+        serve(os.environ, sys.argv[1])
     except (OSError, LinkClosed) as error:
         print(
             f"batchml: the other nodes cannot connect to this one: {error}",
