@@ -10,7 +10,7 @@ from batchml.errors import ConfigError, did_you_mean
 from batchml.model.job import JobSpec, Scalar
 from batchml.runtime.protocol.variables import (
     ALL,
-    INDEX,
+    NUMBERS,
     parameter_variable,
     parse_number,
     takes_all,
@@ -90,17 +90,24 @@ def _parse_value(text: str) -> Scalar:
     return text == "true" if text in ("true", "false") else parse_number(text)
 
 
+def _with_example_numbers(text: str) -> str:
+    """The text with a number in place of `{index}` and `{seed}`."""
+    for name in NUMBERS:
+        text = text.replace(f"{{{name}}}", "1")
+    return text
+
+
 def _parse_like(default: Scalar, text: str) -> Scalar | None:
     """Parse `text` as a value of the default's type: a text, a boolean or a number; else None.
 
     A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have. A text with
-    `{index}` stays, if it becomes such a value in each child.
+    `{index}` or `{seed}` stays, if it becomes such a value in each run.
     """
-    example = text.replace(f"{{{INDEX}}}", "1")
+    example = _with_example_numbers(text)
     if example != text:
         return None if _parse_like(default, example) is None else text
     if isinstance(default, str):
-        return text
+        return text if default == _with_example_numbers(default) else parse_number(text)
     if isinstance(default, bool):
         return {"true": True, "false": False}.get(text.lower())
     for kind in (int, float):

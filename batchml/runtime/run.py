@@ -8,7 +8,6 @@ prove that it has read all of them. It exits with the command's exit code.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import shutil
@@ -67,6 +66,7 @@ from batchml.runtime.protocol.variables import (
     fill_params,
     folder_placeholders,
     folder_values,
+    parameter_variables,
     params_placeholders,
     read_params,
 )
@@ -234,10 +234,7 @@ class _Attempt:
             self._environ.update(self._trial.variables())
 
     def _fill_folders(self) -> None:
-        """Fill the paths of the run's folders, and the child's number, into command and parameters.
-
-        A trial's parameters come from its sweep.
-        """
+        """Fill folders, the child's number and the trial's seed into command and parameters."""
         if FILL not in self._environ:
             return
         values = folder_values(self._environ)
@@ -248,8 +245,8 @@ class _Attempt:
                 raise NotStarted(CONFIGURATION_ERROR, why)
         self._command = fill_folders(self._command, values)
         if params:
-            filled = fill_params(params, values)
-            self._environ["BATCHML_PARAMS"] = json.dumps(filled, sort_keys=True)
+            filled = parameter_variables(fill_params(params, values))
+            self._environ.update({n: text for n, text in filled.items() if n in self._environ})
 
     def _fetch_code(self) -> None:
         if self._env.code:

@@ -17,6 +17,7 @@ from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, SweepSpec, Trial
 from batchml.runtime.protocol.variables import (
     INDEX,
+    SEED,
     fill_command,
     fill_folders,
     folder_placeholders,
@@ -141,7 +142,7 @@ def local_folders(sweep: StartedSweep, trial: Trial) -> dict[str, str]:
     """What the folders of a run are for a trial's command in a shell: placeholder -> value."""
     own = {name: name for name in (*_WRITTEN, "data", "workspace")}
     data = str({**sweep.environ, **sweep.job_spec.env}.get(DATA_VARIABLE) or own["data"])
-    return {**own, "data": data, "run": f"trial-{trial.number}", INDEX: "0"}
+    return {**own, "data": data, "run": f"trial-{trial.number}", INDEX: "0", SEED: str(trial.seed)}
 
 
 def command_line(sweep: StartedSweep, trial: Trial) -> str:

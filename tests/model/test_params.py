@@ -25,6 +25,13 @@ def test_a_number_may_be_that_of_each_child_of_an_array() -> None:
             with_params(spec, wrong, "-p")
 
 
+def test_a_seed_may_be_that_of_each_trial_and_a_number_in_other_runs() -> None:
+    spec = read_job({**SMALLEST, "params": {"seed": 0}}, "job.toml")
+    spec = with_params(spec, {"seed": "{seed}"}, "-p")
+    assert spec.params["seed"] == "{seed}"
+    assert with_params(spec, {"seed": "5"}, "-p").params["seed"] == 5
+
+
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
     spec = read_job({**SMALLEST, "params": {"lr": 0.1}}, "job.toml")
     with pytest.raises(ConfigError, match=r"no such parameter.*Parameters: lr\."):

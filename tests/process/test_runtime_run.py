@@ -97,6 +97,16 @@ def test_a_child_finds_its_number_in_command_and_parameters(tmp_path: Path) -> N
         assert run(tmp_path, *script, **{**given, **more})[1][0] == line
 
 
+def test_a_trial_finds_its_seed_in_command_and_parameters(tmp_path: Path) -> None:
+    script = ("sh", "-c", "echo {seed} $BATCHML_PARAMS $BATCHML_PARAM_SEED")
+    given = {
+        "BATCHML_FILL": "1", "BATCHML_PARAMS": '{"seed": "{seed}"}', "BATCHML_PARAM_SEED": "{seed}",
+        "AWS_BATCH_JOB_ID": JOB,
+    }  # fmt: skip
+    assert run(tmp_path, *script, **given)[1][0] == b'0 {"seed": 0} 0'
+    assert run(tmp_path, *script, **given, BATCHML_SEED="17")[1][0] == b'17 {"seed": 17} 17'
+
+
 def test_no_command_and_code_that_cannot_be_unpacked_are_configuration_errors(
     tmp_path: Path,
 ) -> None:

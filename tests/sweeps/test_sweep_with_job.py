@@ -132,6 +132,21 @@ def test_a_number_of_steps_in_the_space_stays_and_is_a_notice(epochs: Any, said:
     assert about(said, spec) if said else not about("early_stop.max", spec)
 
 
+def test_a_seed_that_all_trials_share_is_a_notice() -> None:
+    confirmed: dict[str, Any] = {"confirm": {"top": 1}}
+    for name in ("seed", "data_seed"):
+        beside = job("{params}", params={"lr": 0.1, "opt": "", "layers": 1, name: 0})
+        write = f'write {name} = "{{seed}}" below [params] of job.toml.'
+        said = f"All trials run with {name} = 0"
+        assert about(f"{said}. For a seed of each trial's own {write}", read(), beside)
+        assert about(f"{said}, confirming runs too.", read(**confirmed), beside)
+    own = job("{params}", params={"lr": 0.1, "opt": "", "layers": 1, "seed": "{seed}"})
+    assert not about("seed", read(**confirmed), own)
+    fixed = {**SMALLEST["space"], "seed": {"constant": 0}}
+    assert not about("seed", read(space=fixed), own)
+    assert about("the best again with the same seed", read(space=fixed, **confirmed), own)
+
+
 def about(said: str, spec: SweepSpec, beside: JobSpec | None = None) -> bool:
     return any(said in notice for notice in notices(spec, beside))
 

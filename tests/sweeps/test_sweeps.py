@@ -453,3 +453,5 @@ def test_the_command_of_a_trial_names_folders_that_a_shell_can_use() -> None:
     assert "--data '/my sets'" in command_line(with_data, trial)
     plain = replace(sweep, job={**job, "command": ["train", "{lr}"], "params": {"lr": 1}})
     assert command_line(plain, trial) == "BATCHML_SEED=7 train 1"
+    seeded = replace(sweep, job={**job, "command": ["t", "{params}"], "params": {"seed": "{seed}"}})
+    assert command_line(seeded, trial) == "BATCHML_SEED=7 t --seed 7"

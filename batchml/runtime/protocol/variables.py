@@ -171,7 +171,7 @@ def takes_by_name(command: Sequence[str], name: str, params: Container[str]) -> 
 
 FILL = "BATCHML_FILL"  # "1": the command or a parameter has placeholders of FOLDERS
 ARRAY_MAP = "BATCHML_ARRAY_MAP"  # the children of the first array that run again: "3 17-19 40"
-INDEX = "index"
+INDEX, SEED = NUMBERS = ("index", "seed")
 FOLDERS = {  # placeholder -> the variable with the same value
     "checkpoints": "BATCHML_CHECKPOINT_DIR",
     "outputs": "BATCHML_OUTPUT_DIR",
@@ -179,6 +179,7 @@ FOLDERS = {  # placeholder -> the variable with the same value
     "workspace": "BATCHML_WORKSPACE",
     "run": "BATCHML_RUN",
     INDEX: "AWS_BATCH_JOB_ARRAY_INDEX",
+    SEED: "BATCHML_SEED",  # of a trial
 }
 
 _FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)})\}}")  # not `${data}` of a shell
@@ -193,12 +194,16 @@ def folder_placeholders(command: Sequence[str]) -> List[str]:
 
 
 def folder_values(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The value of each name in FOLDERS; data sets are in the workspace if no folder is set."""
+    """The value of each name in FOLDERS.
+
+    Data sets are in the workspace if no folder is set. The seed is 0 if no sweep has set one.
+    """
     values = {name: environ.get(variable, "") for name, variable in FOLDERS.items()}
     return {
         **values,
         "data": values["data"] or values["workspace"],
         INDEX: str(child_number(values[INDEX], environ.get(ARRAY_MAP, ""))),
+        SEED: values[SEED] or "0",
     }
 
 
@@ -227,7 +232,7 @@ def nth_number(numbers: str, index: int) -> int:
 
 
 def fill_folders(command: Sequence[str], values: Mapping[str, str]) -> List[str]:
-    """Replace `{checkpoints}`, `{outputs}`, `{data}`, `{workspace}`, `{run}` and `{index}`.
+    """Replace the placeholders of FOLDERS, such as `{outputs}`, in a command.
 
     `values` has the value of each name. In a word with spaces, which is a line for a shell, values
     are quoted for the shell.

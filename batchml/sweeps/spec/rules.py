@@ -21,7 +21,8 @@ from batchml.model.sweep import (
     draw_point,
     every_point,
 )
-from batchml.runtime.protocol.variables import placeholders, takes, takes_by_name
+from batchml.runs.compare.figures import is_seed
+from batchml.runtime.protocol.variables import SEED, placeholders, takes, takes_by_name
 from batchml.sweeps.spec.sections import MAX_TRIALS
 
 MAX_GP = 500  # trials; with more, one suggestion of a Gaussian process takes seconds
@@ -242,6 +243,7 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             "The job's command uses no parameter of the space, so the program must read "
             "BATCHML_PARAMS. If it does not, add {params} to the command."
         )
+    yield from _seed_notices(spec, job)
     if spec.early_stop.ends_at_rungs:
         yield (
             "Trials end at rungs and continue later: the program must save to "
@@ -258,6 +260,23 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             yield (
                 f"The job's [metrics] has no {metric}, only {known}. "
                 f"Trials must print {metric}=VALUE."
+            )
+
+
+def _seed_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+    """Notices for a seed of the program that is not the seed of the trial, BATCHML_SEED."""
+    for name, value in job.params.items():
+        if is_seed(name) and name not in spec.space and f"{{{SEED}}}" not in str(value):
+            confirming = ", confirming runs too" if spec.confirm else ""
+            yield (
+                f"All trials run with {name} = {value}{confirming}. For a seed of each trial's own "
+                f'write {name} = "{{{SEED}}}" below [params] of job.toml.'
+            )
+    for name in spec.space if spec.confirm else ():
+        if is_seed(name):
+            yield (
+                f"[confirm] runs the best again with the same {name}, because [space] has it. "
+                f'Write {name} = "{{{SEED}}}" below [params] of job.toml instead.'
             )
 
 
