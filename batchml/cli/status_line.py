@@ -13,7 +13,7 @@ from batchml.runtime.entry.folders import size_text
 
 HINT = "Ctrl-C detaches"
 _DONE, _TO_DO = "\u2501", "\u2500"  # of the bar: heavy and light, distinct without colours
-_SPARKLINE_WIDTH = 16  # cells
+_SPARKLINE_WIDTH, _VALUES_DRAWN = 16, 200  # cells; the newest values of the metric
 _GAP = 2  # cells between two parts
 _MIN_TEXT_WIDTH = 12  # cells of a text that is cut
 
@@ -23,6 +23,7 @@ class Curve(NamedTuple):
 
     name: str
     values: Sequence[float]
+    breaks: Sequence[int] = ()  # as of `sparkline`
 
 
 class StatusBoard(Struct, frozen=True):
@@ -93,10 +94,13 @@ def parts(board: StatusBoard, now: float) -> list[StatusPart]:
     if board.text:
         found.append(StatusPart(board.text, "", 3))
     if board.curve is not None and board.curve.values:
-        name, values = board.curve
+        name, values, breaks = board.curve
         found.append(StatusPart(f"{name} {values[-1]:.4g}", "", 4))
         if len(values) > 1:
-            found.append(StatusPart(sparkline(values[-200:], _SPARKLINE_WIDTH), "busy", 7))
+            left_out = max(0, len(values) - _VALUES_DRAWN)
+            bars = [place - left_out for place in breaks if place > left_out]
+            drawn = sparkline(values[left_out:], _SPARKLINE_WIDTH, bars)
+            found.append(StatusPart(drawn, "busy", 7))
     if board.usage.get("idle"):
         found.append(StatusPart(idle_text(board.usage["idle"]), "", 3))
     if board.usage:

@@ -308,7 +308,7 @@ def _mean(values: Sequence[float]) -> float:
 def _block(value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return _NOT_FINITE
-    if low == high:
+    if low / 2 == high / 2:
         return BLOCKS[3]
     fraction = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved: the differences are finite
     return BLOCKS[min(7, max(0, int(fraction * 8)))]

@@ -3,8 +3,9 @@
 import pytest
 
 from batchml.model.run import Record
-from batchml.runs.commands.show import _describe_cuts, _fold
+from batchml.runs.commands.show import _describe_cuts, _describe_params, _fold
 from batchml.runs.scripts import RUNNER, own_command
+from batchml.runs.search import FoundRun
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,18 @@ def test_what_was_cut_down_is_said_again(
     record = Record(spec={"resources": resources}, **values)  # type: ignore[arg-type]
     assert _describe_cuts(record) == said
     assert _describe_cuts(None) == ""
+
+
+def test_parameters_that_the_command_does_not_use_are_named() -> None:
+    params = {"lr": 0.1, "seed": 3}
+    for command, said in (
+        (["train", "{params}"], "lr=0.1 seed=3"),
+        (["train", "{lr}"], "lr=0.1 seed=3 (seed: only in BATCHML_PARAMS)"),
+        (["sh", "-c", "echo $BATCHML_PARAMS"], "lr=0.1 seed=3"),
+        ([], "lr=0.1 seed=3"),  # of another client, or of an earlier version
+    ):
+        record = Record(params=params, spec={"command": command, "params": params})
+        assert _describe_params(FoundRun(None, record)) == said
 
 
 def test_words_are_folded_and_none_is_broken() -> None:

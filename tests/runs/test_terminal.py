@@ -73,6 +73,7 @@ def test_a_sparkline_is_never_wider_than_asked(values: list[float], width: int) 
 def test_a_sparkline_rises_with_its_values_and_shows_what_is_no_number() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([5, 5, 5], 8) == "▄▄▄"
+    assert sparkline([0.0, 5e-324], 8) == "▄▄"
     assert sparkline([1, math.nan, 2], 3) == "▁\N{MULTIPLICATION SIGN}█"
     assert sparkline(list(range(1000)), 4) == "▁▃▆█"
 
@@ -309,6 +310,12 @@ def test_a_wide_window_has_all_of_it() -> None:
         "lenet 6b0e1234  RUNNABLE 0:05 · STARTING 0:30  RUNNING 1:05  ━━━───────  34% ~1:25 left"
         "  val_accuracy 0.97  ▁▇█  1.9 cores, 812 MiB, GPU 45 %, 3.0 GiB  Ctrl-C detaches"
     )
+
+
+def test_the_curve_of_the_newest_values_has_bars_between_attempts() -> None:
+    curve = Curve("loss", [1.0] * 130 + [2.0] * 120, [10, 130])
+    board = StatusBoard("n", curve=curve)
+    assert text_of(board, 200) == f"n  loss 2  {'▁' * 6}|{'█' * 9}  Ctrl-C detaches"
 
 
 def test_a_narrow_window_keeps_what_matters() -> None:

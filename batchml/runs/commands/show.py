@@ -84,6 +84,7 @@ from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers
 from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
+from batchml.runtime.protocol.variables import takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -434,7 +435,7 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
         "folder": (record.job or record.folder) if record else "",
         "code": _describe_code(found),
         "data": found.data_dir,
-        "params": _pairs(found.params),
+        "params": _describe_params(found),
         "tags": _pairs(tags),
         "commit": found.commit + dirty if found.commit else "",
         "resources": ", ".join(parts) if asked.vcpus else "",
@@ -474,6 +475,15 @@ def _many(run: Run | None) -> str:
 
 def _pairs(table: "Mapping[str, object]") -> str:
     return " ".join(f"{name}={value}" for name, value in table.items())
+
+
+def _describe_params(found: FoundRun) -> str:
+    """`lr=0.1 seed=3 (seed: only in BATCHML_PARAMS)`, if no word of the command uses the seed."""
+    spec = found.record.spec if found.record else {}
+    command, params = spec.get("command") or (), spec.get("params") or {}
+    unused = [name for name in found.params if name in params and not takes(command, name, params)]
+    more = f" ({', '.join(unused)}: only in BATCHML_PARAMS)" if unused and command else ""
+    return f"{_pairs(found.params)}{more}"
 
 
 def _times(found: FoundRun, now_ms: int) -> dict[str, str]:

@@ -80,6 +80,10 @@ def _exit_code(run: Run) -> int | None:
     return classify(run).exit_code if run.status.is_terminal else None
 
 
+def _count_attempts(run: Run) -> int | None:
+    return None if run.array_size else len(run.attempts)  # those of children are not known
+
+
 def _age(found: FoundRun, now_ms: int) -> Value:
     return (now_ms - found.created_at) / 1000 if found.created_at else None
 
@@ -118,7 +122,7 @@ FACTS: Mapping[str, Column] = {
     "waited": _column("WAITED", _waited, _seconds),
     "submitted": _column("SUBMITTED", lambda found, _: found.created_at or None,
                          lambda value: timestamp(int(value or 0))),
-    "attempts": _column("ATTEMPTS", _of_run(lambda run: len(run.attempts))),
+    "attempts": _column("ATTEMPTS", _of_run(_count_attempts)),
     "params": _column("PARAMS", _params),
     "cost": _column("COST", lambda found, _: found.cost, _usd),
     "commit": _column("COMMIT", lambda found, _: found.commit[:12] or None),

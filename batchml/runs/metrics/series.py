@@ -129,13 +129,12 @@ class SampleCollector:
         """The next sample is of a new attempt, which does not say at which step it begins."""
         self._breaks.append(self._count)
 
-    def samples(self) -> list[Sample]:
-        return [sample for _, sample in self._numbered()]
-
     def series(self, name: str) -> Series:
-        numbers = [number for number, _ in self._numbered()]
+        numbered = list(self._numbered())
+        numbers = [number for number, _ in numbered]
         breaks = (bisect_left(numbers, each) for each in self._breaks)
-        return Series(name, tuple(self.samples()), tuple(each for each in breaks if each))
+        samples = tuple(sample for _, sample in numbered)
+        return Series(name, samples, tuple(each for each in breaks if each))
 
     def _numbered(self) -> list[tuple[int, Sample]]:
         if self._every == 1:  # nothing was dropped
@@ -199,16 +198,14 @@ class Metrics:
         self._steps.pop(child, None)
         self._may_go_back[child] = set(self._gathered)
 
-    def first(self) -> tuple[str, list[float]] | None:
-        """Name and values of the metric for a status line: the first of job.toml that has values,
-        else the first that was reported.
+    def first(self) -> Series | None:
+        """The metric for a status line: the first of job.toml that has values, else the first that
+        was reported.
         """
         names = [name for name in self._patterns if name in self._gathered]
         # A copy: the thread of the status line calls this while metrics are added.
         name = next(iter(names or list(self._gathered)), None)
-        if name is None:
-            return None
-        return name, [sample.value for sample in self._gathered[name].samples()]
+        return None if name is None else self._gathered[name].series(name)
 
     def watch(self, events: Iterable[RunEvent]) -> Iterator[RunEvent]:
         """Pass on the events of a run, reading their lines and points."""

@@ -112,7 +112,7 @@ def collect_usage(
             node,
             usage.get(i, {}),
             ranks.get(i, {}),
-            {n: Series(n, tuple(g.samples())) for n, g in series.get(i, {}).items()},
+            {n: g.series(n) for n, g in series.get(i, {}).items()},
             waits.get(i, ""),
         )
         for i, node in enumerate(nodes)

@@ -121,4 +121,4 @@ class RunProgress:
             left = self._trend.left(self._line_at + now - self._line_seen)
             board = replace(board, fraction=self._trend.fraction, left=left)
         first = self._metrics.first()
-        return replace(board, curve=Curve(*first)) if first else board
+        return replace(board, curve=first and Curve(first.name, first.values, first.breaks))
