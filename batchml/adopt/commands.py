@@ -10,9 +10,11 @@ from batchml.adopt.service import (
     JOB_FILE,
     AdoptedProgram,
     AttemptWatch,
+    add_metrics,
     list_outputs,
     prepare_attempt,
     read_adopted,
+    read_proposed,
     stop_attempt,
 )
 from batchml.cli.app import app
@@ -26,6 +28,7 @@ from batchml.model.names import long_duration, short_id
 from batchml.runs.commands.interrupt import detaching, finish_submission
 from batchml.runs.commands.live import open_view, show_live
 from batchml.runs.metrics.series import Metrics
+from batchml.runs.prepare import PreparedRun
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.wait import follow
 from batchml.setup.init import write_files
@@ -76,16 +79,18 @@ def adopt(
     unpinned = program.image.describe_unpinned()
     if unpinned:
         say(unpinned)
-    seen, has_failed = _attempt(context, program, seconds)
-    write_files(program.folder, program.files(seen), force=True)
+    prepared = prepare_attempt(context, program.folder)
+    seen, has_failed = _attempt(context, prepared, seconds)
+    files = program.files(seen)
+    write_files(program.folder, files, force=True)
+    add_metrics(context, prepared.record, read_proposed(files[JOB_FILE]))
     _say_end(program, seen, has_failed=has_failed)
     if has_failed:
         raise typer.Exit(1)
 
 
-def _attempt(context: Context, program: AdoptedProgram, seconds: float) -> tuple[Observation, bool]:
+def _attempt(context: Context, prepared: PreparedRun, seconds: float) -> tuple[Observation, bool]:
     """Make the attempt, and show its output; what was seen, and whether it failed by itself."""
-    prepared = prepare_attempt(context, program.folder)
     sent: list[str] = []
     with detaching(context, sent, cancel=True):
         with finish_submission(sent):

@@ -15,8 +15,8 @@ from batchml.adopt.observe import (
     memory_to_request,
 )
 from batchml.adopt.packages import ImageChoice
-from batchml.adopt.source import Flag, ProgramSource
 from batchml.errors import UsageError
+from batchml.jobs.source import Flag, ProgramSource
 from batchml.model.job import Scalar
 
 # Words in the names of flags whose value is a folder or a file, and the folder of the run for it.
@@ -51,7 +51,8 @@ class Proposal(Struct, frozen=True):
 
     placed: tuple[FoundArgument, ...] = ()
     params: tuple[FoundArgument, ...] = ()
-    words: tuple[str, ...] = ()  # arguments as given: switches, positional ones, unknown flags
+    switches: tuple[FoundArgument, ...] = ()  # parameters that are flags without a value
+    words: tuple[str, ...] = ()  # arguments as given: positional ones, unknown flags
     left_out: tuple[str, ...] = ()  # sentences about flags that are not in the command
     folders: tuple[str, ...] = ()  # parameters that name what the program writes
     resumes: str = ""  # a flag that names a checkpoint to go on from
@@ -79,13 +80,16 @@ def propose_arguments(
     """
     values, words = _read_arguments(source.flags, given)
     can_resume = any(is_resume_flag(flag) for flag in source.flags)
-    placed, params, left, folders, resumes = [], [], [], [], ""
+    placed, params, switches, left, folders, resumes = [], [], [], [], [], ""
     for flag in source.flags:
         default, where = flag.default, f"line {flag.line}"
         value = values.get(flag.name, default)
+        if _is_parameter(flag) and flag.kind == "switch":
+            where += f"; true writes --{flag.name}" + (f", false {flag.off}" if flag.off else "")
+            switches.append(FoundArgument(flag, bool(value), where))
+            continue
         if flag.kind != "value":
-            spelt = {f"--{name}" for name in (flag.name, *flag.aliases)}
-            is_given = not spelt.isdisjoint(word.partition("=")[0] for word in words)
+            is_given = not {*flag.names}.isdisjoint(word.partition("=")[0] for word in words)
             is_usual = flag.kind == "positional" or flag.name in ("help", "version", "h")
             if not (is_given or is_usual):
                 what = "is no single value: to use it, write it into command, not -p"
@@ -118,12 +122,12 @@ def propose_arguments(
             resumes = resumes or (flag.name if is_resume_flag(flag) else "")
         else:
             if flag.aliases:
-                also = ", ".join(f"--{name}" for name in flag.aliases)
-                where += f"; also {also}, but -p takes this name"
+                where += f"; also {', '.join(flag.aliases)}, but -p takes this name"
             params.append(FoundArgument(flag, value, where))
     return Proposal(
-        tuple(placed), tuple(params), tuple(words), tuple(left), tuple(folders), resumes
-    )
+        tuple(placed), tuple(params), tuple(switches), tuple(words), tuple(left), tuple(folders),
+        resumes,
+    )  # fmt: skip
 
 
 def _can_stay(value: Scalar | None, makes_folders: bool) -> bool:
@@ -163,20 +167,31 @@ def missing_arguments(source: ProgramSource, given: Sequence[str]) -> list[str]:
 def _read_arguments(
     flags: Iterable[Flag], given: Sequence[str]
 ) -> tuple[dict[str, Scalar], list[str]]:
-    """The values that the user gave to flags of one value, and all other words."""
-    by_name = {name: flag for flag in flags for name in (*flag.aliases, flag.name)}
+    """The values that the user gave to flags that become parameters, and all other words."""
+    by_name = {name: flag for flag in flags if _is_parameter(flag) for name in flag.names}
+    by_off = {flag.off: flag for flag in by_name.values() if flag.off}
     values: dict[str, Scalar] = {}
     words: list[str] = []
     rest = list(given)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        flag = by_name.get(name.lstrip("-")) if name.startswith("--") else None
-        if flag is None or flag.kind != "value" or not (equals or rest):
+        if name not in by_name and name[:2] in by_name and not name.startswith("--"):  # -b64
+            name, equals, value = word[:2], "=", word[2:]
+        flag = by_name.get(name)
+        if word in by_off:
+            values[by_off[word].name] = False
+        elif flag is not None and flag.kind == "switch" and not equals:
+            values[flag.name] = True
+        elif flag is not None and flag.kind == "value" and (equals or rest):
+            values[flag.name] = _typed(value if equals else rest.pop(0), flag.default)
+        else:
             words.append(word)
-            continue
-        values[flag.name] = _typed(value if equals else rest.pop(0), flag.default)
     return values, words
+
+
+def _is_parameter(flag: Flag) -> bool:
+    return flag.kind == "value" or (flag.kind == "switch" and flag.default is not None)
 
 
 def _typed(text: str, default: Scalar | None) -> Scalar:
@@ -253,11 +268,11 @@ def write_job(
             lines.append(_line(f"keep = [{patterns}]", wrote))
         else:  # it may write others later, or with other parameters
             lines.append(_line(f"#keep = [{patterns}]", f"all new files; so far {wrote}"))
-    if found.params:
+    if found.params or found.switches:
         lines += ["", _line("[params]", f"flags of {script}: -p NAME=VALUE changes one")]
         lines += [
             _line(f"{_param_name(each.flag.name, found)} = {_to_toml(each.value)}", each.why)
-            for each in found.params
+            for each in (*found.params, *found.switches)
         ]
     if source.ranks:
         lines += ["", "[launch]", _line('kind = "torchrun"', f"it calls {source.ranks}")]
@@ -282,6 +297,8 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
     words = ["python", script, *found.words]
     for each in found.placed:
         words += [f"--{each.flag.name}", each.word]
+    for each in found.switches:
+        words.append(f"{{--{each.flag.name}{f'/{each.flag.off}' * bool(each.flag.off)}}}")
     if found.is_mixed:
         for each in found.params:
             words += [f"--{each.flag.name}", f"{{{_param_name(each.flag.name, found)}}}"]

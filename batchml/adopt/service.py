@@ -7,22 +7,23 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from batchml.adopt.observe import Observation, find_metrics, placed_files, written_files
 from batchml.adopt.packages import ImageChoice, ask_python, choose_image, find_packages
 from batchml.adopt.propose import missing_arguments, write_job
-from batchml.adopt.source import ProgramSource, read_program
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, UsageError, did_you_mean
 from batchml.jobs.code import MAX_BYTES
 from batchml.jobs.find import own_image_files
+from batchml.jobs.source import ProgramSource, read_program
 from batchml.model.image import REQUIREMENTS
-from batchml.model.job import read_job
+from batchml.model.job import JobSpec, read_job
 from batchml.model.names import long_duration
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import to_request
 from batchml.runs.outputs import CHECKPOINTS, CompleteCheckpoints, FolderOutputs
@@ -51,9 +52,14 @@ class AdoptedProgram(Struct, frozen=True):
         text = write_job(
             self.script, self.arguments, self.source, self.image, seen, self.sent, self.on_machine
         )
-        read_job(tomllib.loads(text), JOB_FILE)
+        read_proposed(text)
         lines = self.image.requirements
         return {JOB_FILE: text, **({REQUIREMENTS: "\n".join(lines) + "\n"} if lines else {})}
+
+
+def read_proposed(text: str) -> JobSpec:
+    """The job of a proposed job.toml."""
+    return read_job(tomllib.loads(text), JOB_FILE)
 
 
 def read_adopted(context: Context, script: str, arguments: Sequence[str]) -> AdoptedProgram:
@@ -138,6 +144,14 @@ def _image_requirements(context: Context) -> dict[str, str]:
 def prepare_attempt(context: Context, folder: Path) -> PreparedRun:
     """The run of the job in `folder`, as any other job."""
     return prepare(context, to_request(os.fspath(folder)), dry_run=False)
+
+
+def add_metrics(context: Context, record: Record, job: JobSpec) -> None:
+    """Write the metrics of the proposed job into the history of the attempt, which had none yet."""
+    spec = {**record.spec, "metrics": msgspec.to_builtins(job.metrics)}
+    context.history.add(
+        Record(key=record.key, patterns=job.patterns, directions=job.directions, spec=spec)
+    )
 
 
 # --- Watching the attempt -------------------------------------------------------------------------

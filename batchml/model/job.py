@@ -21,6 +21,7 @@ from batchml.runtime.protocol.variables import (
     fill_words,
     folder_placeholders,
     placeholders,
+    switches,
     with_kebab_flags,
 )
 
@@ -363,6 +364,9 @@ def _mistakes(
     for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
         if name not in known and name not in folders:
             yield f"command: {{{name}}} has no default under [params]."
+    for name in sorted({n for part in spec.command for n in switches(part, known)}):
+        if name in spec.params and not isinstance(spec.params[name], bool):
+            yield f"params.{name}: decides on a flag of the command. Expected true or false."
     yield from command_mistakes(spec.command)
     if spec.name and not is_valid_name(spec.name):
         yield (

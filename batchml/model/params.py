@@ -10,6 +10,7 @@ from batchml.errors import ConfigError, did_you_mean
 from batchml.model.job import JobSpec, Scalar
 from batchml.runtime.protocol.variables import (
     ALL,
+    KEBAB,
     NUMBERS,
     parameter_variable,
     parse_number,
@@ -35,7 +36,9 @@ def with_params(
     """
     new = [name for name in given if name not in spec.params]
     takes_any = takes_all(command or spec.command, spec.params)
-    mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any))]
+    # Of two equal flags in a command that the user has just typed, the last one is meant.
+    flags = () if command else _flags(spec)
+    mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any, flags))]
     if mistakes:
         raise ConfigError(where, mistakes)
     values = {
@@ -60,7 +63,20 @@ def with_params(
     return msgspec.structs.replace(spec, params=params)
 
 
-def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
+def _flags(spec: JobSpec) -> Sequence[str]:
+    """The flags that the job's command has itself, with their values: `--out {outputs}`."""
+    words = " ".join(spec.template).split()
+    if not {f"{{{ALL}}}", f"{{{ALL}:{KEBAB}}}"} & {*words}:
+        return ()
+    after = [*words[1:], "--"]
+    return [
+        word if "=" in word or value.startswith("--") else f"{word} {value}"
+        for word, value in zip(words, after, strict=True)
+        if word.startswith("--")
+    ]
+
+
+def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool, flags: Sequence[str]) -> str:
     """The mistake in a parameter of `-p` that is not under [params]; "" if the job takes it."""
     known = sorted(spec.params)
     if not takes_any:
@@ -75,6 +91,13 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool) -> str:
     other = next((each for each in known if parameter_variable(each) == same), "")
     if other:
         return f"-p {name}=...: the job's parameter is {other}."
+    own = f"--{name.replace('_', '-') if spec.flags == KEBAB else name}"
+    there = next((flag for flag in flags if re.split("[ =]", flag)[0] == own), "")
+    if there:
+        return (
+            f"-p {name}=...: the command has {there} already. Change it there; or, for -p, write "
+            f"{{{name}}} as its value there and {name} = ... under [params] of job.toml."
+        )
     meant = did_you_mean(name, known)
     return meant and (
         f"-p {name}=...: [params] has no such name.{meant} If {name} is a parameter of its own, "

@@ -17,6 +17,7 @@ from msgspec import Struct
 from batchml.context import Context
 from batchml.errors import ConfigError, EmptyOption, UsageError
 from batchml.jobs.find import find_job, load_job
+from batchml.jobs.source import flag_mistakes
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
     JobSpec,
@@ -30,7 +31,7 @@ from batchml.model.params import with_params
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
 from batchml.runtime.protocol.variables import format_value as param_text
-from batchml.runtime.protocol.variables import takes_all
+from batchml.runtime.protocol.variables import placeholders, takes_all
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
 DEFAULT_QUEUE = "default"
@@ -308,10 +309,11 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     spec, folder, job = _load_job(context, request)
     if job and not is_text(str(folder)):  # the history keeps it as text
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
-    env = spec.env
+    is_typed = bool(request.command) and not job and request.spec is None
+    env, own = spec.env, () if is_typed else tuple(spec.params)  # a typed command has no [params]
     spec = change_job(spec, request.changes, COMMAND_LINE)
     spec = with_params(spec, request.params, spec.name, request.command or (), keep_whole=bool(job))
-    mistakes: list[str] = []
+    mistakes = _flag_mistakes(spec, request, folder, own)
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so
         # only the names of the job's parameters, and of folders, are replaced.
@@ -327,14 +329,27 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
 
 
+def _flag_mistakes(
+    spec: JobSpec, request: RunRequest, folder: Path, own: Sequence[str]
+) -> list[str]:
+    """The mistakes in parameters that are not the job's `own`, by the source of its program."""
+    command = request.command or spec.template
+    named = {name for word in command for name in placeholders(word, spec.params)}
+    new = [name for name in request.params if name not in own and name not in named]
+    if not new:
+        return []
+    where = folder / spec.code if isinstance(spec.code, str) else folder
+    return flag_mistakes(command, where, new, spec.params)
+
+
 def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:
     """Mistakes for empty words of the command, which AWS Batch refuses: from empty parameters."""
     for number, names in spec.empty_words():
         which = ", ".join(f"-p {name}=" if name in params else f"params.{name}" for name in names)
         if takes_all([spec.command[number]], spec.params):
             yield (
-                f"{which}: is empty, and AWS Batch refuses empty words. Write a flag that takes no "
-                "value into the command of job.toml."
+                f"{which}: is empty, and AWS Batch refuses empty words. For a flag without a value "
+                'write "{--NAME}" into the command of job.toml, and give true or false.'
             )
             continue
         yield (

@@ -89,6 +89,9 @@ def apply_script(
     from batchml.runtime.entry.script import ARRAY, interpreter
 
     if request.job is None:
+        typed = (request.command or ()) if request.spec is None else ()
+        paths = [context.folder / word for word in typed if os.path.isfile(context.folder / word)]
+        notices += _unused_job_notice(paths[0]) if paths else []
         return request
     if not is_script(context, request.job):
         check_script_exists(context, request.job)
@@ -106,6 +109,7 @@ def apply_script(
         raise ConfigError(shown, mistakes)
     messages = sort_by_line((*_login_notice(program, script), *script.notices, *slurm.notices))
     notices += [f"{shown}, {words}" for words in messages]
+    notices += _unused_job_notice(path) if path else []
     folder = _code_folder(context, path, slurm.folder, shown)
     command = _command(path, folder, text, request.command or ())
     lower = _merge_requests(
@@ -152,9 +156,18 @@ def _as_command(
     command = ("python", program, *(request.command or ()), f"{{{ALL}}}")
     words = with_params(JobSpec(command=command), request.params, job).argv()
     notices.append(f"{job} runs as the command: {shlex.join(words)}")
-    if (path.parent / "job.toml").is_file():
-        notices.append(f"The job.toml beside {job} is not used: batchml submit {path.parent}")
+    notices += _unused_job_notice(path)
     return replace(request, job=None, command=command, folder=str(folder))
+
+
+def _unused_job_notice(path: Path) -> list[str]:
+    """A message if the folder of a program has a job.toml, which its command does not use."""
+    if not (path.parent / "job.toml").is_file():
+        return []
+    return [
+        f"The job.toml beside {path.name} is not used, nor its [metrics]: "
+        f"batchml submit {path.parent}"
+    ]
 
 
 def _decode(shown: str, data: bytes) -> str:

@@ -19,9 +19,10 @@ from batchml.adopt.observe import (
 from batchml.adopt.packages import ImageChoice
 from batchml.adopt.propose import check_script, find_place, missing_arguments, write_job
 from batchml.adopt.service import AttemptWatch, find_script, is_sent
-from batchml.adopt.source import Flag, ProgramSource, read_program
 from batchml.errors import UsageError
+from batchml.jobs.source import Flag, ProgramSource, read_program
 from batchml.model.job import JobSpec, read_job
+from batchml.model.params import with_params
 from batchml.model.run import JobStatus, Run
 from batchml.runs.watch.events import OutputLine, PollingPaused, RunEnded, StatusChanged
 from batchml.runs.watch.events import UsageReported as Usage
@@ -262,10 +263,19 @@ def test_a_value_that_the_user_gave_stays() -> None:
     assert spec.argv() == ["python", "train.py", "--data", "data", "--save-path", "here/"]
 
 
-def test_a_switch_that_was_given_is_in_the_command_and_not_missing_from_it() -> None:
-    flags = (Flag("resume", "switch", None, 3), Flag("amp", "switch", None, 4))
-    _, text = job_of(("--resume",), source=ProgramSource(flags))
-    assert '"--resume"' in text and "# Not in the command: --amp (line 4)" in text
+def test_a_switch_is_a_parameter_that_writes_its_flag_or_nothing() -> None:
+    flags = (
+        Flag("resume", "switch", False, 3), Flag("amp", "switch", True, 4, off="--no-amp"),
+        Flag("verbose", "switch", None, 5, aliases=("-v",)), Flag("no-cuda", "switch", False, 6),
+    )  # fmt: skip
+    spec, text = job_of(("--resume", "--no-amp", "-v"), source=ProgramSource(flags))
+    assert spec.params == {"resume": True, "amp": False, "no-cuda": False}
+    assert spec.argv() == ["python", "train.py", "-v", "--resume", "--no-amp"]
+    assert "line 4; true writes --amp, false --no-amp" in text and "Not in the command" not in text
+    spec, text = job_of(source=ProgramSource((*flags, Flag("batch-size", "value", 4))))
+    assert spec.argv() == ["python", "train.py", "--amp", "--batch-size", "4"]
+    assert with_params(spec, {"no_cuda": "true"}, "-p").argv()[3] == "--no-cuda"
+    assert "# Not in the command: --verbose (line 5) is no single value" in text
 
 
 def test_a_flag_of_two_names_is_one_parameter(tmp_path: Path) -> None:
@@ -275,13 +285,16 @@ def test_a_flag_of_two_names_is_one_parameter(tmp_path: Path) -> None:
         "p.add_argument('--no-bias', '--nb', action='store_true')\n"
     )
     source = read_program(script, tmp_path)
-    for words, value in (((), 0.02), (("--lr", "0.05"), 0.05), (("--learning-rate=1",), 1)):
+    for words, value in (
+        ((), 0.02), (("--lr", "0.05"), 0.05), (("--learning-rate=1",), 1), (("-r", "3"), 3),
+        (("-r0.5",), 0.5),
+    ):  # fmt: skip
         spec, text = job_of(words, source=source)
-        assert spec.params == {"learning_rate": value} and spec.command[2:] == ("{params}",)
-        assert "also --lr, but -p takes this name" in text
-        assert "--no-bias (line 2) is no single value: to use it, write it into command" in text
+        assert spec.params == {"learning_rate": value, "no_bias": False}
+        assert spec.command[2:] == ("{--no-bias}", "{params}")
+        assert "also -r, --lr, but -p takes this name" in text
     spec, text = job_of(("--nb",), source=source)
-    assert "--nb" in spec.command and "Not in the command" not in text
+    assert spec.params["no_bias"] is True and "Not in the command" not in text
 
 
 def test_how_a_run_goes_on_is_a_comment() -> None:

@@ -193,6 +193,18 @@ def test_words_that_a_parameter_leaves_empty_are_named() -> None:
     assert list(spec.empty_words()) == []
 
 
+def test_the_parameter_of_a_switch_is_true_or_false() -> None:
+    table = {**SMALLEST, "command": ["run", "{--amp}"]}
+    assert read_job({**table, "params": {"amp": True}}, "x").argv() == ["run", "--amp"]
+    assert read_job({**table, "params": {"amp": False}}, "x").argv() == ["run"]
+    for params, why in (
+        ({"amp": "yes"}, r"params\.amp: decides on a flag.*Expected true or false"),
+        ({}, r"\{amp\} has no default under \[params\]"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            read_job({**table, "params": params}, "x")
+
+
 def test_a_mistake_below_an_empty_name_is_told_with_its_table() -> None:
     with pytest.raises(ConfigError, match=r"metrics: found \{'': \{'a': 1\}\}"):
         read_job({**SMALLEST, "metrics": {"": {"a": 1}}}, "job.toml")

@@ -1,5 +1,7 @@
 """The parameters of `-p`: names that a job takes, and their values."""
 
+import re
+
 import pytest
 
 from batchml.errors import ConfigError
@@ -68,3 +70,15 @@ def test_a_new_parameter_spelt_nearly_like_one_of_the_job_is_refused(
     with pytest.raises(ConfigError, match=rf"no such name\. Did you mean '{meant}'\?") as caught:
         with_params(spec, {typed: "0.3"}, "-p")
     assert f"If {typed} is a parameter of its own, add it to [params]" in str(caught.value)
+
+
+def test_a_flag_that_the_command_has_is_not_written_twice() -> None:
+    table = {**SMALLEST, "command": ["t", "--out", "{outputs}", "--log-dir=x", "{params}"]}
+    for flags, name, there in (
+        ("as-is", "out", "--out {outputs}"), ("kebab", "log_dir", "--log-dir=x"),
+    ):  # fmt: skip
+        spec = read_job({**table, "flags": flags}, "job.toml")
+        with pytest.raises(ConfigError, match=f"the command has {re.escape(there)} already"):
+            with_params(spec, {name: "foo"}, "-p")
+        assert with_params(spec, {"outer": "1"}, "-p").params == {"outer": 1}
+    assert with_params(spec, {"out": "x"}, "-p", ["t", "--out", "y", "{params}"]).params

@@ -148,7 +148,7 @@ def test_empty_words_are_refused_before_anything_is_sent(tmp_path: Path) -> None
     assert second.startswith("params.b, -p c=: is empty")
     assert client.plan(spec, params={"a": "1"})
     switch = JobSpec(image="python", command=("p", "{params}"))
-    with pytest.raises(ConfigError, match="Write a flag that takes no"):
+    with pytest.raises(ConfigError, match="For a flag without a value write"):
         client.plan(switch, params={"bias": ""})
 
 

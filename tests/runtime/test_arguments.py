@@ -18,6 +18,7 @@ from batchml.runtime.protocol.variables import (
     parameter_variable,
     parameter_variables,
     placeholders,
+    switches,
     takes,
     takes_all,
 )
@@ -45,6 +46,27 @@ def test_placeholders_become_values(command: list[str], words: list[str]) -> Non
 def test_all_are_those_that_the_command_does_not_name() -> None:
     words = fill_command(["run", "--rate", "{lr}", "{params}"], PARAMS)
     assert words == ["run", "--rate", "0.01", "--optimizer", "sgd", "--nesterov", "true"]
+
+
+@pytest.mark.parametrize(
+    ("word", "on", "off"),
+    [
+        ("{--amp}", ["--amp"], []),
+        ("{--amp/--no-amp}", ["--amp"], ["--no-amp"]),
+        ("{--no-cuda}", ["--no-cuda"], []),
+        ("run {--amp} {params}", ["run --amp --lr 1"], ["run  --lr 1"]),
+        ("{--other}", ["{--other}"], ["{--other}"]),
+        ("{--}", ["{--}"], ["{--}"]),
+    ],
+)
+def test_a_switch_is_a_word_or_none(word: str, on: list[str], off: list[str]) -> None:
+    """`argparse` has `store_true`: such a flag takes no value."""
+    name = "no_cuda" if "cuda" in word else "amp"
+    assert fill_command([word], {name: True, "lr": 1}) == on
+    assert fill_command([word], {name: False, "lr": 1}) == off
+    assert fill_command(["{--amp}", "{params}"], {"amp": True, "lr": 1}) == ["--amp", "--lr", "1"]
+    assert switches("{--no-cuda} {lr}", {"lr"}) == ["no_cuda"]
+    assert takes(["{--a-b}"], "a_b", {"a_b"}) and takes(["{--a-b}"], "a-b", {"a-b"})
 
 
 def test_there_may_be_none() -> None:

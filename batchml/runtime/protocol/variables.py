@@ -103,7 +103,11 @@ Scalar = Union[str, int, float, bool]
 
 ALL = "params"  # `{params}`: all parameters, unless one has this name
 
-_PLACEHOLDER = re.compile(r"\{(?:params:(key=value|json|kebab)|([A-Za-z_][A-Za-z0-9_.]*))\}")
+_SWITCH = r"--[A-Za-z0-9][A-Za-z0-9_.-]*"
+_PLACEHOLDER = re.compile(
+    r"\{(?:params:(key=value|json|kebab)|([A-Za-z_][A-Za-z0-9_.]*)"
+    rf"|({_SWITCH})(?:/({_SWITCH}))?)\}}"
+)
 _VARIABLE = re.compile(r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)")
 _FLAGS, KEBAB = "flags", "kebab"  # `{params:kebab}`: what `flags = "kebab"` makes of `{params}`
 _NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # what argparse reads as a negative number
@@ -116,7 +120,8 @@ def fill_command(command: Sequence[str], params: Mapping[str, Scalar]) -> List[s
     `--lr 0.01 --optimizer sgd`, with `--lr=-1e-05` for a value that looks like an option, and
     `{params:key=value}` becomes `lr=0.01 optimizer=sgd`: both for all parameters that the command
     does not name one by one. `{params:kebab}` is `{params}` with `--batch-size` for `batch_size`.
-    `{params:json}` becomes all parameters as JSON.
+    `{params:json}` becomes all parameters as JSON. `{--amp}` becomes the flag `--amp` if the
+    parameter `amp` is true, and no word if it is false; with `{--amp/--no-amp}`, then `--no-amp`.
     In a word with spaces, which is a line for a shell, their values are quoted for the shell.
     Braces around anything else stay.
     """
@@ -131,7 +136,10 @@ def fill_words(command: Sequence[str], params: Mapping[str, Scalar]) -> List[Lis
     for word in command:
         match = _PLACEHOLDER.fullmatch(word)
         form = _form(match, params) if match else None
-        found.append(_values(form, params, rest) if form else [_fill_word(word, params, rest)])
+        if match and match[3] and _parameter(match, params) in params:
+            found.append(_switch(match, params))
+        else:
+            found.append(_values(form, params, rest) if form else [_fill_word(word, params, rest)])
     return found
 
 
@@ -141,7 +149,12 @@ def placeholders(word: str, params: Container[str]) -> List[str]:
     `params` are the names of all parameters.
     """
     found = _PLACEHOLDER.finditer(word)
-    return [match[2] for match in found if _form(match, params) is None]
+    return [_parameter(match, params) for match in found if _form(match, params) is None]
+
+
+def switches(word: str, params: Container[str]) -> List[str]:
+    """The parameters that decide whether a word of a command becomes a flag without a value."""
+    return [_parameter(match, params) for match in _PLACEHOLDER.finditer(word) if match[3]]
 
 
 def takes_all(command: Sequence[str], params: Container[str]) -> bool:
@@ -320,6 +333,19 @@ def _form(found: re.Match[str], params: Container[str]) -> Optional[str]:
     return _FLAGS if found[2] == ALL and ALL not in params else None
 
 
+def _parameter(found: re.Match[str], params: Container[str]) -> str:
+    """The parameter that a placeholder names: `no_cuda` of `{--no-cuda}`, unless it has the `-`."""
+    if not found[3]:
+        return found[2]
+    name = found[3][2:]
+    return name if name in params else name.replace("-", "_")
+
+
+def _switch(found: re.Match[str], params: Mapping[str, Scalar]) -> List[str]:
+    is_on = format_value(params[_parameter(found, params)]) == "true"
+    return list(filter(None, [found[3] if is_on else found[4]]))
+
+
 def _values(form: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar]) -> List[str]:
     if form == "json":
         return [json.dumps(params, sort_keys=True)]
@@ -353,7 +379,10 @@ def _fill_word(word: str, params: Mapping[str, Scalar], rest: Mapping[str, Scala
     def value(found: re.Match[str]) -> str:
         form = _form(found, params)
         if form is None:
-            return format_value(params[found[2]]) if found[2] in params else found[0]
+            name = _parameter(found, params)
+            if name not in params:
+                return found[0]
+            return "".join(_switch(found, params)) if found[3] else format_value(params[name])
         values = _values(form, params, rest)
         return " ".join(map(shlex.quote, values) if is_line else values)
 

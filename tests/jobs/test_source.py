@@ -1,13 +1,11 @@
 """What a program's source tells: flags, packages, variables. Nothing of it is run."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from batchml.adopt.packages import Package, ask_python, choose_image, find_packages
-from batchml.adopt.source import Flag, ProgramSource, read_program
 from batchml.errors import UsageError
+from batchml.jobs.source import Flag, ProgramSource, flag_mistakes, read_program
 
 
 def read(folder: Path, text: str, **modules: str) -> ProgramSource:
@@ -45,15 +43,15 @@ def test_flags_of_argparse(tmp_path: Path) -> None:
         ("lr", "value", 0.01),
         ("decay", "value", 1.0),
         ("steps", "value", 10_000),
-        ("amp", "switch", None),
-        ("fast", "switch", False),  # bool("false") is True
+        ("amp", "switch", False),
+        ("fast", "several", False),  # bool("false") is True
         ("layers", "several", None),
         ("name", "value", None),
         ("q", "several", 1),  # `{params}` writes only long names
     ]
     required = [flag.name for flag in read(tmp_path, ARGPARSE).flags if flag.is_required]
     assert required == ["data", "name"]
-    assert read(tmp_path, ARGPARSE).flags[1] == Flag("batch-size", "value", 64, 6)
+    assert read(tmp_path, ARGPARSE).flags[1] == Flag("batch-size", "value", 64, 6, aliases=("-b",))
 
 
 def test_flags_of_click(tmp_path: Path) -> None:
@@ -104,6 +102,33 @@ def test_a_program_that_makes_the_folders_that_it_writes_to(
     assert read(tmp_path, text).makes_folders is makes
 
 
+@pytest.mark.parametrize(
+    ("text", "default", "off"),
+    [
+        ("p.add_argument('--amp', action='store_true')", False, ""),
+        ("p.add_argument('--amp', action='store_false')", False, ""),
+        ("p.add_argument('--amp', action=argparse.BooleanOptionalAction)", None, "--no-amp"),
+        (
+            "p.add_argument('--amp', action=argparse.BooleanOptionalAction, default=True)",
+            True, "--no-amp",
+        ),
+        ("p.add_argument('--amp', action='count')", None, ""),
+        ("@click.option('--amp', is_flag=True)\ndef f(): ...", False, ""),
+        ("@click.option('--amp/--without', default=True)\ndef f(): ...", True, "--without"),
+        ("@click.option('--amp', is_flag=True, default=True)\ndef f(): ...", None, ""),
+        ("flags.DEFINE_bool('amp', True, 'x')", True, "--noamp"),
+        ("import typer\ndef f(amp: bool = True): ...\ntyper.run(f)", True, "--no-amp"),
+        ("import typer\ndef f(amp: bool = typer.Option(False, '--amp')): ...\ntyper.run(f)",
+         False, ""),
+    ],
+)  # fmt: skip
+def test_a_switch_has_a_default_if_a_parameter_can_stand_for_it(
+    tmp_path: Path, text: str, default: bool | None, off: str
+) -> None:
+    (flag,) = read(tmp_path, text).flags
+    assert (flag.kind, flag.default, flag.off) == ("switch", default, off)
+
+
 def test_imports_and_variables_of_the_program_and_of_its_modules(tmp_path: Path) -> None:
     found = read(
         tmp_path,
@@ -127,65 +152,34 @@ def test_a_program_that_cannot_be_read_is_refused(tmp_path: Path, text: str, wor
         read(tmp_path, text)
 
 
-# --- Packages -------------------------------------------------------------------------------------
-
-
-IMAGES = {
-    "pytorch": "torch==2.13.0\nnumpy==2.4.6\n",
-    "nlp": "torch==2.13.0\nnumpy==2.4.6\ntransformers==5.0\n",
-    "notebook": "jupyterlab==4\ntorch==2.13.0\n",
-    "python": "# nothing\n",
-}
-
-
-def test_packages_have_the_names_and_versions_of_the_users_python() -> None:
-    found = find_packages(
-        ["sklearn", "wandb", "my_model", "cv2"], frozenset(["wandb", "cv2"]),
-        {"sklearn": Package("scikit-learn", "1.9.1"), "cv2": Package("opencv-python", "4.1+cpu")},
-    )  # fmt: skip
-    assert [each.requirement for each in found] == [
-        "my-model", "opencv-python==4.1", "scikit-learn==1.9.1"
-    ]  # fmt: skip
-
-
-def test_a_python_says_which_packages_it_has() -> None:
-    assert ask_python(sys.executable, ["pytest", "no_such_module"]).keys() == {"pytest"}
-    assert ask_python("/no/python", ["pytest"]) == {}
+FLAGS = """
+p.add_argument("-b", "--batch-size", type=int, default=64)
+p.add_argument("--learning-rate", "--lr", "-l", type=float, default=0.1)
+p.add_argument("--amp", action="store_true")
+"""
 
 
 @pytest.mark.parametrize(
-    ("packages", "image", "requirements"),
+    ("command", "name", "known", "words"),
     [
-        ([], "python", ()),
-        ([Package("torch", "2.13.0+cpu")], "pytorch", ()),
-        ([Package("torch"), Package("transformers")], "nlp", ()),
-        ([Package("torch"), Package("tqdm", "4.1")], "pytorch + requirements.txt", ("tqdm==4.1",)),
-        ([Package("torch", "2.4.0")], ".", ("torch==2.4.0",)),  # the user's version counts
-        ([Package("numpy", "2.4.6")], ".", ("numpy==2.4.6",)),  # torch would be for nothing
+        ("python train.py {params:kebab}", "lr", ["learning_rate"],
+         "train.py has it as --learning-rate: the parameter is learning_rate."),
+        ("python train.py {params}", "learning-rate", ["lr"], "the parameter is lr."),
+        ("python train.py {params}", "b", [], "has no flag --b: the parameter is batch-size."),
+        ("python train.py --lr 1 {params}", "learning-rate", [], "the command has --lr already"),
+        ("python train.py {params:kebab}", "amp", [], '--amp of train.py takes no value. Write "'),
+        ("python train.py {params}", "lr", ["batch-size"], ""),
+        ("python train.py {params}", "unknown", [], ""),
+        ("python train.py {params:json}", "amp", [], ""),
+        ("python missing.py {params}", "amp", [], ""),
+        ("sh -c true", "amp", [], ""),
     ],
-)
-def test_the_image_that_is_chosen(
-    packages: list[Package], image: str, requirements: tuple[str, ...]
+)  # fmt: skip
+def test_parameters_that_the_program_has_by_another_name(
+    tmp_path: Path, command: str, name: str, known: list[str], words: str
 ) -> None:
-    chosen = choose_image(packages, {}, IMAGES)
-    assert (chosen.image, chosen.requirements) == (image, requirements)
-
-
-def test_packages_without_a_version_are_named() -> None:
-    chosen = choose_image([Package("numpy"), Package("tqdm", "4.1")], {}, IMAGES)
-    assert chosen.describe_unpinned() == (
-        "numpy has no version in requirements.txt, since your python does not have it: the newest "
-        "is installed."
-    )
-    both = choose_image([Package("numpy"), Package("tqdm")], {}, IMAGES).describe_unpinned()
-    assert both.startswith("numpy, tqdm have no versions") and "have them" in both
-    assert choose_image([Package("numpy", "2.4.6")], {}, IMAGES).describe_unpinned() == ""
-
-
-def test_files_of_the_folder_decide_and_what_they_lack_is_named() -> None:
-    files = {"requirements.txt": "scikit_learn>=1\nnumpy\n"}
-    chosen = choose_image([Package("scikit-learn"), Package("tqdm")], files, IMAGES)
-    assert (chosen.image, chosen.requirements) == (".", ())
-    assert chosen.why == "from requirements.txt, which does not name tqdm"
-    both = choose_image([], {**files, "Dockerfile": "FROM x"}, IMAGES)
-    assert both.image == "./requirements.txt"
+    (tmp_path / "train.py").write_text(FLAGS)
+    found = flag_mistakes(command.split(), tmp_path, [name], [*known, name])
+    assert words in "".join(found) and bool(found) == bool(words)
+    (tmp_path / "train.py").write_text("not python(")
+    assert flag_mistakes(command.split(), tmp_path, [name], known) == []

@@ -5,8 +5,9 @@ that the source declares with literal names.
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +18,18 @@ from batchml.model.job import Scalar
 
 _MAX_FILES = 500  # modules of the folder that are read
 _MAX_BYTES = 4 * 1024**2  # of one module
-_SWITCHES = ("store_true", "store_false", "count", "version", "help", "store_const", "append_const")
+_ACTIONS = ("store_true", "store_false", "count", "version", "help", "store_const", "append_const")
 
 FlagKind = Literal["value", "switch", "positional", "several"]
 
 
 class Flag(Struct, frozen=True):
-    """A flag or an argument of the program. `name` has no hyphens in front, and `aliases` are its
-    other long names.
+    """A flag or an argument of the program. `name` has no hyphens in front; `aliases` are its other
+    names, with them: `--lr`, `-l`.
 
-    `default` is None without a literal default. `switch`: it takes no value. `several`: it takes
-    more than one, or may be repeated.
+    `default` is None without a literal default. `switch`: it takes no value, and `off` is the flag
+    that switches it off, if there is one; its default is None if no parameter can stand for it.
+    `several`: it takes more than one value, or may be repeated.
     """
 
     name: str
@@ -36,6 +38,12 @@ class Flag(Struct, frozen=True):
     line: int = 0
     is_required: bool = False
     aliases: tuple[str, ...] = ()
+    off: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, as a user writes them."""
+        return (f"--{self.name}", *self.aliases)
 
 
 class ProgramSource(Struct, frozen=True):
@@ -147,6 +155,55 @@ def _compute(operator: ast.operator, left: float, right: float) -> float | None:
     except (ArithmeticError, ValueError):
         pass
     return None
+
+
+def flag_mistakes(
+    command: Sequence[str], folder: Path, new: Iterable[str], known: Iterable[str]
+) -> list[str]:
+    """The mistakes in parameters of any name, which `{params}` writes, by the program's source.
+
+    `new` are their names, `known` those of all parameters of the job. Unknown flags are none: a
+    program may read them without declaring them. No mistakes if no source can be read.
+    """
+    script = next((word for word in command if word.endswith(".py")), "")
+    writes_flags = re.search(r"\{params(?::kebab)?\}", " ".join(command))
+    if not (script and writes_flags and (folder / script).is_file()):
+        return []
+    try:
+        flags = read_program(folder / script, folder).flags
+    except (UsageError, RecursionError):
+        return []
+    is_kebab = "{params:kebab}" in " ".join(command)
+    found = (_flag_mistake(script, name, flags, command, known, is_kebab) for name in new)
+    return list(filter(None, found))
+
+
+def _flag_mistake(
+    script: str, name: str, flags: Sequence[Flag], command: Sequence[str], known: Iterable[str],
+    is_kebab: bool,
+) -> str:  # fmt: skip
+    """The mistake in one parameter; "" without one."""
+    own = f"--{name.replace('_', '-') if is_kebab else name}"
+    flag = next((flag for flag in flags if {own, f"-{name}"} & {*flag.names}), None)
+    if flag is None or flag.kind not in ("value", "switch"):
+        return ""
+    main, parameter = f"--{flag.name}", flag.name.replace("-", "_") if is_kebab else flag.name
+    if flag.kind == "switch":
+        return (
+            f'-p {name}=...: {main} of {script} takes no value. Write "{{{main}}}" into the '
+            f"command and {parameter} = false under [params] of job.toml; without a job.toml, "
+            f"{main} after --."
+        )
+    others = {*flag.names} - {own}
+    same = {each for each in known if others & {f"--{each}", f"--{each.replace('_', '-')}"}}
+    if same:
+        return f"-p {name}=...: {script} has it as {main}: the parameter is {same.pop()}."
+    there = next((word for word in command if word.partition("=")[0] in others), "")
+    if there:
+        return f"-p {name}=...: {script} has it as {main}, and the command has {there} already."
+    if own not in flag.names:
+        return f"-p {name}=...: {script} has no flag {own}: the parameter is {parameter}."
+    return ""
 
 
 # --- Modules --------------------------------------------------------------------------------------
@@ -307,9 +364,22 @@ def _long_name(names: Sequence[str]) -> str:
 
 
 def _aliases(names: Sequence[str]) -> tuple[str, ...]:
-    """`lr` of `--learning-rate`, `--lr`."""
-    long = [name.partition("/")[0][2:] for name in names if name.startswith("--")]
-    return tuple(name for name in long[1:] if name)
+    """`--lr`, `-l` of `--learning-rate`, `--lr`, `-l`."""
+    own = f"--{_long_name(names)}"
+    found = (name.partition("/")[0] for name in names if name.startswith("-"))
+    return tuple(name for name in found if name != own)
+
+
+def _off(names: Sequence[str]) -> str:
+    """`--no-amp` of click's `--amp/--no-amp`."""
+    return next((off for name in names if (off := name.partition("/")[2]).startswith("--")), "")
+
+
+def _switch_default(default: Scalar | None, off: str) -> bool | None:
+    """The default of a switch that a parameter can stand for: if it is on, a flag must end that."""
+    if not isinstance(default, bool):
+        return None
+    return None if default and not off else default
 
 
 def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Flag]:
@@ -320,7 +390,7 @@ def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Fla
     action = _literal(given.get("action"), {}) or getattr(given.get("action"), "attr", "")
     nargs = _literal(given.get("nargs"), constants)
     kind: FlagKind = "value"
-    if action in _SWITCHES or action == "BooleanOptionalAction":
+    if action in _ACTIONS or action == "BooleanOptionalAction":
         kind = "switch"
     elif not names[0].startswith("-"):
         kind = "positional"
@@ -329,13 +399,19 @@ def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Fla
     if kind == "value" and not any(each.startswith("--") for each in names):
         kind = "several"  # only a short name
     if kind == "value" and getattr(given.get("type"), "id", "") == "bool":
-        kind = "switch"  # bool("false") is True: a text cannot switch it off
+        kind = "several"  # bool("false") is True: a text cannot switch it off
     default = _scalar(_literal(given.get("default"), constants))
     required = bool(_literal(given.get("required"), {}))
     if kind == "positional":
         required = nargs not in ("?", "*") and default is None
-    default = _as_type(default, given.get("type"))
-    yield Flag(name, kind, default, call.lineno, required, _aliases(names))
+    default, off = _as_type(default, given.get("type")), ""
+    if kind == "switch":
+        has_long = any(each.startswith("--") for each in names)
+        off = f"--no-{name}" if action == "BooleanOptionalAction" else ""
+        # `store_true` is off by default, and `--no-cuda` with `store_false` is not given.
+        absent = False if action in ("store_true", "store_false") else default
+        default = _switch_default(absent, off) if has_long else None
+    yield Flag(name, kind, default, call.lineno, required, _aliases(names), off)
 
 
 def _as_type(default: Scalar | None, type_: ast.expr | None) -> Scalar | None:
@@ -360,7 +436,13 @@ def _click_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iter
     if isinstance(default, bool):
         kind = "switch"
     required = bool(_literal(given.get("required"), {})) or (kind == "positional" and not default)
-    yield Flag(_long_name(names), kind, default, call.lineno, required, _aliases(names))
+    off = _off(names)
+    if kind == "switch":
+        is_counted = (
+            bool(_literal(given.get("count"), {})) or names[0].partition("/")[0][:2] != "--"
+        )
+        default = None if is_counted else _switch_default(bool(default), off)
+    yield Flag(_long_name(names), kind, default, call.lineno, required, _aliases(names), off)
 
 
 def _absl_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Iterator[Flag]:
@@ -370,7 +452,10 @@ def _absl_flag(call: ast.Call, name: str, constants: Mapping[str, Any]) -> Itera
     kinds: dict[str, FlagKind] = {"DEFINE_list": "several", "DEFINE_multi_string": "several"}
     kind = kinds.get(name, "switch" if name in ("DEFINE_bool", "DEFINE_boolean") else "value")
     given = call.args[1] if len(call.args) > 1 else _keywords(call).get("default")
-    yield Flag(flag, kind, _scalar(_literal(given, constants)), call.lineno)
+    default = _scalar(_literal(given, constants))
+    off = f"--no{flag}" if kind == "switch" else ""
+    default = _switch_default(default, off) if off else default
+    yield Flag(flag, kind, default, call.lineno, off=off)
 
 
 def _is_typer_command(function: ast.FunctionDef, tree: ast.Module) -> bool:
@@ -399,12 +484,16 @@ def _typer_flags(function: ast.FunctionDef, constants: Mapping[str, Any]) -> Ite
     pairs += [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     for argument, given in pairs:
         name, default, is_option = argument.arg.replace("_", "-"), given, given is not None
+        names: list[str] = []
         if isinstance(given, ast.Call):
             default = given.args[0] if given.args else _keywords(given).get("default")
-            name = _long_name([each for each in _names(given) if each.startswith("-")]) or name
+            names = [each for each in _names(given) if each.startswith("-")]
+            name = _long_name(names) or name
             is_option = _ends_with(given.func, "Option")
-        value = _scalar(_literal(default, constants))
+        value, off = _scalar(_literal(default, constants)), ""
         kind: FlagKind = "value" if is_option else "positional"
         if isinstance(value, bool) or getattr(argument.annotation, "id", "") == "bool":
-            kind = "switch"
-        yield Flag(name, kind, value, argument.lineno, is_required=given is None)
+            kind, off = "switch", _off(names) if names else f"--no-{name}"
+            value = _switch_default(value, off)
+        is_required = given is None
+        yield Flag(name, kind, value, argument.lineno, is_required, _aliases(names), off)
