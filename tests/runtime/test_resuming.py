@@ -439,7 +439,7 @@ def test_in_aws_nothing_saved_is_refused_and_a_workspace_is_not_seen(
 ) -> None:
     account = Bucket()
     place, _ = place_in(tmp_path, account.answer)
-    with pytest.raises(NotFound, match="has saved nothing to go on from"):
+    with pytest.raises(NotFound, match=r"nothing to go on from.* any: batchml get [0-9a-f-]"):
         prepare_again(place, IN_AWS, resume=True, dry_run=True)
     account.stacks["batchml-dev-storage"] |= {"FileSystemId": "fs-1"}
     (tmp_path / "b").mkdir()

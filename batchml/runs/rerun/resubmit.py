@@ -291,6 +291,9 @@ def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> Nothi
 
 def _outputs_sentence(context: Context, job_id: str) -> str:
     """Where the files are that the run wrote to {outputs}; "" if it wrote none on this machine."""
+    if not context.settings.is_local:
+        shown = display_id(context, job_id)
+        return f" Its outputs, if it has any: batchml get {shown}{context.env_option}."
     folder = context.outputs(job_id)
     count = sum(1 for _ in FolderOutputs(folder).entries()) if folder is not None else 0
     if not count:
