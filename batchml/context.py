@@ -107,7 +107,7 @@ class Context:
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
         self._project: str | None = None
-        self._local_queues: frozenset[str] | None = None
+        self._queues: list[str] = []  # of `local`, as `queue` read them last
 
     def with_settings(self, settings: Settings) -> "Context":
         """Return a context with these settings and a session of its own."""
@@ -254,11 +254,20 @@ class Context:
         if not given or (given == LOCAL_QUEUE and settings.config is None):
             return given
         own = self.qualified(given)
-        if self._local_queues is None:
-            self._local_queues = frozenset(self.batch.queues())
-        existing = self._local_queues
-        is_described = given in settings.environment.queues and given not in existing
-        return own if own in existing or is_described else given
+        if own not in self._queues and given not in self._queues:  # it may have been made meanwhile
+            self._queues = self.batch.queues()
+        is_described = given in settings.environment.queues and given not in self._queues
+        return own if own in self._queues or is_described else given
+
+    def queues(self) -> list[str]:
+        """The names that all job queues have in AWS, the highest priority first: those that `queue`
+        has read, or one call.
+        """
+        return self._queues or self.batch.queues()
+
+    def forget_queues(self) -> None:
+        """Let the next call read the queues again: some may have been made or deleted."""
+        self._queues = []
 
     def qualified(self, name: str) -> str:
         """The name in AWS of a resource that batchml makes; see `naming.qualified`."""

@@ -96,6 +96,7 @@ def prepare(
         cache = open_cache(context)
     job = replace(job, spec=with_slurm_sizes(job.spec))
     spec = job.spec
+    context.forget_queues()
     if context.settings.is_local and spec.queue:  # in AWS, SubmitJob refuses it
         check_queue(context, spec.queue, request.queue_at)
     source = find_source(spec.image, context.image_folders, job.folder)
@@ -341,8 +342,8 @@ def check_queue(context: Context, queue: str, where: str = "") -> None:
 
     `where` is the line of a script that names it.
     """
-    existing = context.batch.queues()
-    if context.queue(queue) not in existing:
+    name, existing = context.queue(queue), context.queues()
+    if name not in existing:
         raise no_queue(context, queue, existing, where)
 
 

@@ -226,7 +226,30 @@ def test_on_local_it_is_looked_for_before_anything_is_sent(tmp_path: Path, aws: 
     context._session = session
     with pytest.raises(NoQueue, match=r"Known: default\. --queue default runs it here\."):
         prepare(context, order(queue="spot"), dry_run=True)
-    assert {name for name, _ in session.calls} == {"DescribeJobQueues"}
+    assert [name for name, _ in session.calls] == ["DescribeJobQueues"]
+
+
+def test_a_queue_that_was_made_meanwhile_is_found_by_the_same_client(
+    tmp_path: Path, aws: Aws
+) -> None:
+    names = ["default", "gpu"]
+    _, session = place_in(
+        tmp_path, lambda *_: {"jobQueues": [{"jobQueueName": n, "priority": 1} for n in names]}
+    )
+    settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
+    context = Context(settings, FakeClock(), tmp_path)
+    context._session = session
+
+    def queue_of(name: str) -> str:
+        return str(prepare(context, order(queue=name), dry_run=True).requests.submit["jobQueue"])
+
+    assert queue_of("gpu") == "gpu"
+    with pytest.raises(NoQueue):
+        queue_of("new")
+    names += ["new", context.qualified("gpu")]
+    assert queue_of("new") == "new"
+    assert queue_of("gpu") == context.qualified("gpu") != "gpu"  # the project's own comes first
+    assert len(session.asked("DescribeJobQueues")) == 4  # one for each submission
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:

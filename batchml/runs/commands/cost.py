@@ -106,10 +106,10 @@ def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> N
         print_line("\n".join(quote_lines(found, before)))
 
 
-def _check_queue(context: Context, queue: str) -> None:
-    """Raise NotFound for a queue that does not exist: one call."""
-    known = context.batch.queues()
-    if context.queue(queue) not in known:
+def _check_queue(context: Context, queue: str, name: str) -> None:
+    """Raise NotFound for a queue that does not exist. `name` is the one that it has in AWS."""
+    known = context.queues()
+    if name not in known:
         hint = "Without --queue the runs of all queues are summed."
         raise NotFound("Job queue", queue, map(context.bare, known), hint)
 
@@ -119,11 +119,12 @@ def _show_spending(
 ) -> None:
     seconds = read_seconds(since, "--since") or 0
     start = int(context.clock.now() * 1000) - seconds * 1000
+    name = context.queue(queue) if queue else ""
     try:
-        spent, rates = list_spending(context, start, context.queue(queue) if queue else "", project)
+        spent, rates = list_spending(context, start, name, project)
     except ServiceError as error:
         if queue and error.operation == "ListJobs":
-            _check_queue(context, queue)
+            _check_queue(context, queue, name)
         raise
     if json_:
         print_json(spending_json(spent, rates, start, project))

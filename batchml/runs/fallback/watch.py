@@ -121,11 +121,12 @@ def make_plan(
 
 def check_target(context: Context, queue: str) -> None:
     """Check the other queue before anything is sent. Raises NoQueue, ConfigError."""
-    if context.batch.takes_jobs(context.queue(queue)):
+    name = context.queue(queue)
+    if context.batch.takes_jobs(name):
         return
     hint = "The fallback needs a queue that exists and takes jobs: batchml queue list."
-    known = context.batch.queues()
-    if context.queue(queue) in known:
+    known = context.queues()
+    if name in known:
         raise ConfigError("fallback", [f"queue: {queue} takes no jobs now. {hint}"])
     raise NoQueue(queue, known, hint)
 
