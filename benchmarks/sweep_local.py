@@ -42,7 +42,7 @@ lr = 0.1
 """
 
 _SWEEP = """
-job = "short"
+job = "{job}"
 goal = {{ max = "score" }}
 method = "random"
 [space]
@@ -65,7 +65,7 @@ def main() -> None:
             return _peer(sys.executable, "pool", slots, program)
 
         try:
-            _sweep(folder, environ, "first.toml")  # the environment is made, the server runs
+            run_sweep(folder, environ, "first.toml")  # the environment is made, the server runs
             floor = again()
             for row in _rows(folder, environ, slots, program):
                 floor = _tell(row, floor, again)
@@ -84,7 +84,9 @@ def _rows(folder: Path, environ: Mapping[str, str], slots: int, program: str) ->
     def peer(label: str, way: str, trials: int) -> Row:
         return Row(label, trials, lambda: _peer(PEERS, way, slots, program, trials))
 
-    rows = [Row("batchml sweep", TRIALS, lambda: _sweep(folder, environ, "sweep.toml"), f"x{GOAL}")]
+    rows = [
+        Row("batchml sweep", TRIALS, lambda: run_sweep(folder, environ, "sweep.toml"), f"x{GOAL}")
+    ]
     for row, package in (
         (peer("Optuna", "optuna", TRIALS), "optuna"),
         (peer("Ray Tune", "ray", max(1, TRIALS // 10)), "ray.tune"),
@@ -115,14 +117,22 @@ def _write(folder: Path, slots: int) -> str:
     job.mkdir(parents=True)
     (job / "job.toml").write_text(_JOB)
     (job / "train.py").write_text(_PROGRAM)
-    for name, trials in (("first.toml", 2 * slots), ("sweep.toml", TRIALS)):
-        (folder / name).write_text(_SWEEP.format(trials=trials, slots=slots))
+    write_sweep(folder / "first.toml", "short", 2 * slots, slots)
+    write_sweep(folder / "sweep.toml", "short", TRIALS, slots)
     return str(job / "train.py")
 
 
-def _sweep(folder: Path, environ: Mapping[str, str], file: str) -> float:
+def write_sweep(path: Path, job: str, trials: int, slots: int) -> None:
+    """A random search of `lr` for the greatest `score`, `slots` trials at a time."""
+    path.write_text(_SWEEP.format(job=job, trials=trials, slots=slots))
+
+
+def run_sweep(
+    folder: Path, environ: Mapping[str, str], file: str, limit: float | None = None
+) -> float:
+    """Run a sweep for `limit` seconds at most; its seconds. Raises as `_timed` does."""
     words = [str(Path(sys.executable).parent / "batchml"), "sweep", file]
-    return _timed(words, str(folder), environ)
+    return _timed(words, str(folder), environ, limit)
 
 
 def _peer(python: str, way: str, slots: int, program: str, trials: int = TRIALS) -> float:
@@ -131,12 +141,14 @@ def _peer(python: str, way: str, slots: int, program: str, trials: int = TRIALS)
     return _timed(words, str(Path(program).parent), {})
 
 
-def _timed(words: list[str], folder: str, environ: Mapping[str, str]) -> float:
-    """Seconds. Raises RuntimeError with the command's last words when it fails."""
+def _timed(
+    words: list[str], folder: str, environ: Mapping[str, str], limit: float | None = None
+) -> float:
+    """Seconds. Raises RuntimeError with the command's last words when it fails, TimeoutExpired."""
     start = time.perf_counter()
     done = subprocess.run(
         words, cwd=folder, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, timeout=limit,
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {(done.stdout + done.stderr)[-2000:]}")

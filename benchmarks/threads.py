@@ -9,16 +9,13 @@ for each processor of the machine. The ratios are those to the sweep by hand of 
 
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
+from benchmarks.sweep_local import run_sweep, write_sweep
 
 ROUNDS = int(os.environ.get("BATCHML_BENCH_PAIRS", "5"))
 TRIALS = 24
@@ -47,17 +44,6 @@ memory = "512 MiB"
 {env}
 """
 
-_SWEEP = """
-job = "{job}"
-goal = {{ max = "score" }}
-method = "random"
-[space]
-lr = {{ log = [1e-4, 1e-1] }}
-[limits]
-trials = {trials}
-parallel = {slots}
-"""
-
 
 def main() -> None:
     slots = os.cpu_count() or 1
@@ -68,11 +54,12 @@ def main() -> None:
         for job, threads in (("by-hand", 1), ("unset", 0), ("machine", slots)):
             _write(folder, job, threads, slots)
         try:
-            _sweep(folder, environ, "first")  # the environment is made, the server runs
+            # The first sweep makes the environment, and the server runs from then on.
+            run_sweep(folder, environ, "first.toml", MOST)
             taken: dict[str, list[float]] = {"unset": [], "by-hand": [], "machine": []}
             for _ in range(ROUNDS):
                 for job, seconds in taken.items():
-                    seconds.append(_sweep(folder, environ, job))
+                    seconds.append(run_sweep(folder, environ, f"{job}.toml", MOST))
         finally:
             control.stop_server(Home(folder / "home"), SystemClock())
     hand = taken["by-hand"]
@@ -96,23 +83,9 @@ def _write(folder: Path, name: str, threads: int, slots: int) -> None:
     (job / "job.toml").write_text(_JOB.format(env="\n".join(env)))
     (job / "requirements.txt").write_text("numpy\n")
     (job / "train.py").write_text(_PROGRAM)
-    (folder / f"{name}.toml").write_text(_SWEEP.format(job=name, trials=TRIALS, slots=slots))
-    first = folder / "first.toml"
-    if not first.exists():
-        first.write_text(_SWEEP.format(job=name, trials=slots, slots=slots))
-
-
-def _sweep(folder: Path, environ: Mapping[str, str], name: str) -> float:
-    """Run a sweep; its seconds. Raises RuntimeError with the command's last words if it fails."""
-    words = [str(Path(sys.executable).parent / "batchml"), "sweep", f"{name}.toml"]
-    start = time.perf_counter()
-    done = subprocess.run(
-        words, cwd=folder, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=MOST,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(words)}: {(done.stdout + done.stderr)[-2000:]}")
-    return time.perf_counter() - start
+    write_sweep(folder / f"{name}.toml", name, TRIALS, slots)
+    if not (folder / "first.toml").exists():
+        write_sweep(folder / "first.toml", name, slots, slots)
 
 
 if __name__ == "__main__":
