@@ -17,6 +17,7 @@ from batchml.local.executors import cgroup
 from batchml.local.home import Home, ServerEndpoint
 from tests.support.cli import Cli
 from tests.support.executor_rig import Rig, need_engine
+from tests.support.leftovers import end_with
 from tests.support.local_server import client_for
 from tests.support.worlds import Worlds, make_pytorch, open_worlds
 
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in _FULL and item.get_closest_marker("journey") is None:
             item.add_marker("full")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leftovers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers and attempts end with the tests, also if these are killed."""
+    end_with(os.getpid(), tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
