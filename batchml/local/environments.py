@@ -14,6 +14,8 @@ Runs as a separate program (`maker_command`), which the runner starts and stops,
 progress. The Python may be another one than batchml's: standard library and batchml.runtime only.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import re
@@ -273,7 +275,7 @@ def _cause(lines: list[str]) -> str:
         return "Python's venv module is incomplete here: apt-get install python3-venv"
     for line in lines:
         if line.startswith("ERROR:") or "No space left" in line:
-            return line.removeprefix("ERROR:").strip()
+            return re.sub("^ERROR:", "", line).strip()
     return lines[-1] if lines else "it ended without a message"
 
 

@@ -9,6 +9,8 @@ prints progress, and an error as its last line. Standard library and batchml.run
 0, 1 for an error that pip would have, too, or NEEDS_PIP with the reason as its last line.
 """
 
+from __future__ import annotations
+
 import configparser
 import fcntl
 import os
