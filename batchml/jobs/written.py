@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
 from batchml.local.home import Home
@@ -30,12 +31,23 @@ class _WrittenPath(Struct, frozen=True, omit_defaults=True):
     path: str
     size: int = 0
     mtime: int | None = None  # ns
+    run: str = ""  # the job id of the run that wrote the fetched file
+    into: str = ""  # the real path of the folder into which it was fetched
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file is as it was written. OSError: no."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (self.size, self.mtime) == (found.st_size, found.st_mtime_ns)
 
 
 class WrittenPaths(Struct, frozen=True):
-    """The paths in a list: path -> size and time in ns of files; folders."""
+    """The files in a list, by their path, and the folders."""
 
-    files: dict[str, tuple[int, int]] = {}
+    files: dict[str, _WrittenPath] = {}
     folders: frozenset[str] = frozenset()
 
     def has(self, path: str, *, is_folder: bool) -> bool:
@@ -43,23 +55,34 @@ class WrittenPaths(Struct, frozen=True):
         if is_folder:
             return path in self.folders
         known = self.files.get(path)
-        if known is None:
-            return False
-        try:
-            found = os.stat(path)
-        except OSError:
-            return False
-        return known == (found.st_size, found.st_mtime_ns)
+        return known is not None and known.is_unchanged
+
+    def other_run(self, folder: Path, job_id: str) -> str:
+        """The job id of another run whose files were fetched into a folder and are there; ""."""
+        real = os.path.realpath(folder)
+        fetched = (each for each in self.files.values() if each.into == real)
+        others = (each.run for each in fetched if each.run != job_id and each.is_unchanged)
+        return next(others, "")
 
 
-def note_written(home: Home, paths: Iterable[Path], most: int = _MOST) -> None:
+def note_written(
+    home: Home,
+    paths: Iterable[Path],
+    most: int = _MOST,
+    *,
+    run: str = "",
+    into: Path | None = None,
+) -> None:
     """List files and folders that batchml has just written. A folder stands for its content.
 
-    From a list of more than `most` bytes, files that are gone are dropped first. A list
-    that cannot be written is no reason to fail: then the files are sent as others are.
+    `run`: the job id of a run whose files were fetched `into` a folder. From a list of more than
+    `most` bytes, files that are gone are dropped first. A list that cannot be written is no reason
+    to fail: then the files are sent as others are.
     """
     with suppress(OSError, LocalServerError):
-        lines = [msgspec.json.encode(each) + b"\n" for each in map(_describe, paths)]
+        place = os.path.realpath(into) if into is not None and run else ""
+        found = (replace(_describe(path), run=run, into=place) for path in paths)
+        lines = [msgspec.json.encode(each) + b"\n" for each in found]
         home.prepare()
         path = home.root / LIST
         if path.exists() and path.stat().st_size > most:
@@ -103,13 +126,13 @@ def read_written(root: Path | None) -> WrittenPaths:
     """The list in a state folder; lines that cannot be read are skipped."""
     if root is None:
         return WrittenPaths()
-    files: dict[str, tuple[int, int]] = {}
+    files: dict[str, _WrittenPath] = {}
     folders = set()
     for each in _read(root / LIST):
         if each.mtime is None:
             folders.add(each.path)
         else:
-            files[each.path] = each.size, each.mtime
+            files[each.path] = each
     return WrittenPaths(files, frozenset(folders))
 
 

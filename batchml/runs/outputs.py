@@ -19,8 +19,14 @@ from msgspec import Struct
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.jobs.ignore import IGNORE_FILE
-from batchml.jobs.written import note_written, outputs_run, write_outputs_rule
-from batchml.model.names import short_id
+from batchml.jobs.written import (
+    is_outputs_rule,
+    note_written,
+    outputs_run,
+    read_written,
+    write_outputs_rule,
+)
+from batchml.model.names import short_id, to_name
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
 from batchml.runtime.checkpoint.layout import REMOVING, SAVING
@@ -322,29 +328,41 @@ def copy_outputs(
 
     The outputs of a child of an array go to a folder that is named by its number. The copies are
     excluded from the code of later runs. Raises NotFound for a run without outputs, and UsageError
-    if a file is where the folder would be, or if it was made for the outputs of another run.
+    if a file is where the folder would be, or if it has the outputs of another run.
     """
     for path in (dest, *dest.parents):
         if os.path.lexists(path) and not path.is_dir():
             raise UsageError(f"{path} is not a folder. Give a folder, or none.")
-    refuse_other_outputs(found, dest)
+    refuse_other_outputs(context, found, dest)
     source = open_outputs(context, found, part)
+    run = "" if _is_partial(found) else found.job_id
     if not os.path.lexists(dest):
-        return _copy_to_new_folder(source, dest, "" if _is_partial(found) else found.job_id)
-    return _copy_into_folder(context, source, dest)
+        return _copy_to_new_folder(source, dest, run)
+    return _copy_into_folder(context, source, dest, run)
 
 
-def refuse_other_outputs(found: "FoundRun", dest: Path) -> None:
-    """Raise UsageError if `dest` was made for the outputs of another run: they would be mixed.
+def refuse_other_outputs(context: Context, found: "FoundRun", dest: Path) -> None:
+    """Raise UsageError if `dest` has the outputs of another run: they would be mixed.
 
     The children of a partial rerun may join the outputs of their array.
     """
-    other = outputs_run(dest / IGNORE_FILE)
-    if other not in ("", found.job_id) and not _is_partial(found):
+    if _is_partial(found):
+        return
+    made_for = outputs_run(dest / IGNORE_FILE)
+    other = made_for or read_written(context.home.root).other_run(dest, found.job_id)
+    if other not in ("", found.job_id):
+        delete = ", or delete this one first" if made_for else ""
+        own = dest.parent if made_for else dest
         raise UsageError(
             f"{dest} has the outputs of another run, {other}: nothing was copied. "
-            "Name another folder, or delete this one first."
+            f"Name another folder, such as {own / default_folder(found)}{delete}."
         )
+
+
+def default_folder(found: "FoundRun", part: str = OUTPUT) -> str:
+    """The name of the folder to which a run's outputs or checkpoints are copied by default."""
+    name = f"{found.name}-{short_id(found.job_id)}"
+    return to_name(name if part == OUTPUT else f"{name}-checkpoints")
 
 
 def _is_partial(found: "FoundRun") -> bool:
@@ -352,7 +370,7 @@ def _is_partial(found: "FoundRun") -> bool:
 
 
 def _copy_into_folder(
-    context: Context, source: OutputSource, dest: Path
+    context: Context, source: OutputSource, dest: Path, job_id: str
 ) -> Iterator[OutputEntry | CopiedOutputs]:
     copied = []
     try:
@@ -361,8 +379,8 @@ def _copy_into_folder(
                 copied.append(dest / each.name)
             yield each
     finally:
-        if copied and not (dest / IGNORE_FILE).exists():
-            note_written(context.home, copied)
+        if copied and not is_outputs_rule(dest / IGNORE_FILE):
+            note_written(context.home, copied, run=job_id, into=dest)
 
 
 def _copy_to_new_folder(

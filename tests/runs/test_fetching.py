@@ -155,6 +155,26 @@ def test_a_folder_with_the_outputs_of_another_run_is_refused(tmp_path: Path) -> 
     assert len(list(copy_outputs(context, rerun, dest))) == 2  # it joins its array's outputs
 
 
+def test_a_users_folder_takes_the_outputs_of_one_run_too(tmp_path: Path) -> None:
+    context, dest = place(tmp_path), tmp_path / "dest"
+    context.home.prepare()
+    dest.mkdir()
+    (dest / "mine").write_text("x")
+    for job_id in ("first", "other"):
+        (tmp_path / "home" / "runs" / job_id / "output").mkdir(parents=True)
+        (tmp_path / "home" / "runs" / job_id / "output" / job_id).write_text("x")
+    list(copy_outputs(context, found("first"), dest))
+    *_, again = copy_outputs(context, found("first"), dest)
+    assert again == CopiedOutputs(unchanged=1)
+    with pytest.raises(UsageError, match=r"has the outputs of another run, first: .* as .*/dest/"):
+        copy_outputs(context, found("other"), dest)
+    assert sorted(os.listdir(dest)) == ["first", "mine"]
+    list(copy_outputs(context, found("other"), dest / "below"))
+    (dest / "first").write_text("of the user now")
+    *_, done = copy_outputs(context, found("other"), dest)
+    assert isinstance(done, CopiedOutputs) and done.files == 1
+
+
 def test_in_a_bucket_checkpoints_lie_beside_the_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

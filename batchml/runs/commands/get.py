@@ -10,7 +10,6 @@ from batchml.cli.options import Env, Json, OneRun, Project, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.errors import NotFound
-from batchml.model.names import short_id, to_name
 from batchml.runs.commands.next_commands import short_word
 from batchml.runs.find import load_runs, select
 from batchml.runs.outputs import (
@@ -19,6 +18,7 @@ from batchml.runs.outputs import (
     OUTPUT,
     CopiedOutputs,
     copy_outputs,
+    default_folder,
     open_outputs,
 )
 from batchml.runtime.entry.folders import size_text
@@ -53,8 +53,7 @@ def get(
     context = open_context(env, project)
     (found,) = load_runs(context, select(context, [run]))
     part = CHECKPOINTS if checkpoints else OUTPUT
-    default = f"{found.name}-{short_id(found.job_id)}" + ("-checkpoints" if checkpoints else "")
-    folder = dest or Path(to_name(default))
+    folder = dest or Path(default_folder(found, part))
     done = CopiedOutputs()
     for each in copy_outputs(context, found, folder, part):
         if isinstance(each, CopiedOutputs):

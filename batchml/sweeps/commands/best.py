@@ -253,7 +253,7 @@ def fetch_trial(
     _refuse_other_trial(sweep, trial, dest)
     run = _find_run(context, trial, missing)
     if run is not None:
-        refuse_other_outputs(run, dest / OUTPUTS)
+        refuse_other_outputs(context, run, dest / OUTPUTS)
     address = _code_address(sweep, store, trial, run)
     code = _copy_code(context, address, sweep.folder, dest, missing)
     folders = {name.partition("/")[0] for name in code}
