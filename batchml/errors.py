@@ -2,6 +2,7 @@
 
 BatchmlError                     1
 ├── UsageError                   2   the command line is wrong
+│   ├── EmptyOption              2   an option has an empty value
 │   └── OtherAccountOrRegion     2   `--after` names a run that AWS Batch cannot wait for
 ├── ConfigError                 78   a file has mistakes
 │   └── SweepDamaged            78   the spec of a started sweep cannot be read

@@ -179,8 +179,8 @@ def test_the_processors_of_an_attempt_stay_claimed_when_its_server_ends(rig: Rig
     (claim,) = claims_of(rig.runner(task_id))
     rig.restart()
     assert claims_of(rig.runner(task_id)) == [claim]
-    rig.executor.stop(task_id)
     runner = rig.runner(task_id)
+    rig.executor.stop(task_id)
     rig.outcome(task_id)
     assert claims_of(runner) == []
 
