@@ -17,7 +17,7 @@ from batchml.aws.pricing.prices import CHOSEN_BY_BATCH
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
-from batchml.explain.clues import keep_first_rank, match_log
+from batchml.explain.clues import match_log, program_lines
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.failing import item_to_search, why_ended
 from batchml.explain.missing import (
@@ -194,7 +194,7 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -
     if outcome in _READS_LOG or gave_up:
         lines = _last_lines(diagnosis, ended.run)
         marks = [mark for line in lines or () if (mark := parse_mark(line)) is not None]
-        ended = replace(ended, lines=_without_marks(ended.run, lines), memory=_most_memory(marks))
+        ended = replace(ended, lines=_without_marks(lines), memory=_most_memory(marks))
         item = item_to_search(ended)
         if item is not None:
             ended = replace(ended, findings=search(ended.run, item))
@@ -233,9 +233,8 @@ def _most_memory(marks: Iterable[tuple[str, Mapping[str, str]]]) -> float | None
     return float(most[-1]) if most else None
 
 
-def _without_marks(run: Run, lines: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    lines = lines and tuple(line for line in lines if parse_mark(line) is None)
-    return keep_first_rank(lines) if lines and "BATCHML_LAUNCH" in run.environment else lines
+def _without_marks(lines: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return lines and program_lines([line for line in lines if parse_mark(line) is None])
 
 
 # --- waiting runs ---------------------------------------------------------------------------
@@ -541,12 +540,12 @@ def cause_in_log(context: Context, record: Record | None, run: Run, lines: Seque
 
     For a file that was not sent it names the ignore file, as `explain` does.
     """
-    lines = keep_first_rank(lines)
+    lines = program_lines(lines)
     found = match_log(lines)
     item = missing_item(found) if found is not None else None
     if found is not None and item is not None:
         findings = _search_locally(context, record, run, item)
-        better = refine(found, EndedRun(run, lines=tuple(lines), findings=findings))
+        better = refine(found, EndedRun(run, lines=lines, findings=findings))
         if better is not None and findings.state is FileState.IGNORED:
             return better.verdict
     return found.verdict if found is not None else ""

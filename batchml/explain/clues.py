@@ -429,6 +429,19 @@ def find_raising_frame(lines: Sequence[str]) -> str:
 
 # --- logs of several ranks ------------------------------------------------------------------
 
+# The labels that launchers and frameworks write before each line of a process: torch (the exception
+# of a rank of an initialized group, and its warnings), torchrun --tee, mpirun --tag-output, Ray.
+_PREFIX = re.compile(
+    r"^(?:(?:\x1b\[[\d;]*m)*"
+    r"(?:\[rank ?\d+\]:?|\[default\d+\]:|\[\d+,\d+\](?:<std\w+>:|:)|\([^()]*\bpid=\d+[^()]*\))"
+    r"(?:\x1b\[[\d;]*m)* ?)+"
+)
+# Where torchrun begins its own report on a rank that has failed, after the rank's output.
+_TORCHRUN_REPORT = re.compile(
+    r"torch/distributed/elastic/multiprocessing/\S+ failed \(exitcode: |"
+    r"torch\.distributed\.elastic\.\S+ \[ERROR\] failed \(exitcode: "
+)
+
 # Our supervisor writes this line when a rank has ended the run (runtime/nodes/supervisor).
 _REPEATED = "batchml: its last lines were:"
 _INDENT = "  "
@@ -440,7 +453,18 @@ _SAME = re.compile(re.escape(SAME_TRACEBACK).replace(r"\{\}", "([0-9]+)") + "$")
 _ENDED = re.compile(r"batchml: (Rank [0-9]+ on node [0-9]+.*)")
 
 
-def keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
+def program_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The lines of a log as the program wrote them, for all rules that search for a cause.
+
+    Without the labels of ranks, without the lines of ranks that failed later, and without the
+    report of a torchrun that the program itself started, if the error stands before it.
+    """
+    own = tuple(_SAME.sub("", _PREFIX.sub("", line)) for line in _keep_first_rank(lines))
+    report = next((at for at, line in enumerate(own) if _TORCHRUN_REPORT.search(line)), len(own))
+    return own[:report] if find_last_exception(own[:report]) else own
+
+
+def _keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
     """The lines on starts of ranks, and the last output of the rank that failed first.
 
     The lines of several ranks are mixed in a log. At the end our supervisor names the rank that
@@ -460,7 +484,7 @@ def keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
     same = (_SAME.search(line) for line in lines if line.startswith(own))
     labels = (own, *(f"[r{found[1]}] " for found in same if found))
     kept = (line for line in lines if line.startswith((*labels, "batchml: ")))
-    return tuple(_SAME.sub("", _LABEL.sub("", line, count=1)) for line in kept)
+    return tuple(_LABEL.sub("", line, count=1) for line in kept)
 
 
 def started_without_checkpoint(lines: Sequence[str]) -> bool:

@@ -72,9 +72,11 @@ def why_ended(ended: EndedRun) -> Explanation:
     rank = find_ended_rank(ended.lines or ())
     # For a missing package the outcome repeats the verdict.
     outcome = "" if found.cause == "package-missing" else describe_outcome(run)
-    # The outcome of a run that was not started contains AWS Batch's reason: leave that out.
-    is_whole = len(outcome) <= _LONG
-    more = tuple(each for each in found.evidence if not (is_whole and each and each in outcome))
+    # The outcome of a run that was not started contains AWS Batch's reason, and the last lines of a
+    # run of several nodes contain its rank's end: leave out what is said already.
+    said = (rank, *([outcome] if len(outcome) <= _LONG else []))
+    own = ((each, each.removeprefix(_RUNTIME_PREFIX)) for each in found.evidence)
+    more = tuple(each for each, text in own if not text or not any(text in part for part in said))
     evidence = (*child, *filter(None, (outcome, rank)), *more)
     fix = found.fix
     if ended.variables and found.command.startswith("batchml submit "):

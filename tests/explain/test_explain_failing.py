@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import batchml.explain
 from batchml.explain import clues
-from batchml.explain.clues import informative_lines, keep_first_rank
+from batchml.explain.clues import informative_lines, program_lines
 from batchml.explain.failing import why_ended
 from batchml.explain.missing import EndedRun
 from batchml.explain.suggest import CommandWriter
@@ -193,11 +193,11 @@ def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
         '    File "/job/train.py", line 4, in main', "  KeyError: 'loss'",
         "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended the same way",
     ]  # fmt: skip
-    found = why_ended(ended(1, *keep_first_rank(printed)))
+    found = why_ended(ended(1, *program_lines(printed)))
     assert found.cause == "exception"
     assert "KeyError: 'loss'" in found.verdict
     assert found.evidence[1].startswith("Rank 3 on node 1 (10.0.0.7) ended with 1.")
-    assert keep_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
+    assert program_lines(printed[:4])[2] == "RuntimeError: Connection closed by peer"
 
 
 def test_a_rank_s_lines_in_the_log_are_read_where_they_are_not_repeated() -> None:
@@ -209,10 +209,59 @@ def test_a_rank_s_lines_in_the_log_are_read_where_they_are_not_repeated() -> Non
         "batchml: Rank 2 on node 0 (10.0.0.7) ended with 1, as did rank 1. The start before it "
         "ended the same way",
     ]  # fmt: skip
-    found = why_ended(ended(1, *keep_first_rank(printed)))
+    found = why_ended(ended(1, *program_lines(printed)))
     assert found.cause == "exception" and "KeyError: 'loss'" in found.verdict
     assert "line 4" in " ".join((found.verdict, *found.evidence))
-    assert not any("Connection closed" in line for line in keep_first_rank(printed))
+    assert not any("Connection closed" in line for line in program_lines(printed))
+
+
+MISSING_FILE = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 4, in main',
+    "    open('x.txt')",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'x.txt'",
+)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[rank0]: ", "[rank 3] ", "[default0]:", "[default1]:[rank1]: ", "[r1] [rank1]: ",
+        "[1,0]<stderr>:", "[1,0]<stderr>: ", "(worker pid=123) ",
+        "\x1b[36m(RayTrainWorker pid=123, ip=10.0.0.1)\x1b[0m ",
+    ],
+)  # fmt: skip
+def test_an_error_is_explained_whatever_label_a_launcher_writes_before_its_lines(
+    prefix: str,
+) -> None:
+    found = why_ended(ended(1, *program_lines([f"{prefix}{line}" for line in MISSING_FILE])))
+    assert (found.cause, found.verdict) == ("missing-file", "x.txt does not exist.")
+    assert "/job/train.py, line 4, in main: open('x.txt')" in found.evidence
+
+
+def test_the_end_of_a_rank_is_evidence_only_once() -> None:
+    end = "Rank 0 on node 0 ended with 3. The start before it ended the same way"
+    found = why_ended(ended(3, "epoch 1", f"batchml: {end}"))
+    assert found.evidence[1:] == (end, "epoch 1")
+
+
+def test_a_program_s_own_text_in_brackets_is_kept() -> None:
+    lines = ("[12/100] loss 1", "[2026-11-28] began", "[1, 2]", "(see pid 3)", "[train] a")
+    assert program_lines(lines) == lines
+
+
+def test_the_report_of_a_torchrun_that_the_program_starts_itself_does_not_hide_its_error() -> None:
+    report = [
+        "E1128 08:30:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:984] failed "
+        "(exitcode: 1) local_rank: 0 (pid: 9) of binary: /usr/bin/python",
+        "Traceback (most recent call last):",
+        '  File "/usr/bin/torchrun", line 8, in <module>',
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    ]
+    found = why_ended(ended(1, *program_lines([*MISSING_FILE, *report])))
+    assert found.cause == "missing-file"
+    only_report = why_ended(ended(1, *program_lines(report)))
+    assert "ChildFailedError" in only_report.verdict
 
 
 STARTS = [
@@ -456,7 +505,7 @@ def test_a_crash_loop_is_advised_on_by_how_it_ended_and_by_what_it_saved(
     start = f"batchml: generation 3: 1 node, 2 ranks{begun.rstrip('.')}."
     lines = (*((start,) if begun else ()), "[r0] epoch 1", "batchml: its last lines were:", why)
     fix = why_ended(
-        EndedRun(ended(76, key="k").run, CommandWriter(), lines=keep_first_rank(lines))
+        EndedRun(ended(76, key="k").run, CommandWriter(), lines=program_lines(lines))
     ).fix
     assert says in fix and not_said not in fix
 
