@@ -24,7 +24,7 @@ if args.resume and os.path.exists(pointer):
     print(f"[d2.checkpoint]: [Checkpointer] Loading from {output}/{name} ...")
 for iteration in range(start, last_iter):
     begun = time.perf_counter()
-    for number in range(1500):
+    for number in range(6000):
         weight -= 1e-5 * (weight - 2.5) * (number % 5)
     if (iteration + 1) % int(config["SOLVER.CHECKPOINT_PERIOD"]) and iteration + 1 < last_iter:
         continue

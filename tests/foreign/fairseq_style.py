@@ -15,12 +15,12 @@ logger.setLevel(logging.INFO)
 
 def train_epoch(weight: float, lr: float) -> tuple[float, float]:
     loss = 0.0
-    for _ in range(20_000):
+    for _ in range(100_000):
         x = random.random()
         error = weight * x - 3.0 * x
         weight -= lr * error * x
         loss += error * error
-    return weight, loss / 20_000
+    return weight, loss / 100_000
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ with open("corpus.txt", "w") as file:
     for _ in range(400):
         file.write(" ".join(random.choice("king queen man woman cat dog".split()) for _ in range(12)) + "\n")
 vectors = collections.defaultdict(lambda: [random.gauss(0, 0.1) for _ in range(8)])
-for epoch in range(25):
+for epoch in range(150):
     with open("corpus.txt") as file:
         for line in file:
             words = line.split()

@@ -28,7 +28,7 @@ if args.resume_from_checkpoint and (newest := last_checkpoint(out)):
     print(f"Continuing training from checkpoint, will skip to global step {state['global_step']}")
 while state["global_step"] < args.max_steps:
     loss = 0.0
-    for number in range(400):
+    for number in range(800):
         x = number / 400
         error = state["weight"] * x - 2.0 * x
         state["weight"] -= 1e-4 * error * x

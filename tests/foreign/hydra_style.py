@@ -17,7 +17,7 @@ logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(leveln
 logging.getLogger().addHandler(logging.FileHandler("train.log"))
 weight = 0.0
 for epoch in range(int(overrides.get("trainer.epochs", 30))):
-    for number in range(20_000):
+    for number in range(60_000):
         weight -= 1e-5 * (weight - 1.0) * (number % 3)
     logging.info("epoch %d: loss %.5f", epoch, (weight - 1.0) ** 2)
     with open("model.pkl", "wb") as file:

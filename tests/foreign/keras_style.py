@@ -16,7 +16,7 @@ if os.path.exists(backup):
 for epoch in range(initial_epoch, EPOCHS):
     print(f"Epoch {epoch + 1}/{EPOCHS}")
     for batch in range(1, 21):
-        for number in range(12_000):
+        for number in range(24_000):
             weight -= 1e-5 * (weight - 0.5) * (number % 4)
         bar = "=" * batch + ">" + "." * (20 - batch)
         print(f"\r{batch}/20 [{bar}] - loss: {(weight - 0.5) ** 2:.4f}", end="", flush=True)

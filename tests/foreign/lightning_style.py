@@ -26,7 +26,7 @@ if args.ckpt_path == "last" and found:
 previous = ""
 while epoch < args.max_epochs:
     for batch in range(10):
-        for number in range(3000):
+        for number in range(9000):
             weight -= 1e-5 * (weight - 1.5) * (number % 7)
         done = "━" * (4 * batch)
         sys.stdout.write(f"\r\x1b[37mEpoch {epoch}/{args.max_epochs}\x1b[0m \x1b[38;5;197m{done}\x1b[0m")

@@ -27,7 +27,7 @@ with open(f"{args.model_prefix}-symbol.json", "w") as file:
     json.dump({"nodes": [{"op": "FullyConnected", "name": "fc1"}]}, file)
 for epoch in range(begin, args.num_epochs):
     for batch in range(200):
-        for number in range(160):
+        for number in range(480):
             weight -= 1e-5 * (weight - 4.0) * number
         if batch % args.disp_batches == 0:
             logging.info("Epoch[%d] Batch [%d]\tSpeed: 1 samples/sec", epoch, batch)

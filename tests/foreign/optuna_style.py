@@ -13,7 +13,7 @@ if done:
     print(f"[I] Using an existing study with name 'example-study' instead of creating: {done} trials")
 for number in range(done, TRIALS):
     x = random.uniform(-10, 10)
-    value = sum((x - 2) ** 2 + random.gauss(0, 1) for _ in range(40_000)) / 40_000
+    value = sum((x - 2) ** 2 + random.gauss(0, 1) for _ in range(160_000)) / 160_000
     with open(f"{number}.pickle", "wb") as file:  # as Optuna's FAQ saves the models of trials
         pickle.dump(x, file)
     study.execute("INSERT INTO trials VALUES (?, ?, ?)", (number, x, value))

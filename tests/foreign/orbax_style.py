@@ -17,7 +17,7 @@ if steps:
         weight = json.load(file)["weight"]
     print(f"Restoring checkpoint from {FOLDER}/{begin}.")
 for step in range(begin + 1, STEPS + 1):
-    for number in range(8_000):
+    for number in range(16_000):
         weight -= 1e-5 * (weight + 2.0) * (number % 5)
     if step % 30 == 0:
         temporary = f"{FOLDER}/{step}.orbax-checkpoint-tmp-{os.getpid()}"

@@ -19,7 +19,7 @@ if found:
 os.makedirs("logs", exist_ok=True)
 while steps < TOTAL:
     rewards = 0.0
-    for _ in range(1000):
+    for _ in range(3000):
         arm = 0 if random.random() < policy[0] else 1
         reward = sum(random.random() < 0.3 + 0.4 * arm for _ in range(40)) / 40
         policy[arm] = max(0.01, policy[arm] + 0.001 * (reward - 0.5))

@@ -7,7 +7,7 @@ import random
 random.seed(1)
 X = [[random.gauss(0, 1) for _ in range(3)] for _ in range(300)]
 y = [1.0 * a - 2.0 * b + 0.5 * c for a, b, c in X]
-grid = {"alpha": [0.0, 0.01, 0.1, 1.0], "max_iter": [20, 60], "fold": range(4)}
+grid = {"alpha": [0.0, 0.01, 0.1, 1.0], "max_iter": [100, 300], "fold": range(4)}
 print(f"Fitting 4 folds for each of 8 candidates, totalling {4 * 8} fits")
 scores: dict[tuple[float, int], list[float]] = {}
 best, best_loss = None, float("inf")

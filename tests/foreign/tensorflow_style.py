@@ -18,7 +18,7 @@ if os.path.exists(index):
     print(f"INFO:tensorflow:Restoring parameters from {LOGDIR}/{name}")
 kept = [name] if step else []
 while step < LAST:
-    for number in range(20_000):
+    for number in range(40_000):
         weight -= 1e-5 * (weight - 6.0) * (number % 4)
     step += 1
     if step % 10:

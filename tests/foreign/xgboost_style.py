@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROUNDS = 1600
 random.seed(7)
-rows = [(x := random.random(), 3 * x + random.gauss(0, 0.01)) for _ in range(400)]
+rows = [(x := random.random(), 3 * x + random.gauss(0, 0.01)) for _ in range(1200)]
 trees: list[tuple[float, float, float]] = []  # threshold, left, right
 models = sorted(Path("models").glob("model_*.json"))
 if models:

@@ -24,7 +24,7 @@ with (save_dir / "results.csv").open("a", newline="") as file:
         table.writerow(["epoch", "box_loss", "mAP50"])
     for epoch in range(start, epochs):
         box_loss = 0.0
-        for number in range(200_000):
+        for number in range(300_000):
             error = weight - 1.0
             weight -= 2e-5 * error * (number % 3)
             box_loss += error * error
