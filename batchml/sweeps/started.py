@@ -23,7 +23,7 @@ from batchml.runtime.protocol.variables import (
     folder_placeholders,
 )
 from batchml.runtime.storage.store import Store
-from batchml.sweeps.control.plan import ChosenMode, SubmitMode, choose_mode
+from batchml.sweeps.control.plan import ChosenMode, SubmitMode, choose_mode, params_of
 
 SPEC = "spec.json"  # the key in the sweep's store
 _WRITTEN = ("outputs", "checkpoints")  # placeholders of folders that a run has from the beginning
@@ -138,6 +138,12 @@ def command_words(job: JobSpec, params: Params) -> list[str]:
     return fill_command(job.template, {**job.params, **params})
 
 
+def trial_command(sweep: StartedSweep, trial: Trial) -> list[str]:
+    """The command of a trial, of a confirming run with its own seed."""
+    job = sweep.job_spec
+    return command_words(job, params_of(trial, job.params))
+
+
 def local_folders(sweep: StartedSweep, trial: Trial) -> dict[str, str]:
     """What the folders of a run are for a trial's command in a shell: placeholder -> value."""
     own = {name: name for name in (*_WRITTEN, "data", "workspace")}
@@ -150,7 +156,7 @@ def command_line(sweep: StartedSweep, trial: Trial) -> str:
 
     The folders that a run has and that it writes to are folders of these names here.
     """
-    words = command_words(sweep.job_spec, trial.params)
+    words = trial_command(sweep, trial)
     made = [each for each in _WRITTEN if each in folder_placeholders(words)]
     make = f"mkdir -p {' '.join(made)} && " if made else ""
     words = fill_folders(words, local_folders(sweep, trial))

@@ -1,12 +1,15 @@
 """The controller keeps the limits: cost, hours, failures, a target."""
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.errors import ServiceError
 from batchml.model.names import KEY_LENGTH
 from batchml.model.sweep import ConfirmSettings, Dimension, TrialState
 from batchml.runtime.protocol.sweep import deadline_in
 from batchml.sweeps.control import inbox
+from batchml.sweeps.control.events import PlannedTrial
+from batchml.sweeps.control.plan import params_of
 from batchml.sweeps.results import confirmed_trials
 from tests.support.sweep_world import DAY, KEY, Fault, World, spec_of
 
@@ -115,6 +118,14 @@ def test_a_run_that_confirms_is_run_again_in_full() -> None:
     world.run(who="second")
     again = world.state().trials[3]
     assert (again.state, again.step) == (DONE, 9)
+
+
+def test_a_run_that_confirms_has_its_own_seed_as_the_job_s_parameter() -> None:
+    job = {"seed": 0, "data-seed": 1, "split_seed": "{seed}", "lr": 0.1}
+    trial = PlannedTrial(3, {"x": 0.5}, 77, "confirm", 0)
+    assert params_of(trial, job) == {"x": 0.5, "seed": 77, "data-seed": 77}
+    assert params_of(replace(trial, params={"seed": 5}), job) == {"seed": 5, "data-seed": 77}
+    assert params_of(replace(trial, confirms=None), job) == {"x": 0.5}
 
 
 def test_a_target_ends_it() -> None:

@@ -36,6 +36,7 @@ from batchml.sweeps.commands.render import (
     log_command,
     trial_json,
 )
+from batchml.sweeps.control.plan import params_of
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.control.totals import count_failures
 from batchml.sweeps.jobs import current_code, with_current_code
@@ -44,8 +45,8 @@ from batchml.sweeps.started import (
     SEED_VARIABLE,
     StartedSweep,
     command_line,
-    command_words,
     local_folders,
+    trial_command,
 )
 from batchml.sweeps.stores import SweepStore
 
@@ -58,7 +59,7 @@ def best_json(
     documents = []
     for trial in trials:
         details = {**(trial_json(sweep, trial) or {})}
-        details["command"] = command_words(sweep.job_spec, trial.params)
+        details["command"] = trial_command(sweep, trial)
         details["confirmed"] = confirmed_json(confirmed.get(trial.number))
         documents.append(details | ({"isPareto": trial in front} if front else {}))
     return documents
@@ -108,7 +109,7 @@ def trial_job_file(sweep: StartedSweep, trial: Trial, code: "str | bool | None" 
         job = replace(job, code=code)
     head = f"# {sweep.name} with the parameters of {describe_best(sweep, trial)}"
     origin = _origin(sweep, trial)
-    return "\n".join([*map(printable, (head, origin)), job_file(job, trial.params)])
+    return "\n".join([*map(printable, (head, origin)), job_file(job, params_of(trial, job.params))])
 
 
 def no_best_trial(sweep: StartedSweep, state: SweepState) -> NotFound:

@@ -443,7 +443,7 @@ class Controller:
         """Write a batch's manifest, for a deeper rung the one of rung 0. Returns a line's width."""
         if batch.rung:
             batch = self._totals.state.batches[batch.number - batch.rung]
-        lines = plan.manifest_entries(batch)
+        lines = plan.manifest_entries(batch, self._contract.params)
         data, width = manifest.encode(self._contract.key, batch.number, lines)
         self._store.put(batch_key(batch.number), data)
         return width

@@ -3,15 +3,17 @@
 Batches and trials are numbered; a batch that is in the ledger is never planned again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.model.run import MAX_ARRAY
-from batchml.model.sweep import MODELS, SweepSpec, Trial, TrialState, count_points
+from batchml.model.sweep import MODELS, Params, SweepSpec, Trial, TrialState, count_points
+from batchml.runs.compare.figures import is_seed
 from batchml.runtime.protocol.sweep import TrialEntry
 from batchml.sweeps.control.events import PlannedTrial, TrialBatch
 from batchml.sweeps.control.pruning import rung_ends
@@ -230,11 +232,29 @@ def count_children(batch: TrialBatch, state: SweepState, spec: SweepSpec) -> int
     return rung_size(len(first.trials), batch.rung, spec.early_stop.eta)
 
 
-def manifest_entries(batch: TrialBatch) -> list[TrialEntry]:
-    """The lines of the batch's manifest. They depend on the batch alone, so they never change."""
+def params_of(trial: Trial | PlannedTrial, job: Mapping[str, Any]) -> Params:
+    """The parameters of a trial that differ from those of the job.
+
+    A confirming run has its own seed also as the job's parameter for a seed, such as `seed = 0`.
+    Otherwise the program would repeat the trial.
+    """
+    if trial.confirms is None:
+        return trial.params
+    seeds = {
+        name: trial.seed
+        for name, value in job.items()
+        if is_seed(name) and type(value) is int and name not in trial.params
+    }
+    return {**trial.params, **seeds}
+
+
+def manifest_entries(batch: TrialBatch, job: Mapping[str, Any]) -> list[TrialEntry]:
+    """The lines of the batch's manifest. They depend on the batch and the parameters of the job, so
+    they never change.
+    """
     return [
         TrialEntry(
-            each.number, each.params, each.seed, batch.target, each.resumes,
+            each.number, params_of(each, job), each.seed, batch.target, each.resumes,
             full=each.confirms is not None,
         )
         for each in batch.trials

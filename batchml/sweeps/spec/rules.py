@@ -267,9 +267,8 @@ def _seed_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
     """Notices for a seed of the program that is not the seed of the trial, BATCHML_SEED."""
     for name, value in job.params.items():
         if is_seed(name) and name not in spec.space and f"{{{SEED}}}" not in str(value):
-            confirming = ", confirming runs too" if spec.confirm else ""
             yield (
-                f"All trials run with {name} = {value}{confirming}. For a seed of each trial's own "
+                f"All trials run with {name} = {value}. For a seed of each trial's own "
                 f'write {name} = "{{{SEED}}}" below [params] of job.toml.'
             )
     for name in spec.space if spec.confirm else ():
