@@ -450,7 +450,9 @@ _LABEL = re.compile(r"\[r[0-9]+\] ")
 _BEGAN = re.compile(r"batchml: generation [0-9]+: [^,]*, [0-9]+ ranks?(, from .*)?\.")
 _RANK = re.compile(r"Rank ([0-9]+) ")
 _SAME = re.compile(re.escape(SAME_TRACEBACK).replace(r"\{\}", "([0-9]+)") + "$")
-_ENDED = re.compile(r"batchml: (Rank [0-9]+ on node [0-9]+.*)")
+_ENDED = re.compile(
+    r"batchml: (?:a crash loop: .* The last of them: )?(Rank [0-9]+ on node [0-9]+.*)"
+)
 
 
 def program_lines(lines: Sequence[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from batchml.runtime.protocol.exit_codes import (
     LOG_TOO_LARGE,
     TRY_ELSEWHERE,
 )
+from batchml.runtime.protocol.launch import MEMORY_IS_FULL
 
 _SHOWN = 3  # number of last lines that are shown
 _LONG = 300  # characters of a line that are shown
@@ -76,7 +77,9 @@ def why_ended(ended: EndedRun) -> Explanation:
     # run of several nodes contain its rank's end: leave out what is said already.
     said = (rank, *([outcome] if len(outcome) <= _LONG else []))
     own = ((each, each.removeprefix(_RUNTIME_PREFIX)) for each in found.evidence)
-    more = tuple(each for each, text in own if not text or not any(text in part for part in said))
+    more = tuple(each for each, text in own if text and not any(text in part for part in said))
+    if any(rank in each for each in more):
+        rank = ""
     evidence = (*child, *filter(None, (outcome, rank)), *more)
     fix = found.fix
     if ended.variables and found.command.startswith("batchml submit "):
@@ -260,9 +263,11 @@ def _program(ended: EndedRun) -> Explanation:
             "Let it print less, or stop the server and start it in a shell with a higher limit "
             "(ulimit -f).", commands.batchml("local", "stop"),
         )  # fmt: skip
+    line = _runtime_line(ended)
+    if MEMORY_IS_FULL in line:  # of another node, whose end AWS Batch does not report
+        return _out_of_memory(ended)
     found = clues.match_log(ended.lines or ())
     code = classify(run).exit_code
-    line = _runtime_line(ended)
     if code == IDLE and line.startswith(IDLE_END):
         own = [each for each in ended.lines or () if not each.startswith(_RUNTIME_PREFIX)]
         return Explanation(

@@ -239,6 +239,16 @@ def test_an_error_is_explained_whatever_label_a_launcher_writes_before_its_lines
     assert "/job/train.py, line 4, in main: open('x.txt')" in found.evidence
 
 
+def test_memory_that_was_full_on_another_node_is_the_cause() -> None:
+    end = "Rank 1 on node 1 was ended by SIGKILL: its container's memory is full."
+    why = (
+        f"batchml: a crash loop: the last 3 starts made no new checkpoint. The last of them: {end}"
+    )
+    found = why_ended(ended(137, "batchml: Rank 0 on node 0 ended with 1. It begins", why))
+    assert (found.cause, found.fix) == ("out-of-memory", "Give it more memory.")
+    assert sum("Rank 1 on node 1" in each for each in found.evidence) == 1
+
+
 def test_the_end_of_a_rank_is_evidence_only_once() -> None:
     end = "Rank 0 on node 0 ended with 3. The start before it ended the same way"
     found = why_ended(ended(3, "epoch 1", f"batchml: {end}"))

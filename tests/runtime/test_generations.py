@@ -11,6 +11,7 @@ from batchml.runtime.nodes.supervisor.restarts import (
     HANG,
     KEPT,
     LOST,
+    MEMORY,
     SIGNAL,
     STOPPED,
     CheckpointWatch,
@@ -60,6 +61,17 @@ def test_a_program_that_never_saved_and_fails_alike_twice_ends_with_its_own_code
         )
         is None
     )
+
+
+@pytest.mark.parametrize(("kinds", "has_saved"), [
+    ((MEMORY, MEMORY), False), ((MEMORY, MEMORY, MEMORY), True), ((LOST, EXIT, MEMORY), True),
+])  # fmt: skip
+def test_a_program_that_lacks_memory_ends_as_one_that_is_killed_for_it(
+    kinds: tuple[str, ...], has_saved: bool
+) -> None:
+    found = decide_end(past(*kinds, code=-9), has_saved)
+    assert found is not None and (found.code, found.by_runtime) == (-9, False)
+    assert decide_end(past(*kinds, code=-9)[:-1], has_saved) is None
 
 
 def test_a_generation_whose_main_node_was_lost_counts_as_lost() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from batchml.runtime.nodes.supervisor.coordinator import failure_of
-from batchml.runtime.nodes.supervisor.restarts import EXIT, LOST, SIGNAL, RestartRecord
+from batchml.runtime.nodes.supervisor.restarts import EXIT, LOST, MEMORY, SIGNAL, RestartRecord
 from batchml.runtime.nodes.supervisor.rules import (
     Action,
     BeginGeneration,
@@ -126,6 +126,7 @@ def test_the_reason_says_that_a_rank_was_killed_because_memory_was_full() -> Non
     failure = failure_of(1, {**told, "is_memory": True})
     _, actions = after(running(), RankExited(5, 1, failure), *gone(1))
     assert "was ended by SIGKILL: its container's memory is full. It begins" in str(actions)
+    assert isinstance(actions[0], KeepRecord) and actions[0].past[-1].kind == MEMORY
 
 
 def test_a_program_that_fails_twice_at_once_ends_with_its_own_code() -> None:

@@ -52,7 +52,7 @@ _FINAL_SHORT = "7*"  # matches all of _FINAL, and 7, 70-75 and 79, which a progr
 _LOST = ("onStatusReason", "Host EC2*")
 _IMAGE = ("onStatusReason", "Task failed to start")
 _MEMORY = ("onReason", "OutOfMemoryError*")
-_KILLED = "137"  # with torchrun: the main process was killed, not a rank
+_KILLED = "137"  # with torchrun: the main process was killed, or a rank for lack of memory
 _EXITED = "Essential container in task exited*"  # not a lost host, after which 143 is possible, too
 
 RetryRule = dict[str, str]
@@ -68,7 +68,8 @@ def retry_strategy(
     - 75 counts as a lost host: another host may work;
     - 76, 77 and 78 end the run, even if an app-error is retried;
     - 137 with ranks that restart in place counts as a lost host, unless the memory was exceeded: a
-      killed rank never gives the run this code. If five rules do not suffice, it is an app-error;
+      rank killed otherwise never gives the run this code. If five rules do not suffice, it is an
+      app-error;
     - 143 with a spent budget ends the run.
     """
     retries = "app-error" in spec.retry.on

@@ -17,6 +17,7 @@ VCPUS = "BATCHML_VCPUS"  # of one node, as the job requested them
 TOKEN = "BATCHML_GANG_TOKEN"  # 32 hex digits: the secret that all nodes of a run share
 ENDED_BY_HEAD = "The head of its group run has ended"  # the reason of TerminateJob for workers
 AGAIN = "It begins again in place"  # ends the main node's log line about a restart
+MEMORY_IS_FULL = "its container's memory is full"  # of a rank that the kernel killed, in its line
 
 TORCHRUN, RAY, MPI = "torchrun", "ray", "mpi"
 HEAD, WORKER = "head", "worker"

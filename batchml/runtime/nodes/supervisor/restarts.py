@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from batchml.runtime.checkpoint import newest_step
@@ -19,8 +20,9 @@ from batchml.runtime.storage.files import write_atomically
 from batchml.runtime.storage.store import Store, StoreError
 
 # How a generation ended. OPEN: no end was recorded, because the main node was lost.
-OPEN, DONE, STOPPED, EXIT, SIGNAL, LOST, HANG = (
-    "open", "done", "stopped", "exit", "signal", "lost", "hang",
+# MEMORY: the kernel killed a rank because the memory of its container was full.
+OPEN, DONE, STOPPED, EXIT, SIGNAL, MEMORY, LOST, HANG = (
+    "open", "done", "stopped", "exit", "signal", "memory", "lost", "hang",
 )  # fmt: skip
 KEPT = 20  # generations in the record
 _SAMPLE = 4096  # bytes of each of the three samples of a file
@@ -64,14 +66,15 @@ def decide_end(past: Sequence[RestartRecord], has_saved: bool) -> Optional[RunEn
     """Decide after a failed generation how the run ends; None: another generation starts.
 
     `has_saved`: any generation has saved a checkpoint. If the program ends twice in a row with the
-    same exit code before it ever saved a checkpoint, the run ends with that code, because the
-    program itself is at fault. Otherwise the third generation in a row without a new checkpoint
-    ends the run as a crash loop.
+    same exit code, or for lack of memory, before it ever saved a checkpoint, the run ends so,
+    because the program itself is at fault. Otherwise the third generation in a row without a new
+    checkpoint ends the run: as a crash loop, or by SIGKILL if it lacked memory, which the executor
+    reports as out of memory.
     """
     failed = without_progress(past)
     last = failed[-2:]
-    is_repeated = len(last) == 2 and len({record.code for record in last}) == 1
-    if not has_saved and is_repeated and all(record.kind == EXIT for record in last):
+    is_repeated = len(last) == 2 and len({(record.kind, record.code) for record in last}) == 1
+    if not has_saved and is_repeated and last[-1].kind in (EXIT, MEMORY):
         why = f"{last[-1].why} The start before it ended the same way"
         return RunEnd(last[-1].code, why, by_runtime=False)
     if len(failed) < CRASH_LOOP_STARTS:
@@ -81,6 +84,8 @@ def decide_end(past: Sequence[RestartRecord], has_saved: bool) -> Optional[RunEn
         f"a crash loop: the last {CRASH_LOOP_STARTS} starts (generations {numbers}) made no new "
         f"checkpoint. The last of them: {failed[-1].why}"
     )
+    if failed[-1].kind == MEMORY:
+        return RunEnd(-signal.SIGKILL, why, by_runtime=False)
     return RunEnd(CRASH_LOOP, why, by_runtime=True)
 
 

@@ -17,6 +17,7 @@ from batchml.runtime.nodes.supervisor.restarts import (
     EXIT,
     HANG,
     LOST,
+    MEMORY,
     OPEN,
     SIGNAL,
     RestartRecord,
@@ -24,7 +25,7 @@ from batchml.runtime.nodes.supervisor.restarts import (
 )
 from batchml.runtime.nodes.supervisor.restarts import STOPPED as WAS_STOPPED
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
-from batchml.runtime.protocol.launch import AGAIN
+from batchml.runtime.protocol.launch import AGAIN, MEMORY_IS_FULL
 
 
 class SupervisorLimits(NamedTuple):
@@ -416,7 +417,7 @@ def _decide(state: NodesState, at: float) -> StepResult:
 
 def _launcher_end(cause: GenerationCause) -> EndRun:
     """The end of a run whose ranks a launcher started: such ranks are not restarted in place."""
-    if cause.kind in (EXIT, SIGNAL):
+    if cause.kind in (EXIT, SIGNAL, MEMORY):
         return EndRun(cause.code, cause.why, by_runtime=False)
     return EndRun(TRY_ELSEWHERE, cause.why)
 
@@ -446,9 +447,9 @@ def cause_of(state: NodesState) -> GenerationCause:
     first = next((failure for failure in failures if failure.code < 0), None)
     if first is not None:
         name = _signal_name(-first.code)
-        full = ": its container's memory is full" if first.is_memory else ""
+        full = f": {MEMORY_IS_FULL}" if first.is_memory else ""
         words = f"{_name_rank(state, first)} was ended by {name}{full}."
-        return GenerationCause(SIGNAL, first.code, words, first.tail)
+        return GenerationCause(MEMORY if full else SIGNAL, first.code, words, first.tail)
     if failures:
         first = min(failures, key=lambda failure: failure.stamp or float("inf"))
         words = f"{_name_rank(state, first)} ended with {first.code}{_as_did(first, failures)}."
