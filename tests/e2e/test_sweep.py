@@ -96,6 +96,7 @@ def test_one_short_file_and_one_command_give_the_best_trial_and_its_command(
     assert "The best" not in shown.err and "report:  batchml sweeps report" in shown.err
     got = sweeps("sweeps", "best", "@last", "--get", "got")
     assert "run it:  batchml submit got" in got.err, got
+    assert f"Trial {best[0]}: it has written no files to BATCHML_OUTPUT_DIR." in got.err
     again = sweeps("submit", "got", "--wait")
     assert again.code == 0 and sweeps.ran()[-1] == (99, best[1], 0), again
     assert sweeps("sweeps", "best", "@last", "--get", "got").code == 0

@@ -167,7 +167,8 @@ def test_one_that_obeys_the_stop_file_pauses_too(trial: Make) -> None:
 def test_one_that_goes_on_after_its_target_is_stopped(trial: Make) -> None:
     world = trial(entry={"target": 3}, resume=True)
     world.prints(*epochs(1, 4))
-    assert world.stopped == [("it continued after epoch 3, its last one: it is stopped.", 0)]
+    why = "it continued after epoch 3, the last of this part"
+    assert world.stopped == [(f"{why}: it is stopped.", 0)]
     assert world.ends(code=143) == 0
     assert world.end["state"] == "PAUSED"
 
@@ -215,20 +216,58 @@ def test_the_last_part_is_the_end(trial: Make) -> None:
     assert (world.end["state"], world.asked, world.stopped) == ("DONE", 0, [])
 
 
-@pytest.mark.parametrize("after", [epochs(28, 28, 0.9), ["epoch=28 acc=nan loss=0.1"]])
-def test_a_step_after_the_last_one_ends_the_trial_and_does_not_count(
-    trial: Make, after: list[str]
+@pytest.mark.parametrize("value", [0.9, float("nan")])
+def test_a_program_that_trains_on_after_its_last_step_is_ended_and_that_does_not_count(
+    trial: Make, value: float
 ) -> None:
     world = trial()
-    world.prints(*epochs(1, 27), *after)
-    assert world.stopped == [("it continued after epoch 27, its last one: it is stopped.", 0)]
+    world.prints(*epochs(1, 29, 0.5)[:27], *epochs(28, 28, value))
+    assert world.stopped == []  # it may save its model now
+    world.prints(*epochs(29, 29, value))
+    why = "it continued after epoch 27, its early_stop.max"
+    assert world.stopped == [(f"{why}: it is stopped.", 0)]
     assert world.ends(code=143) == 0
     assert (world.end["state"], world.points[-1]) == ("DONE", (27, 0.5))
+
+
+def test_a_program_that_ends_by_itself_after_one_more_step_was_not_stopped(trial: Make) -> None:
+    world = trial(step="iter", max=100, rungs=())
+    world.prints(*(f"iter {step}: acc={step / 200}" for step in range(101)))
+    assert world.stopped == []
+    assert world.ends() == 0
+    assert (world.end["state"], world.points[-1]) == ("DONE", (100, 0.495))
+    assert "why" not in world.end
+
+
+def test_a_counter_from_0_that_advances_by_more_than_one_counts_as_it_is(trial: Make) -> None:
+    world = trial(step="iter", max=100, rungs=())
+    world.prints(*(f"iter {step}: acc={step / 200}" for step in range(0, 101, 20)))
+    assert world.points == []
+    assert world.ends() == 0
+    assert [step for step, _ in world.points] == [1, 20, 40, 60, 80, 100]
+    assert world.end["state"] == "DONE"
+
+
+def test_a_program_that_counts_from_0_is_told_of_the_step_that_it_printed(trial: Make) -> None:
+    world = trial()
+    world.prints(*epochs(0, 28))
+    why = "it continued after epoch 26, the last of 27 (its early_stop.max)"
+    assert world.stopped == [(f"{why}: it is stopped.", 0)]
+
+
+def test_results_without_a_step_after_lines_with_steps_do_not_count(trial: Make) -> None:
+    world = trial()
+    world.prints(*epochs(1, 27), "best: acc=0.9", "last: acc=0.8", "test: acc=0.7")
+    assert world.stopped == []
+    world.ends()
+    assert world.points[-1] == (27, 0.5)
 
 
 def test_one_that_passes_its_last_step_without_a_value_there_has_the_next_one(trial: Make) -> None:
     world = trial()
     world.prints(*epochs(1, 25), *epochs(30, 30, 0.9))
+    assert world.stopped == []
+    world.prints(*epochs(31, 32))
     assert len(world.stopped) == 1
     assert world.ends(code=143) == 0
     assert world.points[-1] == (30, 0.9)

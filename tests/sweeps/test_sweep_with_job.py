@@ -122,6 +122,7 @@ def test_other_parameters_stay(params: dict[str, Any]) -> None:
         (30, "epochs is up to 30: trials are stopped after epoch 27"),
         ({"int": [5, 30]}, "epochs is up to 30: trials are stopped after epoch 27"),
         (27, ""),
+        (26, ""),  # 0 to 26 are 27 steps
         ([9, 27], ""),
     ],
 )

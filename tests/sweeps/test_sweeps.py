@@ -21,6 +21,7 @@ from batchml.cli.app import full_command, run
 from batchml.context import Context
 from batchml.model.job import JobSpec
 from batchml.model.sweep import EarlyStop, SweepLimits, Trial, TrialState
+from batchml.runs.outputs import OutputEntry
 from batchml.runtime.protocol.sweep import (
     END,
     INBOX,
@@ -34,6 +35,7 @@ from batchml.runtime.protocol.sweep import (
 from batchml.sweeps.commands.best import (
     _code_address,
     best_text,
+    doubts,
     job_file,
     to_toml,
     trial_job_file,
@@ -323,6 +325,20 @@ def test_where_nothing_is_best_it_says_why(context: Context, command: Command) -
     assert (code, out) == (1, "") and "No trial has reported its metric yet" in err
     code, _, err = command("best", "@last", "--json")
     assert code == 1 and "No trial has reported its metric yet" in err
+
+
+def test_a_best_whose_model_may_be_incomplete_is_named(context: Context) -> None:
+    fill(context, started(), story(60))
+    row = make_row(context, list_sweeps(context)[0])
+    trial = row.best
+    assert trial is not None and list(doubts(trial, None)) == []
+    trial.why = "it continued after epoch 27, its early_stop.max"
+    why = f"{trial.why}. Files that it wrote last may be incomplete"
+    full, empty = OutputEntry("log.txt", 9, 0), OutputEntry("model.bin", 0, 0)
+    assert list(doubts(trial, [full, empty])) == [why, "empty files in its outputs: model.bin"]
+    trial.why = ""
+    assert list(doubts(trial, [full])) == []
+    assert list(doubts(trial, [])) == ["it has written no files to BATCHML_OUTPUT_DIR"]
 
 
 def test_ways_of_best_that_do_not_go_together(context: Context, command: Command) -> None:

@@ -4,6 +4,7 @@ A line is a JSON object whose keys are metrics, or contains `name=value` or `nam
 that are not JSON, a metric with a pattern of the job is found by the pattern alone. Of several
 values in a line the last one counts, as in a progress bar. The step is a number in the same line
 (`epoch=3`, `Epoch 3/27`, `Epoch[3]`); without one, the n-th value of a metric belongs to step n.
+Once a metric had a step, its values without one are ignored: many programs print a last result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL
 from batchml.runtime.protocol.variables import parameter_variable
@@ -68,7 +80,9 @@ class Readings:
         )
         self._after = after
         self._counts = dict.fromkeys(self._goals, after)  # values of each goal so far
-        self.shift = shift  # 1 for a program that counts from 0; None: unknown
+        self._stepped: Set[str] = set()  # goals that were printed or reported with a step
+        self.shift = shift  # 1 for a program that counts 0, 1, 2; None: unknown
+        self._is_from_zero = False  # the first step was 0, or the number of the last step before
         self._pattern_step: Optional[float] = None  # the last step that a pattern of the job found
         self._parts: Dict[int, Dict[str, float]] = {}  # step -> its goals, while some are missing
         # Once goals are in the metrics file, printed values without a step are ignored.
@@ -133,8 +147,12 @@ class Readings:
         printed_step = _valid_step(find_step()) if names else None
         if printed_step is None and self._is_reported and not is_report:
             return []
+        if printed_step is not None:
+            self._stepped.update(names)
         points = []
         for name in names:
+            if printed_step is None and name in self._stepped:
+                continue
             self._counts[name] += 1
             step = self._counts[name] if printed_step is None else self._to_done_steps(printed_step)
             points += self._complete(step, name, found[name])
@@ -155,11 +173,17 @@ class Readings:
         return is_parameter or name.lower() == self._step_name or not math.isfinite(value)
 
     def _to_done_steps(self, printed_step: float) -> int:
-        """The number of completed steps. A program counts from 0 if its first step is 0, or if it
-        continues with the number of its last step.
+        """The number of completed steps.
+
+        A first step that is 0, or the number of the last step before, is the first point. The next
+        number decides: a program that counts 0, 1, 2 has completed one step more than it prints;
+        the numbers of one that prints each twentieth step, 0, 20, 40, are the completed steps.
         """
         if self.shift is None:
-            self.shift = 1 if printed_step == self._after else 0
+            if printed_step == self._after:
+                self._is_from_zero = True
+                return self._after + 1
+            self.shift = int(self._is_from_zero and printed_step == self._after + 1)
         return int(printed_step) + self.shift
 
     def _complete(self, step: int, name: str, value: float) -> List[Point]:

@@ -139,6 +139,7 @@ _MAX_LINE = 1000  # bytes of each of the last lines
 _MAX_BLOCKS = 64  # blocks of the metrics file that are read at once, of a megabyte each
 _BEYOND = "it trained beyond its rung before; BATCHML_STEPS is the step at which it must end"
 _MAX_LINES = 3  # last lines in the message about a missing metric
+_REPORTS_AFTER_LIMIT = 2  # reports after its last step that end a trial
 _MAX_BAD_REPORTS = 3  # in a row with values that are not finite, from which no training recovers
 
 
@@ -199,6 +200,7 @@ class TrialWatch:
         self._cutoffs = Cutoffs(0, {}, {})
         self._decided_ending: Optional[TrialEnding] = None
         self._stop = StopRequest("", assignment.deadline)
+        self._reports_after = 0  # after the last step
         self._end_by = math.inf  # when a program at its last step should have ended
         self._outbox = MessageOutbox(assignment.sender, clock)
         now = monotonic()
@@ -260,7 +262,10 @@ class TrialWatch:
         if self._decided_ending is not None:
             return  # steps of a program that is being stopped do not count
         if self._ends_at_limit and self._step >= self._assignment.limit:
-            self._finish_after_limit()  # it has its result, of the last step
+            # It has its result, and may be saving its model: only if it trains on it is ended.
+            self._reports_after += 1
+            if self._reports_after >= _REPORTS_AFTER_LIMIT:
+                self._finish_after_limit()
             return
         is_last = 0 < self._assignment.limit <= point.step
         if not all(map(math.isfinite, point.values)):
@@ -298,7 +303,7 @@ class TrialWatch:
 
     def _reach_last_step(self, step: int) -> None:
         assignment = self._assignment
-        if step > assignment.limit and (assignment.may_continue or self._ends_at_limit):
+        if step > assignment.limit and assignment.may_continue:
             self._finish_after_limit()
         elif assignment.may_continue and self._end_by == math.inf:
             # Without a signal, which could come before the program has saved.
@@ -306,8 +311,11 @@ class TrialWatch:
             self._end_by = self._monotonic() + assignment.contract.grace
 
     def _finish_after_limit(self) -> None:
-        step, limit = self._assignment.contract.step, self._assignment.limit
-        self._finish_batch(f"it continued after {step} {limit}, its last one")
+        step, limit = self._contract.step, self._assignment.limit
+        last = limit - (self._readings.shift or 0)  # as the program prints it
+        which = "the last of this part" if self._assignment.may_continue else "its early_stop.max"
+        of = f", the last of {limit} ({which})" if last != limit else f", {which}"
+        self._finish_batch(f"it continued after {step} {last}{of}")
 
     # --- Its end ------------------------------------------------------------------------------
 

@@ -23,7 +23,13 @@ from batchml.model.names import join_shell
 from batchml.model.run import DATA_VARIABLE
 from batchml.model.sweep import Params, Trial
 from batchml.runs.find import load_runs
-from batchml.runs.outputs import CopiedOutputs, copy_outputs, refuse_other_outputs
+from batchml.runs.outputs import (
+    CopiedOutputs,
+    OutputEntry,
+    copy_outputs,
+    open_outputs,
+    refuse_other_outputs,
+)
 from batchml.runs.package import unpack_code
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
@@ -33,6 +39,7 @@ from batchml.sweeps.commands.render import (
     confirmed_lines,
     describe_best,
     front_lines,
+    is_server_down,
     log_command,
     trial_json,
 )
@@ -148,11 +155,39 @@ def fetch_as_job(
     say(f"Trial {trial.number}: {', '.join([*parts, 'job.toml with its parameters'])}.")
     for why in copied.missing:
         say(printable(why))
-    if not copied.outputs + copied.checkpoint and not copied.missing:
-        say("It has written no outputs to BATCHML_OUTPUT_DIR and no checkpoint.")
+    say_doubts(context, trial)
     if not sweep.code or copied.code:
         command = join_shell(["batchml", "submit", str(dest)])
         say(f"  run it:  {command}{context.env_option}")
+
+
+def say_doubts(context: Context, trial: Trial) -> None:
+    """Say why the model of a trial that has ended may be incomplete or missing."""
+    can_ask = trial.state.is_ended and not is_server_down(context)
+    run = _find_run(context, trial, []) if can_ask else None
+    entries: list[OutputEntry] | None = []
+    try:
+        entries = list(open_outputs(context, run).entries()) if run is not None else None
+    except NotFound:
+        pass
+    except BatchmlError:  # the outputs cannot be listed now
+        entries = None
+    for doubt in doubts(trial, entries):
+        say(printable(f"Trial {trial.number}: {doubt}."))
+
+
+def doubts(trial: Trial, outputs: Sequence[OutputEntry] | None) -> Iterator[str]:
+    """Why a trial's model may be incomplete. `outputs`: its files; None: unknown. Pure."""
+    if trial.why and trial.state.is_ended:
+        yield f"{trial.why}. Files that it wrote last may be incomplete"
+    if outputs is None:
+        return
+    if not outputs:
+        yield "it has written no files to BATCHML_OUTPUT_DIR"
+    empty = [entry.name for entry in outputs if not entry.size]
+    if empty:
+        more = f", and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
+        yield f"empty files in its outputs: {', '.join(empty[:_NAMED])}{more}"
 
 
 def _describe_count(count: int) -> str:
@@ -224,6 +259,7 @@ def _next_commands(
 # --- Fetching a trial -----------------------------------------------------------------------------
 
 
+_NAMED = 5  # empty files that are named
 OUTPUTS, CHECKPOINT = "outputs", "checkpoint"  # folders in the destination
 JOB = "job.toml"
 MARK = "# Found by the sweep "  # the beginning of a line in a job.toml that was written by --get

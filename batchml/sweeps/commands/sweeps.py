@@ -299,7 +299,8 @@ def best(
     if not trials:
         raise sweep_best.no_best_trial(sweep, state)
     if json_ and get is None:
-        return print_json(sweep_best.best_json(sweep, trials, state))
+        print_json(sweep_best.best_json(sweep, trials, state))
+        return sweep_best.say_doubts(context, trials[0])
     if command:
         from batchml.sweeps.started import command_line
 
@@ -309,6 +310,7 @@ def best(
     if get is not None:
         return sweep_best.fetch_as_job(context, sweep, store, trials[0], state, get, json_=json_)
     print_line(sweep_best.best_text(sweep, trials, state))
+    sweep_best.say_doubts(context, trials[0])
 
 
 @sweeps_app.command("report", epilog="Example: batchml sweeps report @last -o lenet.html")

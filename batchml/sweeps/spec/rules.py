@@ -307,7 +307,8 @@ def _length_notices(spec: SweepSpec) -> Iterator[str]:
             continue
         values = [value for value in dimension.values if isinstance(value, int)]
         longest = int(max(values, default=dimension.high))
-        if 0 < longest < stop.max:
+        # A program that counts from 0 to its number, both included, has one step more.
+        if 0 < longest < stop.max - 1:
             yield (
                 f"early_stop.max is {stop.max}, but {name} is at most {longest}: no trial comes to "
                 f"{stop.step} {stop.max}. Write max = {longest}."
