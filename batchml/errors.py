@@ -389,10 +389,13 @@ class JournalBusy(LocalServerError):
 # --- Suggestions ----------------------------------------------------------------------------------
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the closest known word, or the empty string."""
+def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return `" Did you mean 'x'?"` for the closest known word, or the empty string.
+
+    `likeness` from 0 to 1 is the least that counts, as in difflib.
+    """
     from difflib import get_close_matches
 
     by_lower = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=likeness)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

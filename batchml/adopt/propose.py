@@ -55,15 +55,20 @@ class Proposal(Struct, frozen=True):
     words: tuple[str, ...] = ()  # arguments as given: positional ones, unknown flags
     left_out: tuple[str, ...] = ()  # sentences about flags that are not in the command
     folders: tuple[str, ...] = ()  # parameters that name what the program writes
-    resumes: str = ""  # a flag that names a checkpoint to go on from
+    unset: tuple[FoundArgument, ...] = ()  # without a default: `{params}` writes those of -p
 
     @property
     def is_kebab(self) -> bool:
-        return any("-" in each.flag.name for each in self.params)
+        """Whether a parameter is written with `_` for the `-` of its flag."""
+        names = [each.flag.name for each in self.params]
+        if not any("_" in name or "-" in name for name in names):
+            others = [each.flag.name for each in self.unset]
+            names = [] if any("_" in name for name in others) else others
+        return any("-" in name for name in names)
 
     @property
     def is_mixed(self) -> bool:
-        """Whether `{params}` can spell some flags only: `--batch-size` beside `--max_steps`."""
+        """Whether the command names each parameter: `--batch-size` beside `--max_steps`."""
         return self.is_kebab and any("_" in each.flag.name for each in self.params)
 
 
@@ -80,7 +85,7 @@ def propose_arguments(
     """
     values, words = _read_arguments(source.flags, given)
     can_resume = any(is_resume_flag(flag) for flag in source.flags)
-    placed, params, switches, left, folders, resumes = [], [], [], [], [], ""
+    placed, params, switches, left, folders, unset = [], [], [], [], [], []
     for flag in source.flags:
         default, where = flag.default, f"line {flag.line}"
         value = values.get(flag.name, default)
@@ -93,6 +98,11 @@ def propose_arguments(
             is_usual = flag.kind == "positional" or flag.name in ("help", "version", "h")
             if not (is_given or is_usual):
                 what = "is no single value: to use it, write it into command, not -p"
+                if flag.off:
+                    what = (
+                        f'has no default: to use it, write "{{--{flag.name}/{flag.off}}}" into '
+                        f"command and {flag.name} = true or false under [params]"
+                    )
                 left.append(f"--{flag.name} ({where}) {what}")
             continue
         if source.ranks and _words(flag.name) == ["local", "rank"] and flag.name not in values:
@@ -101,6 +111,10 @@ def propose_arguments(
         if flag.name in values and default is not None:
             where += f"; its default is {json.dumps(default)}"
         place = find_place(flag.name, value)
+        # The program has another source for it, such as a file of settings.
+        if value in (None, "") and not flag.is_required:
+            unset.append(FoundArgument(flag, "", where, place))
+            continue
         if can_resume and "save" in flag.name:  # a later run finds there what it goes on from
             place = place.replace("{outputs}", "{checkpoints}")
         is_data = place.startswith("{data}")
@@ -117,16 +131,15 @@ def propose_arguments(
             where += "; exists on this machine only: elsewhere {data} or the workspace"
         if place and not (is_data and (value in sent or value in on_machine)):
             placed.append(FoundArgument(flag, value or "", where, place))
-        elif value is None or value == "":
-            left.append(f"--{flag.name} ({where}) has no default")
-            resumes = resumes or (flag.name if is_resume_flag(flag) else "")
+        elif value in (None, ""):
+            unset.append(FoundArgument(flag, "", where))
         else:
             if flag.aliases:
                 where += f"; also {', '.join(flag.aliases)}, but -p takes this name"
             params.append(FoundArgument(flag, value, where))
     return Proposal(
         tuple(placed), tuple(params), tuple(switches), tuple(words), tuple(left), tuple(folders),
-        resumes,
+        tuple(unset),
     )  # fmt: skip
 
 
@@ -292,8 +305,9 @@ def write_job(
 
 
 def _command_lines(script: str, found: Proposal) -> Iterator[str]:
-    if found.left_out:
-        yield "# Not in the command: " + "; ".join(found.left_out) + "."
+    left_out = [*map(_describe_unset, found.unset, [found] * len(found.unset)), *found.left_out]
+    if left_out:
+        yield "# Not in the command: " + "; ".join(left_out) + "."
     words = ["python", script, *found.words]
     for each in found.placed:
         words += [f"--{each.flag.name}", each.word]
@@ -302,7 +316,7 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
     if found.is_mixed:
         for each in found.params:
             words += [f"--{each.flag.name}", f"{{{_param_name(each.flag.name, found)}}}"]
-    elif found.params or found.resumes:
+    if found.unset or (found.params and not found.is_mixed):
         words.append("{params}")
     yield f"command = [{', '.join(map(_quote, words))}]"
     for each in found.placed:
@@ -314,17 +328,45 @@ def _command_lines(script: str, found: Proposal) -> Iterator[str]:
         yield _line('flags = "kebab"', "{params} writes --batch-size for batch_size")
 
 
+def _describe_unset(each: FoundArgument, found: Proposal) -> str:
+    """`--data (line 3) has no default: -p 'data={data}'`"""
+    name = _typed_name(each.flag, found)
+    setting = f"{name}={each.word or '...'}"
+    how = f"-p {_shell_word(setting)}" if name else "to use it, write it into command"
+    return f"--{each.flag.name} ({each.why}) has no default: {how}"
+
+
+def _typed_name(flag: Flag, found: Proposal) -> str:
+    """The name in -p of a flag that `{params}` writes; "" if `{params}` cannot write it."""
+    if not found.is_kebab or found.is_mixed:
+        return flag.name
+    return "" if "_" in flag.name else flag.name.replace("-", "_")
+
+
+def _shell_word(text: str) -> str:
+    return text if re.fullmatch(r"[\w.,=/:+-]+", text) else f"'{text}'"
+
+
+_CHECKPOINT = re.compile(r"last|latest|checkpoint[^/]*$|ckpt")
+_MODEL_FILE = re.compile(r"\.(?:pt|pth|ckpt|bin|tar|safetensors|pkl|npz|h5|keras|joblib)$")
+
+
 def _resume_lines(found: Proposal, seen: Observation | None) -> Iterator[str]:
     """A comment: how a later run goes on from what an earlier one has saved."""
-    if not found.resumes or found.is_mixed:
+    names = [_typed_name(each.flag, found) for each in found.unset if is_resume_flag(each.flag)]
+    resumes = next(filter(None, names), "")
+    if not resumes:
         return
-    names = [name for name, _ in seen.placed] if seen is not None else []
-    saved = [name for name in names if name.startswith("{checkpoints}/") and "'" not in name]
-    last = [name for name in saved if re.search("last|latest|checkpoint[^/]*$|ckpt", name[14:])]
-    name = next(iter((*last, *saved)), "{checkpoints}/FILE")
-    yield "# To go on from what a run has saved:"
-    resumes = _param_name(found.resumes, found)
-    yield _comment(f"#   batchml rerun --resume RUN -p '{resumes}={name}'")
+    place, files = "{checkpoints}/", [name for name, _ in seen.files] if seen else []
+    saved = [name for name, _ in seen.placed if name.startswith(place)] if seen else []
+    kept = sorted(filter(_MODEL_FILE.search, files))
+    named = [name for name in (*saved, *files) if _CHECKPOINT.search(name.removeprefix(place))]
+    has_place = any(each.word.startswith(place[:-1]) for each in found.placed)
+    nothing = "{checkpoints}/FILE" if has_place else "FILE"
+    name = next((each for each in (*named, *saved, *kept) if "'" not in each), nothing)
+    which = "; this file is the attempt's" if name in files else ""
+    yield f"# To go on from what a run has saved{which}:"
+    yield _comment(f"#   batchml rerun --resume RUN -p {_shell_word(f'{resumes}={name}')}")
 
 
 def _param_name(name: str, found: Proposal) -> str:

@@ -165,17 +165,48 @@ def flag_mistakes(
     `new` are their names, `known` those of all parameters of the job. Unknown flags are none: a
     program may read them without declaring them. No mistakes if no source can be read.
     """
+    script, flags = _flags_of_params(command, folder)
+    is_kebab = _is_kebab(command)
+    found = (_flag_mistake(script, name, flags, command, known, is_kebab) for name in new)
+    return list(filter(None, found))
+
+
+def names_of_flags(command: Sequence[str], folder: Path, names: Iterable[str]) -> frozenset[str]:
+    """Those of `names` that are flags of the program of a command, in any spelling."""
+    _, flags = _flags_of_params(command, folder)
+    own = {name: _own_flag(name, _is_kebab(command)) for name in names}
+    return frozenset(name for name, flag in own.items() if _find_flag(name, flag, flags))
+
+
+def _flags_of_params(command: Sequence[str], folder: Path) -> tuple[str, Sequence[Flag]]:
+    """The program of a command in which `{params}` writes flags, and its flags; none if no source
+    can be read.
+    """
     script = next((word for word in command if word.endswith(".py")), "")
     writes_flags = re.search(r"\{params(?::kebab)?\}", " ".join(command))
     if not (script and writes_flags and (folder / script).is_file()):
-        return []
+        return script, ()
     try:
-        flags = read_program(folder / script, folder).flags
+        return script, read_program(folder / script, folder).flags
     except (UsageError, RecursionError):
-        return []
-    is_kebab = "{params:kebab}" in " ".join(command)
-    found = (_flag_mistake(script, name, flags, command, known, is_kebab) for name in new)
-    return list(filter(None, found))
+        return script, ()
+
+
+def _is_kebab(command: Sequence[str]) -> bool:
+    return "{params:kebab}" in " ".join(command)
+
+
+def _own_flag(name: str, is_kebab: bool) -> str:
+    """The flag that `{params}` writes for a parameter."""
+    return f"--{name.replace('_', '-') if is_kebab else name}"
+
+
+def _find_flag(name: str, own: str, flags: Sequence[Flag]) -> Flag | None:
+    """The flag that the parameter `name` means, which `{params}` writes as `own`."""
+    named, like = {own, f"-{name}"}, own.replace("_", "-")
+    return next((flag for flag in flags if named & {*flag.names, flag.off}), None) or next(
+        (flag for flag in flags if like in {each.replace("_", "-") for each in flag.names}), None
+    )
 
 
 def _flag_mistake(
@@ -183,24 +214,34 @@ def _flag_mistake(
     is_kebab: bool,
 ) -> str:  # fmt: skip
     """The mistake in one parameter; "" without one."""
-    own = f"--{name.replace('_', '-') if is_kebab else name}"
-    flag = next((flag for flag in flags if {own, f"-{name}"} & {*flag.names}), None)
+    own = _own_flag(name, is_kebab)
+    flag = _find_flag(name, own, flags)
     if flag is None or flag.kind not in ("value", "switch"):
         return ""
     main, parameter = f"--{flag.name}", flag.name.replace("-", "_") if is_kebab else flag.name
     if flag.kind == "switch":
+        written = own if own == flag.off else main
+        both = f"{main}/{flag.off}" if flag.off else main
+        if f"{{{both}}}" in command:
+            return f"-p {name}=...: the parameter is {parameter}: -p {parameter}=false"
         return (
-            f'-p {name}=...: {main} of {script} takes no value. Write "{{{main}}}" into the '
+            f'-p {name}=...: {written} of {script} takes no value. Write "{{{both}}}" into the '
             f"command and {parameter} = false under [params] of job.toml; without a job.toml, "
-            f"{main} after --."
+            f"{written} after --."
         )
     others = {*flag.names} - {own}
-    same = {each for each in known if others & {f"--{each}", f"--{each.replace('_', '-')}"}}
+    same = {
+        each
+        for each in known
+        if each != name and others & {f"--{each}", f"--{each.replace('_', '-')}"}
+    }
     if same:
         return f"-p {name}=...: {script} has it as {main}: the parameter is {same.pop()}."
     there = next((word for word in command if word.partition("=")[0] in others), "")
     if there:
         return f"-p {name}=...: {script} has it as {main}, and the command has {there} already."
+    if own not in flag.names and is_kebab and "_" in flag.name:
+        return f"-p {name}=...: {{params}} would write {own}. Write {main} into the command."
     if own not in flag.names:
         return f"-p {name}=...: {script} has no flag {own}: the parameter is {parameter}."
     return ""
@@ -331,12 +372,11 @@ def _ends_with(node: ast.expr, name: str) -> bool:
 
 
 def _flags(tree: ast.Module, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    yield from _argparse_flags(tree, constants)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-            if name == "add_argument":
-                yield from _argparse_flag(node, constants)
-            elif name in ("option", "argument") and _ends_with(node.func, name):
+            if name in ("option", "argument") and _ends_with(node.func, name):
                 yield from _click_flag(node, name, constants)
             elif name.startswith("DEFINE_"):
                 yield from _absl_flag(node, name, constants)
@@ -382,11 +422,53 @@ def _switch_default(default: Scalar | None, off: str) -> bool | None:
     return None if default and not off else default
 
 
-def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Flag]:
+def _argparse_flags(tree: ast.Module, constants: Mapping[str, Any]) -> Iterator[Flag]:
+    """Yield the flags of argparse, two switches with one `dest` as one flag.
+
+    Defaults of `set_defaults` come before those of the flags.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    common = {
+        name: value
+        for call in calls
+        if getattr(call.func, "attr", "") == "set_defaults"
+        for name, value in _keywords(call).items()
+    }
+    added = [call for call in calls if _ends_with(call.func, "add_argument") and _names(call)]
+    kinds = ("store_true", "store_false")
+    pairs: dict[str, dict[str, ast.Call]] = {}  # dest -> the action of each of its switches
+    for call in added:
+        action = _literal(_keywords(call).get("action"), {})
+        if action in kinds:
+            pairs.setdefault(_destination(call), {}).setdefault(action, call)
+    offs = {id(on): off for pair in pairs.values() if (on := pair.get(kinds[0])) is not None
+            if (off := pair.get(kinds[1])) is not None}  # fmt: skip
+    for call in added:
+        if not any(call is off for off in offs.values()):
+            yield _argparse_flag(call, constants, common, offs.get(id(call)))
+
+
+def _destination(call: ast.Call) -> str:
+    """The attribute that a flag of argparse sets: `batch_size`."""
+    dest = _literal(_keywords(call).get("dest"), {})
+    return dest if isinstance(dest, str) else _long_name(_names(call)).replace("-", "_")
+
+
+def _argparse_flag(
+    call: ast.Call,
+    constants: Mapping[str, Any],
+    common: Mapping[str, ast.expr],
+    off_call: ast.Call | None,
+) -> Flag:
+    """`common` are the defaults of `set_defaults`; `off_call` adds the flag that switches it off,
+    and of two flags the first decides the default.
+    """
     given, names = _keywords(call), _names(call)
+    first = min(filter(None, (call, off_call)), key=lambda each: (each.lineno, each.col_offset))
+    given |= {key: value for key, value in _keywords(first).items() if key == "default"}
+    if _destination(call) in common:
+        given["default"] = common[_destination(call)]
     name = _long_name(names)
-    if not name:
-        return
     action = _literal(given.get("action"), {}) or getattr(given.get("action"), "attr", "")
     nargs = _literal(given.get("nargs"), constants)
     kind: FlagKind = "value"
@@ -408,10 +490,13 @@ def _argparse_flag(call: ast.Call, constants: Mapping[str, Any]) -> Iterator[Fla
     if kind == "switch":
         has_long = any(each.startswith("--") for each in names)
         off = f"--no-{name}" if action == "BooleanOptionalAction" else ""
-        # `store_true` is off by default, and `--no-cuda` with `store_false` is not given.
-        absent = False if action in ("store_true", "store_false") else default
-        default = _switch_default(absent, off) if has_long else None
-    yield Flag(name, kind, default, call.lineno, required, _aliases(names), off)
+        if off_call is not None:
+            off = f"--{_long_name(_names(off_call))}"
+            default = default if "default" in given else first is off_call
+        elif action in ("store_true", "store_false"):
+            default = False  # without its flag: `--no-cuda` with `store_false` is not given
+        default = _switch_default(default, off) if has_long else None
+    return Flag(name, kind, default, call.lineno, required, _aliases(names), off)
 
 
 def _as_type(default: Scalar | None, type_: ast.expr | None) -> Scalar | None:

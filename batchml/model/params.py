@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -25,13 +25,17 @@ def with_params(
     command: Sequence[str] = (),
     *,
     keep_whole: bool = False,
+    of_program: Container[str] = (),
+    is_rerun: bool = False,
 ) -> JobSpec:
     """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
     A command with `{params}` takes parameters of other names, too, unless a name is spelt nearly
-    like a parameter of the job. `command` is the one that will run, if it is not the job's.
+    like a parameter of the job and is not in `of_program`, the names that its program has as
+    flags. `command` is the one that will run, if it is not the job's.
     `keep_whole`: a whole number takes no fraction, because its author wrote 1, not 1.0; the values
-    of an earlier run have no such meaning. Raises ConfigError for an unknown parameter or a wrong
+    of an earlier run have no such meaning. `is_rerun`: the job.toml of now does not count. Raises
+    ConfigError for an unknown parameter or a wrong
     type.
     """
     new = [name for name in given if name not in spec.params]
@@ -39,6 +43,8 @@ def with_params(
     # Of two equal flags in a command that the user has just typed, the last one is meant.
     flags = () if command else _flags(spec)
     mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any, flags))]
+    unlike = [name for name in new if name not in of_program] if takes_any and not mistakes else []
+    mistakes += [m for name in unlike if (m := _likeness_mistake(name, spec, is_rerun))]
     if mistakes:
         raise ConfigError(where, mistakes)
     values = {
@@ -46,7 +52,7 @@ def with_params(
         for name, text in given.items()
     }
     mistakes = [
-        f"-p {name}={given[name]}: the default is {spec.params[name]!r}, so give "
+        f"-p {name}={given[name]}: the default is {_as_toml(spec.params[name])}, so give "
         f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
         for name, value in values.items()
         if value is None
@@ -98,11 +104,25 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool, flags: Sequence
             f"-p {name}=...: the command has {there} already. Change it there; or, for -p, write "
             f"{{{name}}} as its value there and {name} = ... under [params] of job.toml."
         )
-    meant = did_you_mean(name, known)
+    return ""
+
+
+_LIKENESS = 0.75  # of a name and a misspelt one: `epoch` and `epochs`, but not `seed` and `sleep`
+
+
+def _likeness_mistake(name: str, spec: JobSpec, is_rerun: bool) -> str:
+    """The mistake in a new name that is spelt nearly like a parameter of the job; "" if not."""
+    meant = did_you_mean(name, sorted(spec.params), _LIKENESS)
+    add = f"add it to [params] of job.toml with a default{', and submit it anew' * is_rerun}"
+    why = ": a rerun has the parameters of then" if is_rerun else ""
     return meant and (
         f"-p {name}=...: [params] has no such name.{meant} If {name} is a parameter of its own, "
-        "add it to [params] of job.toml with a default."
+        f"{add}{why}."
     )
+
+
+def _as_toml(value: Scalar) -> str:
+    return f"{value}".lower() if isinstance(value, bool) else repr(value)
 
 
 _PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")

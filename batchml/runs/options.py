@@ -17,7 +17,7 @@ from msgspec import Struct
 from batchml.context import Context
 from batchml.errors import ConfigError, EmptyOption, UsageError
 from batchml.jobs.find import find_job, load_job
-from batchml.jobs.source import flag_mistakes
+from batchml.jobs.source import flag_mistakes, names_of_flags
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
     JobSpec,
@@ -312,8 +312,14 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     is_typed = bool(request.command) and not job and request.spec is None
     env, own = spec.env, () if is_typed else tuple(spec.params)  # a typed command has no [params]
     spec = change_job(spec, request.changes, COMMAND_LINE)
-    spec = with_params(spec, request.params, spec.name, request.command or (), keep_whole=bool(job))
-    mistakes = _flag_mistakes(spec, request, folder, own)
+    where = folder / spec.code if isinstance(spec.code, str) else folder
+    command, new = request.command or spec.template, request.params.keys() - spec.params.keys()
+    spec = with_params(
+        spec, request.params, spec.name, request.command or (), keep_whole=bool(job),
+        of_program=names_of_flags(command, where, new) if new else (),
+        is_rerun=request.spec is not None,
+    )  # fmt: skip
+    mistakes = _flag_mistakes(spec, request, where, own)
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so
         # only the names of the job's parameters, and of folders, are replaced.
@@ -332,14 +338,11 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
 def _flag_mistakes(
     spec: JobSpec, request: RunRequest, folder: Path, own: Sequence[str]
 ) -> list[str]:
-    """The mistakes in parameters that are not the job's `own`, by the source of its program."""
+    """The mistakes in parameters that are not the job's `own`, by its program in `folder`."""
     command = request.command or spec.template
     named = {name for word in command for name in placeholders(word, spec.params)}
     new = [name for name in request.params if name not in own and name not in named]
-    if not new:
-        return []
-    where = folder / spec.code if isinstance(spec.code, str) else folder
-    return flag_mistakes(command, where, new, spec.params)
+    return flag_mistakes(command, folder, new, spec.params) if new else []
 
 
 def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:

@@ -236,7 +236,8 @@ def test_results_in_the_working_folder_stay_there_so_that_a_resumed_run_finds_th
     flags = (
         Flag("out", "value", "runs/", 3), Flag("log", "value", "../x.log", 4),
         Flag("output_dir", "value", "/mnt/out", 5), Flag("save-dir", "value", "~/saves", 6),
-        Flag("results", "value", None, 7), Flag("checkpoint-dir", "value", "ckpt", 8),
+        Flag("results", "value", None, 7, is_required=True),
+        Flag("checkpoint-dir", "value", "ckpt", 8),
     )  # fmt: skip
     wrote = Observation(files=(("runs/a.json", 1),))
     source = ProgramSource(flags, makes_folders=True)
@@ -305,6 +306,36 @@ def test_how_a_run_goes_on_is_a_comment() -> None:
     assert "batchml rerun --resume RUN -p 'resume={checkpoints}/checkpoint.pt'" in text
     _, text = job_of(source=ProgramSource(flags))
     assert "batchml rerun --resume RUN -p 'resume={checkpoints}/FILE'" in text
+
+
+def test_a_file_of_the_working_folder_is_what_a_run_goes_on_from_if_it_saves_nothing_else() -> None:
+    source = ProgramSource((Flag("resume", "value"), Flag("lr", "value", 0.1)))
+    files = (("runs/1/args.json", 5), ("runs/1/model.pt", 9), ("runs/1/ckpt.pt", 9))
+    _, text = job_of(seen=Observation(files=files), source=source)
+    assert "batchml rerun --resume RUN -p resume=runs/1/ckpt.pt\n" in text
+    _, text = job_of(seen=Observation(files=files[:2]), source=source)
+    assert "-p resume=runs/1/model.pt\n" in text
+    for seen in (None, Observation(files=files[:1])):
+        _, text = job_of(seen=seen, source=source)
+        assert "-p resume=FILE\n" in text and "{checkpoints}" not in text
+
+
+def test_a_flag_without_a_default_is_left_to_the_program_unless_it_is_required() -> None:
+    flags = (Flag("data", "value", None, 3), Flag("max-iters", "value", None, 4))
+    spec, text = job_of(source=ProgramSource((*flags, Flag("fast", "switch", None, 5, off="--no"))))
+    assert spec.argv() == ["python", "train.py"] and spec.flags == "kebab"
+    assert "--data (line 3) has no default: -p 'data={data}'; --max-iters (line 4)" in text
+    assert "(line 4) has no default: -p max_iters=...; --fast (line 5) has no default: to" in text
+    assert 'write "{--fast/--no}" into command and fast = true or false under [params]' in text
+    assert with_params(spec, {"max_iters": "3"}, "-p").argv()[2:] == ["--max-iters", "3"]
+    spec, text = job_of(source=ProgramSource((Flag("data", is_required=True),)))
+    assert spec.argv() == ["python", "train.py", "--data", "{data}"]
+    both = (Flag("a-b", "value", 1), Flag("c_d", "value", 2), Flag("e-f", "value", None, 3))
+    spec, text = job_of(source=ProgramSource(both))
+    assert "--e-f (line 3) has no default: -p e-f=..." in text
+    assert with_params(spec, {"e-f": "3"}, "-p").argv()[6:] == ["--e-f", "3"]
+    _, text = job_of(source=ProgramSource((both[0], Flag("c_d", "value", None, 3))))
+    assert "--c_d (line 3) has no default: to use it, write it into command" in text
 
 
 def test_flags_of_two_spellings_are_named_one_by_one() -> None:

@@ -71,6 +71,7 @@ parser.add_argument("-b", "--batch-size", type=int, default=4)
 parser.add_argument("--learning-rate", "--lr", type=float, default=0.1)
 parser.add_argument("--out", default="runs/")
 parser.add_argument("--die", action="store_true")
+parser.add_argument("--dice", type=int)
 args = parser.parse_args()
 os.makedirs(args.out, exist_ok=True)
 state = pathlib.Path(args.out, "state")
@@ -89,6 +90,10 @@ def test_a_run_that_ended_early_finds_its_own_folder_again(cli: Cli) -> None:
     for name, meant in (("lr", "learning_rate"), ("b", "batch_size")):
         refused = cli("submit", ".", "-p", f"{name}=1")
         assert refused.code == 78 and f"the parameter is {meant}" in refused.err
+    assert cli("submit", "--dry-run", ".", "-p", "dice=1").code == 0, "a flag of the program"
+    assert cli("rerun", "--dry-run", "@last", "-p", "dice=1").code == 0
+    refused = cli("rerun", "@last", "-p", "dine=1")
+    assert refused.code == 78 and "submit it anew: a rerun has the parameters of" in refused.err
     job = cli.folder / "job.toml"
     job.write_text(job.read_text().replace('"{params}"', '"--out", "{outputs}", "{params}"'))
     job.write_text(job.read_text().replace("out = ", "#out = "))

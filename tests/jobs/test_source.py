@@ -102,6 +102,9 @@ def test_a_program_that_makes_the_folders_that_it_writes_to(
     assert read(tmp_path, text).makes_folders is makes
 
 
+NO_AMP = "p.add_argument('--no-amp', dest='amp', action='store_false'"
+
+
 @pytest.mark.parametrize(
     ("text", "default", "off"),
     [
@@ -113,6 +116,16 @@ def test_a_program_that_makes_the_folders_that_it_writes_to(
             True, "--no-amp",
         ),
         ("p.add_argument('--amp', action='count')", None, ""),
+        (f"p.add_argument('--amp', action='store_true'); {NO_AMP})", False, "--no-amp"),
+        (f"{NO_AMP}); p.add_argument('--amp', action='store_true')", True, "--no-amp"),
+        (
+            f"p.add_argument('--amp', action='store_true'); {NO_AMP}); p.set_defaults(amp=True)",
+            True, "--no-amp",
+        ),
+        (
+            f"p.add_argument('--amp', action='store_true', default=None); {NO_AMP}, default=None)",
+            None, "--no-amp",
+        ),
         ("@click.option('--amp', is_flag=True)\ndef f(): ...", False, ""),
         ("@click.option('--amp/--without', default=True)\ndef f(): ...", True, "--without"),
         ("@click.option('--amp', is_flag=True, default=True)\ndef f(): ...", None, ""),
@@ -156,6 +169,8 @@ FLAGS = """
 p.add_argument("-b", "--batch-size", type=int, default=64)
 p.add_argument("--learning-rate", "--lr", "-l", type=float, default=0.1)
 p.add_argument("--amp", action="store_true")
+p.add_argument("--compile", action=argparse.BooleanOptionalAction)
+p.add_argument("--max_steps", type=int)
 """
 
 
@@ -168,6 +183,13 @@ p.add_argument("--amp", action="store_true")
         ("python train.py {params}", "b", [], "has no flag --b: the parameter is batch-size."),
         ("python train.py --lr 1 {params}", "learning-rate", [], "the command has --lr already"),
         ("python train.py {params:kebab}", "amp", [], '--amp of train.py takes no value. Write "'),
+        ("python train.py {params}", "no-compile", [],
+         '--no-compile of train.py takes no value. Write "{--compile/--no-compile}" into'),
+        ("python train.py {--compile/--no-compile} {params}", "no-compile", ["compile"],
+         "the parameter is compile: -p compile=false"),
+        ("python train.py {params:kebab}", "no_compile", [], "--no-compile of train.py takes no"),
+        ("python train.py {params}", "batch_size", [], "the parameter is batch-size."),
+        ("python train.py {params:kebab}", "max_steps", [], "Write --max_steps into the command."),
         ("python train.py {params}", "lr", ["batch-size"], ""),
         ("python train.py {params}", "unknown", [], ""),
         ("python train.py {params:json}", "amp", [], ""),

@@ -70,6 +70,17 @@ def test_a_new_parameter_spelt_nearly_like_one_of_the_job_is_refused(
     with pytest.raises(ConfigError, match=rf"no such name\. Did you mean '{meant}'\?") as caught:
         with_params(spec, {typed: "0.3"}, "-p")
     assert f"If {typed} is a parameter of its own, add it to [params]" in str(caught.value)
+    with pytest.raises(ConfigError, match="with a default, and submit it anew: a rerun has the"):
+        with_params(spec, {typed: "0.3"}, "-p", is_rerun=True)
+    assert with_params(spec, {typed: "3"}, "-p", of_program={typed}).params[typed] == 3
+
+
+def test_a_new_parameter_may_resemble_one_of_the_job() -> None:
+    table = {**SMALLEST, "command": ["train", "{params}"], "params": {"sleep": 0.0, "on": False}}
+    spec = read_job(table, "job.toml")
+    assert with_params(spec, {"seed": "2"}, "-p").params["seed"] == 2
+    with pytest.raises(ConfigError, match="-p on=maybe: the default is false, so give true or"):
+        with_params(spec, {"on": "maybe"}, "-p")
 
 
 def test_a_flag_that_the_command_has_is_not_written_twice() -> None:
