@@ -9,6 +9,7 @@ from typing import Any
 
 from batchml.cli.terminal import Screen, kind_of, paint, screen
 from batchml.model.names import duration as duration
+from batchml.model.numbering import shown_id
 from batchml.model.run import Run, classify
 
 RULE = "=" * 80  # a horizontal rule
@@ -31,7 +32,7 @@ def _format_second(seconds: int) -> str:
 
 
 def job_title(run: Run) -> str:
-    return f"Job [{run.name} - {run.job_id}]"
+    return f"Job [{run.name} - {shown_id(run)}]"
 
 
 def printable(text: str) -> str:

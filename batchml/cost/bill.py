@@ -27,6 +27,7 @@ from batchml.cost.quote import (
     Usd,
     disk_hour,
 )
+from batchml.model.numbering import shown_id
 from batchml.model.run import (
     SWEEP_TAG,
     Attempt,
@@ -127,6 +128,7 @@ class AttemptCost(Struct, frozen=True):
     has_failed: bool = False
     why: str = ""
     rates: tuple[Rate, ...] = ()
+    child: str = ""  # its number as users see it, for the child of an array
 
 
 class Bill(Struct, frozen=True):
@@ -307,6 +309,7 @@ def _attempt_cost(
         has_failed=_has_failed(run, number),
         why=reason,
         rates=tuple(dict.fromkeys(rate for _, rate in priced)),
+        child=shown_id(run).partition(":")[2],
     )
 
 

@@ -203,7 +203,7 @@ def cost_json(bill: Bill) -> dict[str, Any]:
 def _rows(bill: Bill) -> list[list[str]]:
     rows = [["ATTEMPT", "HOST", "RAN", "SHARE", "COST", "STATE"]]
     for attempt in bill.attempts:
-        child = attempt.job_id.rpartition(":")[2] + "/" if ":" in attempt.job_id else ""
+        child = f"{attempt.child}/" if attempt.child else ""
         usd, is_lower_bound = attempt.usd, bool(attempt.why)
         cost = "unknown" if usd is None else money(usd, is_lower_bound=is_lower_bound)
         state = "failed" if attempt.has_failed else "ended"

@@ -69,8 +69,10 @@ def distinct_names(names: Iterable[str], shorten: Callable[[str], str]) -> dict[
 
 
 def short_id(job_id: str) -> str:
-    """The first block of a job id, which tables show and commands accept."""
-    return job_id.split("-", 1)[0] if len(job_id) == 36 else job_id
+    """The first block of a job id, with its child `:3` or node `#1`, which commands accept."""
+    whole, part = job_id[:36], job_id[36:]
+    is_id = len(whole) == 36 and part[:1] in ("", ":", "#")
+    return whole.split("-", 1)[0] + part if is_id else job_id
 
 
 def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:

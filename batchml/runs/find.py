@@ -13,6 +13,7 @@ from batchml.aws.batch.jobs import USAGE, LogMark
 from batchml.context import Context
 from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
 from batchml.model.fallback import MOVED_MARK
+from batchml.model.numbering import format_ranges, original_numbers, rerun_id
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
@@ -27,7 +28,6 @@ from batchml.model.run import (
 from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
 from batchml.runs.names import ProjectScope, bare_id, select_run
-from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
 from batchml.runs.search import (
     FoundRun,
     MetricValue,

@@ -27,8 +27,8 @@ from batchml.jobs.written import (
     write_outputs_rule,
 )
 from batchml.model.names import short_id, to_name
+from batchml.model.numbering import original_numbers
 from batchml.runs.names import bare_id
-from batchml.runs.rerun.rules import original_numbers
 from batchml.runtime.checkpoint.layout import REMOVING, SAVING
 from batchml.runtime.entry.folders import size_text
 from batchml.runtime.transfer.tree import Tree
@@ -361,7 +361,7 @@ def refuse_other_outputs(context: Context, found: "FoundRun", dest: Path) -> Non
 
 def default_folder(found: "FoundRun", part: str = OUTPUT) -> str:
     """The name of the folder to which a run's outputs or checkpoints are copied by default."""
-    name = f"{found.name}-{short_id(found.job_id)}"
+    name = f"{found.name}-{short_id(found.shown_id)}"
     return to_name(name if part == OUTPUT else f"{name}-checkpoints")
 
 
@@ -481,11 +481,11 @@ def _folder_source(context: Context, job_id: str, part: str, run: "Run | None") 
     )
 
 
-def describe_checkpoints(context: Context, job_id: str) -> str:
+def describe_checkpoints(context: Context, job_id: str, shown: str = "") -> str:
     """The checkpoints of a run on this machine, and the command that copies them; "" without any.
 
     `2 files, 80 KiB, the newest is last.pt (batchml get 3f2a1b0c --checkpoints)`; a checkpoint that
-    is a folder is named by it.
+    is a folder is named by it. `shown`: the id for users, if it is another.
     """
     if not context.settings.is_local:
         return ""
@@ -499,8 +499,7 @@ def describe_checkpoints(context: Context, job_id: str) -> str:
     newest = max(entries, key=lambda each: each.at).name
     count = "1 file" if len(entries) == 1 else f"{len(entries):,} files"
     size = size_text(sum(each.size for each in entries))
-    whole = bare_id(job_id)
-    word = f"{short_id(whole)}{job_id[len(whole) :]}{context.env_option}"
+    word = f"{short_id(shown or job_id)}{context.env_option}"
     newest = os.path.dirname(newest) or newest
     return f"{count}, {size}, the newest is {newest} (batchml get {word} --checkpoints)"
 

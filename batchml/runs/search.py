@@ -19,6 +19,7 @@ from batchml.history import History, HistoryRecords
 from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
+from batchml.model.numbering import original_id, original_numbers, shown_params
 from batchml.model.run import (
     DATA_VARIABLE,
     PROJECT_TAG,
@@ -37,7 +38,6 @@ from batchml.model.run import (
     times_of,
 )
 from batchml.runs.metrics.series import best_values, first_values
-from batchml.runtime.protocol.variables import ARRAY_MAP, INDEX, child_number, fill_params
 
 COMMIT_TAG = "batchml:commit"
 # Environment variable of the runs of a sweep: the address of its store, which ends with its key.
@@ -173,6 +173,11 @@ class FoundRun(Struct, frozen=True):
         return self.run.job_id if self.run else self._known.job_id
 
     @property
+    def shown_id(self) -> str:
+        """The id as users see and type it."""
+        return original_id(self.job_id, original_numbers(self.run, self.record))
+
+    @property
     def name(self) -> str:
         return self.run.name if self.run else self._known.name
 
@@ -201,12 +206,8 @@ class FoundRun(Struct, frozen=True):
     def params(self) -> dict[str, object]:
         """The parameters; those of a child have its number in place of `{index}`."""
         params = {**self._known.params, **(self.run.params if self.run else {})}
-        run = self.run
-        mapped = run.environment.get(ARRAY_MAP, "") if run else ""
-        if run is None or (run.array_index is None and (run.array_size or not mapped)):
-            return params
-        number = child_number(str(run.array_index or 0), mapped)
-        return dict(fill_params(params, {INDEX: str(number)}))
+        is_array = self.run is not None and self.run.array_size
+        return params if is_array else shown_params(params, self.run)
 
     @property
     def metrics(self) -> dict[str, float]:

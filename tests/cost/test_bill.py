@@ -39,6 +39,7 @@ from batchml.cost.render import (
     spending_lines,
 )
 from batchml.model.run import SWEEP_TAG, Attempt, JobStatus, Record, Run
+from batchml.runtime.protocol.variables import ARRAY_MAP
 
 HOUR = 3_600_000
 T0 = 1_795_276_800_000  # 2026-11-21T16:00:00Z
@@ -185,6 +186,9 @@ def test_an_array_costs_what_its_children_do() -> None:
     found = merge_bills("j-1", bills)
     assert found.usd == usd("3")
     assert "2/1" in bill_lines(run(array_size=3), found)[0]
+    again = replace(children[1], environment={ARRAY_MAP: "2 5-6"})
+    rerun = merge_bills("j-1", [make_bill(again, [kind(G5, again)], {}, RATES, T0)])
+    assert "5/1" in bill_lines(run(array_size=3), rerun)[0]
     many = merge_bills("j-1", bills * 10)
     assert bill_lines(run(array_size=30), many)[0] == "30 attempts, 30:00:00 of running."
 

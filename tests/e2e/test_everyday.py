@@ -217,6 +217,14 @@ def test_only_the_children_that_failed_run_again_under_their_own_numbers(
     assert "child 4 of 5" in cli("logs", "@last:4").out
     assert "It runs these children of the first array again: 1 3-4." in cli("logs", "@last:0").err
     assert "reruns     children 1 3-4 of a larger array" in cli("show", "@last").out
+    own = third.json["jobId"]
+    for command in ("show", "explain", "cost", "wait"):
+        assert f"{own}:4" in cli(command, "@last:4").out, command
+    compared = cli("compare", "@last:3", "@last:4").out
+    assert f"{own[:8]}:3" in compared and f"{own[:8]}:4" in compared
+    assert f"{own[:8]}:1" in cli("diff", "@last:1", "@last:4", "--full").out
+    rows = [line.split()[0] for line in cli("cost", "@last").out.splitlines()]
+    assert {"1/1", "3/1", "4/1"} <= {*rows} and not {"0/1", "2/1"} & {*rows}
     why = cli("explain", again.json["jobId"])
     assert "child 1\n" in why.out and f"{again.json['jobId']}:1" in why.out
     assert "failed     1 3-4\n" in cli("show", again.json["jobId"]).out

@@ -19,7 +19,7 @@ from batchml.runtime.entry.working_folder import (
     choose_files,
     watch_working_folder,
 )
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import ARRAY_MAP, RuntimeEnv
 from tests.process.test_runtime_run import JOB, run, start
 from tests.support.fault_world import fill_disk
 from tests.support.local_server import wait_for
@@ -118,7 +118,7 @@ def attempt(
     write(work, code=1)
     variables = {"AWS_BATCH_JOB_ID": JOB, "AWS_BATCH_JOB_ATTEMPT": str(number)}
     folders = {"BATCHML_OUTPUT_DIR": str(tmp_path / "out")}
-    _, lines = run(work, "sh", "-c", script, **folders, **variables, **env)
+    _, lines = run(work, "sh", "-c", script, **{**folders, **variables, **env})
     return [line.decode() for line in lines]
 
 
@@ -131,6 +131,12 @@ def test_new_and_changed_files_become_outputs_of_the_run(tmp_path: Path) -> None
         f"kept: batchml get {JOB}"
     )
     assert lines[1].endswith("code=3 lines=1")
+
+
+def test_a_child_that_runs_again_names_the_number_that_it_had(tmp_path: Path) -> None:
+    env = {"AWS_BATCH_JOB_ID": f"{JOB}:1", "AWS_BATCH_JOB_ARRAY_INDEX": "1", ARRAY_MAP: "1-2 5"}
+    lines = attempt(tmp_path, "touch new", env=env)
+    assert lines[0].endswith(f"is kept: batchml get {JOB}:2")
 
 
 def test_a_retry_finds_what_the_attempt_before_left(tmp_path: Path) -> None:

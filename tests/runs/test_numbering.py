@@ -6,19 +6,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.model.explanation import Explanation
-from batchml.model.run import JobStatus, Record, Run
-from batchml.runs import outputs
-from batchml.runs.outputs import OutputEntry
-from batchml.runs.rerun.resubmit import RenumberedDiagnosis
-from batchml.runs.rerun.rules import (
-    Numbering,
+from batchml.model.names import short_id
+from batchml.model.numbering import (
     format_ranges,
     original_id,
     original_numbers,
     rerun_id,
+    shown_id,
+    shown_params,
 )
+from batchml.model.run import JobStatus, Record, Run
+from batchml.runs import outputs
+from batchml.runs.outputs import OutputEntry
+from batchml.runs.rerun.resubmit import RenumberedDiagnosis
+from batchml.runs.rerun.rules import Numbering
+from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import ContactLost, OutputLine, RunEnded, RunMessage
 from batchml.runtime.protocol.variables import ARRAY_MAP
 
@@ -45,6 +50,20 @@ def test_an_id_by_the_first_number_is_that_of_the_child_and_back(first: tuple[in
         assert named == f"id:{number}"
         assert rerun_id(named, first) == (f"id:{index}" if len(first) > 1 else "id")
     assert rerun_id(f"id:{first[-1] + 1}", first) is None
+
+
+def test_an_id_for_users_is_short_and_has_the_first_number() -> None:
+    child = replace(run(**{ARRAY_MAP: "2 4"}), job_id="3f2a1b0c-5e08-49e2-bc82-92ab2c0edc4c:1")
+    assert short_id(shown_id(child)) == short_id(FoundRun(child, None).shown_id) == "3f2a1b0c:4"
+    assert short_id("3f2a1b0c-5e08-49e2-bc82-92ab2c0edc4c#1") == "3f2a1b0c#1"
+
+
+def test_parameters_have_the_number_of_the_child_or_those_of_all() -> None:
+    child = replace(run(**{ARRAY_MAP: "2 4-5"}), array_index=1)
+    array, plain = replace(run(), array_size=4), run()
+    partial = replace(run(**{ARRAY_MAP: "2 4-5"}), array_size=3)
+    shown = [shown_params({"seed": "{index}"}, each) for each in (child, array, partial, plain)]
+    assert [each["seed"] for each in shown] == [4, "0-3", "2,4-5", "{index}"]
 
 
 @pytest.mark.parametrize("job_id", ["id", "id:3", "id#1"])
@@ -104,6 +123,11 @@ def test_an_explanation_calls_children_by_their_first_numbers() -> None:
     told = Explanation("c", "v id:1", ("child 4 of 2", "child 4 of 2 cats", "x:1"), "", "logs id:0")
     assert diagnosis.named(told) == Explanation(
         "c", "v id:4", ("child 4", "child 4 of 2 cats", "x:1"), "", "logs id:2"
+    )
+    answers["get_log_events"] = {"events": [{"message": "kept: batchml get id:1"}]}
+    (line,) = diagnosis.last_lines("group", "stream") or ()
+    assert diagnosis.named(Explanation("c", "v", (line,), "", "")).evidence == (
+        "kept: batchml get id:1",
     )
     assert RenumberedDiagnosis(session, "other", None).named(told) == told
 

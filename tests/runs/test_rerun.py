@@ -13,17 +13,10 @@ from msgspec.structs import replace
 from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
+from batchml.model.numbering import format_ranges, parse_ranges
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.compare.facts import compare
-from batchml.runs.rerun.rules import (
-    MAPPING,
-    SIZE,
-    format_ranges,
-    limit_to_children,
-    make_rerun,
-    parse_ranges,
-    record_spec,
-)
+from batchml.runs.rerun.rules import MAPPING, SIZE, limit_to_children, make_rerun, record_spec
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
 from batchml.runtime.protocol.variables import ARRAY_MAP

@@ -21,9 +21,10 @@ from batchml.local.executors.container_spec import container_spec
 from batchml.local.executors.spec import ExecutorHost
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
+from batchml.model.numbering import format_ranges
 from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.rerun.resubmit import prepare_again, with_checkpoints
-from batchml.runs.rerun.rules import RerunSpec, format_ranges, make_rerun
+from batchml.runs.rerun.rules import RerunSpec, make_rerun
 from batchml.runs.search import FoundRun
 from batchml.runtime import checkpoint
 from batchml.runtime.checkpoint.remote import RESUMED, fetch

@@ -123,7 +123,7 @@ def _table(one: FoundRun, other: FoundRun, shown: list[RunDifference]) -> str:
 
 def _title(found: FoundRun, most: int) -> str:
     """The name, shortened if necessary, and the whole id."""
-    word = short_id(found.job_id)
+    word = short_id(found.shown_id)
     return f"{cut(found.name, max(1, most - len(word) - 1))} {word}"
 
 

@@ -9,6 +9,7 @@ import typer
 from batchml.cli.app import find_cause
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
+from batchml.model.numbering import shown_id
 from batchml.model.run import JobStatus, MetricRange, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
@@ -72,7 +73,7 @@ def follow(
         cause = find_cause(context, record, run, log.last_lines)
         if cause:
             say(f"Why: {printable(cause)}")
-        say_explain_command(context, job_id)
+        say_explain_command(context, run)
     is_other = record is not None and record.other
     if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
         words = describe_unmatched(metrics.patterns, metrics.series)
@@ -161,8 +162,8 @@ def _say_the_end(
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
     elif stored:
-        say(f"Outputs, if there are any: batchml get {run.job_id}{context.env_option}")
-    saved = describe_checkpoints(context, run.job_id)
+        say(f"Outputs, if there are any: batchml get {shown_id(run)}{context.env_option}")
+    saved = describe_checkpoints(context, run.job_id, shown_id(run))
     if saved:
         say(f"Checkpoints: {printable(saved)}")
 

@@ -91,7 +91,7 @@ def _describe_nothing(context: "Context", found: "FoundRun", *, checkpoints: boo
     except NotFound:
         is_saved = False
     if is_saved:
-        command = f"batchml get {short_word(context, found.job_id)} --checkpoints"
+        command = f"batchml get {short_word(context, found.shown_id)} --checkpoints"
         return f"The run has no outputs. It has checkpoints: {command}"
     return (
         "The run has no outputs: it wrote nothing to BATCHML_OUTPUT_DIR, and nothing of its "

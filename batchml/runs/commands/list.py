@@ -292,7 +292,7 @@ def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
 def _say_next_commands(context: "Context", found: "Sequence[FoundRun]") -> None:
     """Print next commands for one run of the table, preferably a failed run."""
     failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
-    word = short_word(context, (failed or found)[0].job_id)
+    word = short_word(context, (failed or found)[0].shown_id)
     say(f"  more of one:  batchml show {word}")
     say(
         f"  why:          batchml explain {word}"

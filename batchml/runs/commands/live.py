@@ -22,6 +22,7 @@ from batchml.cli.terminal import (
 )
 from batchml.clock import Clock
 from batchml.model.names import short_id
+from batchml.model.numbering import shown_id
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import (
     IN_QUEUE,
@@ -285,7 +286,7 @@ class WaitingRuns:
         if len(runs) == 1:
             (run,) = runs
             return StatusBoard(
-                f"{run.name} {short_id(run.job_id)}",
+                f"{run.name} {short_id(shown_id(run))}",
                 states=self._states,
                 children=describe_state(run) if run.children else "",
                 text=waiting_words(run, now - self._states[-1][1]),
@@ -347,7 +348,7 @@ class WaitingText:
         after = self._clock.now() - (run.created_at or 0) / 1000
         said = f" after {duration(after)}" if run.created_at else ""
         why = self._why(run.job_id)
-        words = f"{run.name} {short_id(run.job_id)} is {run.status}{said}{why and ': '}{why}"
+        words = f"{run.name} {short_id(shown_id(run))} is {run.status}{said}{why and ': '}{why}"
         return printable(f"{len(waiting)} of {many} runs wait. {words}" if many > 1 else words)
 
 

@@ -13,6 +13,7 @@ from batchml.cli.output import print_json, say
 from batchml.cli.render import output_line, printable, time_json, without_colours
 from batchml.cli.terminal import screen
 from batchml.errors import NotFound, UsageError
+from batchml.model.numbering import shown_id
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
 from batchml.runs.commands.next_commands import short_word
@@ -124,7 +125,7 @@ def _no_output_text(context: "Context", run: Run) -> str:
     if run.status.is_terminal:
         return f"{said}."
     state = JobStatus(effective_state(run))
-    why = f" Why: batchml explain {short_word(context, run.job_id)}"
+    why = f" Why: batchml explain {short_word(context, shown_id(run))}"
     return f"{said} yet: it is {state}.{'' if state.holds_resources else why}"
 
 

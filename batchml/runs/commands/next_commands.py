@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from batchml.cli.output import say
 from batchml.model.names import short_id
+from batchml.model.numbering import shown_id
 from batchml.model.run import JobStatus, Run
-from batchml.runs.names import bare_id
-from batchml.runs.rerun.rules import original_id, original_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 def short_word(context: "Context", job_id: str) -> str:
     """The shortest word that names a run on the command line, with `--env` where necessary."""
-    whole = bare_id(job_id)
-    return short_id(whole) + job_id[len(whole) :] + context.env_option
+    return short_id(job_id) + context.env_option
 
 
 def needs_explanation(run: Run) -> bool:
@@ -26,15 +24,15 @@ def needs_explanation(run: Run) -> bool:
     return run.status is JobStatus.FAILED and not (run.is_cancelled or run.is_terminated)
 
 
-def say_explain_command(context: "Context", job_id: str) -> None:
+def say_explain_command(context: "Context", run: Run) -> None:
     """Print the command that explains the end of a run."""
-    say(f"  why:  batchml explain {short_word(context, job_id)}")
+    say(f"  why:  batchml explain {short_word(context, shown_id(run))}")
 
 
 def next_commands(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":
     """Next steps for a run, each with its command."""
     run = found.run
-    job_id = original_id(found.job_id, original_numbers(run, found.record))
+    job_id = found.shown_id
     word = short_word(context, job_id)
     if found.cost is None and not context.settings.is_local:
         yield "cost", f"batchml cost {word}"

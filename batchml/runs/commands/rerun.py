@@ -58,7 +58,7 @@ def rerun(
         request=to_request(options=options), dry_run=dry_run,
     )  # fmt: skip
     if prepared is None:
-        say(f"Nothing of {found.name} {found.job_id} has failed: nothing was submitted.")
+        say(f"Nothing of {found.name} {found.shown_id} has failed: nothing was submitted.")
         if json_:
             print_json(None)
         return

@@ -19,6 +19,7 @@ from batchml.jobs.written import note_written
 from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.names import dollars, idle_text, short_id
+from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.outcome import (
     describe_attempt,
     describe_children,
@@ -80,7 +81,7 @@ from batchml.runs.metrics.usage import (
     use_of,
 )
 from batchml.runs.outputs import describe_checkpoints
-from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
+from batchml.runs.rerun.rules import display_id, plain_command
 from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
@@ -134,10 +135,10 @@ def describe_resume(context: "Context", found: FoundRun) -> str:
     before = found.tags.get(RESUMES_TAG, "")
     if not before:
         return ""
-    whole, colon, child = display_id(context, before).partition(":")
-    known = context.history.records().get(whole)
+    shown = display_id(context, before)
+    known = context.history.records().get(shown.partition(":")[0])
     name = f"{known.name} " if known else ""
-    return f"from the checkpoint of {name}{short_id(whole)}{colon}{child}"
+    return f"from the checkpoint of {name}{short_id(shown)}"
 
 
 def describe_dependencies(context: "Context", run: Run) -> str:
@@ -257,7 +258,7 @@ def show(
     if plot is not None:
         charts = [*children_charts(measured.series), *time_charts(usage_charts(uses))]
         series = {} if known and known.array_size else measured.series
-        write_plot(plot, series, f"{found.name} {found.job_id}", charts)
+        write_plot(plot, series, f"{found.name} {found.shown_id}", charts)
         note_written(context.home, [plot])
         say(f"Drawn: {plot}")
         if not measured.series:
@@ -278,7 +279,7 @@ def show(
 def _write_events(context: "Context", folder: Path, found: FoundRun, measured: RunMetrics) -> None:
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: there is nothing to write. {NO_METRICS}")
-    written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
+    written = write_events(folder, measured.series, found.shown_id.replace(":", "-"))
     note_written(context.home, [written])
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
 
@@ -382,7 +383,7 @@ def _fact_lines(
     known = [
         ("cost", _cost(found)),
         ("outputs", describe_outputs(context, run, found.job_id)),
-        ("checkpoint", describe_checkpoints(context, found.job_id)),
+        ("checkpoint", describe_checkpoints(context, found.job_id, found.shown_id)),
     ]
     for name, value in (*known, *next_commands(context, found)):
         if value:
@@ -404,7 +405,7 @@ def _fold(line: str, width: int) -> str:
 def _identity(context: "Context", found: FoundRun) -> "Mapping[str, str]":
     is_other = found.project not in ("", context.project)
     return {
-        "job": f"{found.name}  {found.job_id}",
+        "job": f"{found.name}  {found.shown_id}",
         "key": found.key,
         "project": found.project if is_other else "",
         "queue": context.resource_label(found.queue),
@@ -546,7 +547,8 @@ def _metric_lines(found: FoundRun, measured: RunMetrics) -> "Iterator[str]":
         what = "(the log is not what the run wrote: batchml logs shows where it differs)"
         yield f"{'' if lines or words else 'metrics':<{LABEL}}{what}"
     elif is_array and measured.series and found.run and found.run.array_size > MAX_CHILDREN:
-        next_one = f"{short_id(found.job_id)}:{MAX_CHILDREN}"
+        first = original_numbers(found.run, found.record)
+        next_one = short_id(original_id(f"{found.job_id}:{MAX_CHILDREN}", first))
         yield f"{'':<{LABEL}}(of the first {MAX_CHILDREN} children; next: batchml show {next_one})"
     elif measured.series and not measured.is_whole:
         yield f"{'':<{LABEL}}(the log is long: only its beginning was read)"

@@ -74,7 +74,7 @@ def wait(
     ends = [known[job_id].run for job_id in asked]
     failed = next((end for end in ends if end and needs_explanation(end)), None)
     if failed is not None and not json_:
-        say_explain_command(context, failed.job_id)
+        say_explain_command(context, failed)
     codes = [classify(end).exit_code if end else unknown for end in ends]
     raise typer.Exit(next((code for code in codes if code), 0))
 
@@ -96,7 +96,7 @@ def _is_over(found: FoundRun) -> bool:
 def _print_end(found: FoundRun) -> None:
     if found.run is None:
         name = printable(found.name)
-        say(f"{name} {found.job_id}: {NOT_KNOWN_WORDS}")
+        say(f"{name} {found.shown_id}: {NOT_KNOWN_WORDS}")
         return
     print_line(f"{printable(job_title(found.run))} {found.run.status}")
     say(printable(describe_outcome(found.run)))
@@ -143,7 +143,7 @@ def cancel(
         for job_id, each in found.items():
             print_line(_describe_stop(each, stopped.get(job_id)))
     for job_id, why in left.items():
-        say(f"Not stopped: {job_id}: {why}")
+        say(f"Not stopped: {found[job_id].shown_id}: {why}")
     if left:
         errors = (stopped[job_id].error for job_id in left)
         raise typer.Exit(next((error.exit_code for error in errors if error), 1))
@@ -162,7 +162,7 @@ def _cancel_moved(
 
 def _describe_stop(found: FoundRun, stopped: CancelledRun | None) -> str:
     if stopped is None:
-        return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"
+        return f"{printable(found.name)} {found.shown_id}: {NOT_KNOWN_WORDS}"
     run, title = stopped.run, printable(job_title(stopped.run))
     if stopped.had_ended:
         return f"{title} had ended already: {run.status}."

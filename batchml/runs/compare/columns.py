@@ -109,7 +109,7 @@ def _params(found: FoundRun, _: int) -> Value:
 
 
 FACTS: Mapping[str, Column] = {
-    "id": Column("ID", lambda found, _: found.job_id, lambda found, _: short_id(found.job_id)),
+    "id": Column("ID", lambda found, _: found.job_id, lambda found, _: short_id(found.shown_id)),
     "name": _column("NAME", lambda found, _: found.name),
     "project": _column("PROJECT", lambda found, _: found.project or None,
                        lambda project: project_name(str(project))),

@@ -67,9 +67,8 @@ class RunGroup(Struct, frozen=True):
     @property
     def short_id(self) -> str:
         """The short id of the array or of the first run: `6b0e2f6c`, `6b0e2f6c:3`, `6b0e2f6c#1`."""
-        job_id = self.first.job_id
-        part = "" if self.is_array else job_id[36:]
-        return f"{short_id(job_id[:36])}{part}"
+        job_id = self.first.shown_id
+        return short_id(job_id.partition(":")[0] if self.is_array else job_id)
 
     @property
     def params(self) -> dict[str, Value]:

@@ -251,7 +251,7 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
     names = dict.fromkeys(n for group in groups for each in group.runs for n in each.series)
     for name in names:
         curves = [
-            (_curve_name(group, each.found.job_id), colour, each.series[name])
+            (_curve_name(group, each.found.shown_id), colour, each.series[name])
             for colour, group in enumerate(groups)
             for each in group.runs
             if name in each.series
@@ -262,15 +262,11 @@ def make_charts(groups: Sequence[RunGroup]) -> list[Chart]:
         for each in group.runs:
             for title, nodes in usage_charts(each.uses).items():
                 for node, series in nodes.items():
-                    run = _curve_name(group, each.found.job_id)
+                    run = _curve_name(group, each.found.shown_id)
                     label = f"{run}, {node}" if len(nodes) > 1 else run
                     by_title.setdefault(title, []).append((label, colour, series))
     return [*found, *(metric_chart(title, legend, curves) for title, curves in by_title.items())]
 
 
 def _curve_name(group: RunGroup, job_id: str) -> str:
-    return (
-        group.label
-        if len(group.runs) == 1
-        else f"{group.label}, {short_id(job_id[:36])}{job_id[36:]}"
-    )
+    return group.label if len(group.runs) == 1 else f"{group.label}, {short_id(job_id)}"

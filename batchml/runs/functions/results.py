@@ -18,6 +18,7 @@ from batchml.aws.batch.jobs import list_child_indices
 from batchml.context import Context, backoff
 from batchml.errors import NotFound, RunFailed, UsageError
 from batchml.model.names import short_id
+from batchml.model.numbering import original_id, original_numbers
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import FUNCTION_TAG, JobStatus, Run, classify, count_ended
 from batchml.runs.fallback.watch import QueueMoves
@@ -29,7 +30,6 @@ from batchml.runs.outputs import (
     Unreadable,
     open_outputs,
 )
-from batchml.runs.rerun.rules import original_numbers
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import ContactLost
 from batchml.runs.watch.poller import RunPoller, make_recall
@@ -155,7 +155,9 @@ def _to_result(
 
 def _part_id(found: FoundRun, index: int) -> str:
     is_array = found.run is not None and found.run.array_size
-    return f"{short_id(found.job_id)}:{index}" if is_array else short_id(found.job_id)
+    first = original_numbers(found.run, found.record)
+    whole = f"{found.job_id}:{index}" if is_array else found.job_id
+    return short_id(original_id(whole, first))
 
 
 def _failed(found: FoundRun, index: int, run: Run | None, text: str) -> ItemResult:

@@ -15,6 +15,7 @@ from batchml.aws.naming import make_platform
 from batchml.context import Context, open_cache
 from batchml.errors import NothingToRerun, UsageError
 from batchml.model.group import GROUP_TAG
+from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
@@ -26,12 +27,9 @@ from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.rules import (
     RerunSpec,
     display_id,
-    format_ranges,
     groups_of,
     limit_to_children,
     make_rerun,
-    original_id,
-    original_numbers,
     record_spec,
 )
 from batchml.runtime.checkpoint.layout import list_checkpoints, looks_whole
@@ -104,7 +102,7 @@ def with_checkpoints(
         numbers = list(range(wanted.array or 0)) if children is None else list(children)
     saved = _find_checkpoints(context, source, numbers)
     first = original_numbers(whole.run, whole.record)
-    who = f"{found.name} {original_id(found.job_id, first)}"
+    who = f"{found.name} {found.shown_id}"
     if saved is None:
         words = _unverified_notice(who)
     elif not any(saved.values()):
@@ -124,8 +122,8 @@ def _check_can_resume(found: "FoundRun", wanted: RerunSpec, some: bool) -> None:
     run = found.run
     if run is not None and not run.status.is_terminal and not (some and run.children):
         raise UsageError(
-            f"--resume: {found.name} {found.job_id} is {run.status}: it has not ended. To end it "
-            f"first: batchml cancel {found.job_id}"
+            f"--resume: {found.name} {found.shown_id} is {run.status}: it has not ended. To end it "
+            f"first: batchml cancel {found.shown_id}"
         )
     if _FOLDER in wanted.spec.env:
         raise UsageError(
@@ -546,6 +544,9 @@ def _failed_children(context: Context, found: "FoundRun") -> list[int]:
 # --- Explanations of partial reruns ---------------------------------------------------------------
 
 
+_QUOTED = "\0"  # in an id that a line of a log has
+
+
 class RenumberedDiagnosis(Diagnosis):
     """A Diagnosis with the first array's numbers for the children of `whole`; ids stay AWS's."""
 
@@ -564,6 +565,13 @@ class RenumberedDiagnosis(Diagnosis):
     def children(self, array: Run, status: str) -> tuple[Run, ...]:
         return tuple(map(self._numbered, super().children(array, status)))
 
+    def last_lines(self, group: str, stream: str) -> tuple[str, ...] | None:
+        """The lines; `named` leaves the ids in them, which have the first array's numbers."""
+        lines = super().last_lines(group, stream)
+        if not (lines and self._first):
+            return lines
+        return tuple(line.replace(f"{self._whole}:", f"{self._whole}{_QUOTED}:") for line in lines)
+
     def named(self, found: "Explanation") -> "Explanation":
         """The explanation with ids of children as users type them: `batchml logs ID:4`."""
         if not self._first:
@@ -581,7 +589,7 @@ class RenumberedDiagnosis(Diagnosis):
             rf"{re.escape(self._whole)}:\d+", lambda it: original_id(it[0], self._first), text
         )
         # Without the size: "child 4 of 2" would fit neither array.
-        return re.sub(r"^(child \d+) of \d+(?=$| stands)", r"\1", text)
+        return re.sub(r"^(child \d+) of \d+(?=$| stands)", r"\1", text).replace(_QUOTED, "")
 
     def _numbered(self, run: Run) -> Run:
         index = run.array_index

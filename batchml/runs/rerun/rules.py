@@ -1,7 +1,7 @@
 """Make the request of a rerun, from the record in the history or from the job in AWS Batch. Pure.
 
 A partial rerun of an array is a smaller array, whose children have the numbers that they had in the
-first array. AWS Batch numbers them from 0; only this module converts between the two.
+first array. AWS Batch numbers them from 0; `model/numbering` converts between the two.
 """
 
 import json
@@ -17,6 +17,7 @@ from batchml.errors import UsageError
 from batchml.model.group import GROUP_TAG, HEALTH, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import to_name
+from batchml.model.numbering import format_ranges, original_id, original_numbers, parse_ranges
 from batchml.model.run import DATA_VARIABLE, Record, Run
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
@@ -257,38 +258,6 @@ def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
     )
 
 
-def original_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
-    """The numbers that the children of a partial rerun had in the first array, by their indices.
-
-    One number for a single run that is the rerun of a child; () for other runs.
-    """
-    kept: Any = record.spec.get("env", {}) if record else {}
-    mapped = (run.environment.get(ARRAY_MAP, "") if run else "") or str(kept.get(ARRAY_MAP, ""))
-    try:
-        return tuple(parse_ranges(mapped))
-    except UsageError:  # a variable of another program
-        return ()
-
-
-def original_id(job_id: str, first: Sequence[int]) -> str:
-    """The id with the number in the first array: `id:4` for `id:1`, if that child was number 4."""
-    whole, _, index = job_id.partition(":")
-    known = index.isdecimal() and int(index) < len(first)
-    return f"{whole}:{first[int(index)]}" if known else job_id
-
-
-def rerun_id(job_id: str, first: Sequence[int]) -> str | None:
-    """The id in AWS Batch: `id:1` for `id:4`, or `id` if the rerun has one child; None for a child
-    that was not run again.
-    """
-    whole, colon, number = job_id.partition(":")
-    if not (first and colon):
-        return job_id
-    if not number.isdecimal() or int(number) not in first:
-        return None
-    return whole if len(first) == 1 else f"{whole}:{first.index(int(number))}"
-
-
 def plain_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """The command without the wrapper that sets the numbers of the first array."""
     return command[len(_WRAPPER) :] if command[: len(_WRAPPER)] == _WRAPPER else command
@@ -337,28 +306,6 @@ def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
     if before is not None and before.spec:
         table["code"] = before.spec.get("code", table["code"])
     return table
-
-
-def format_ranges(chosen: Sequence[int]) -> str:
-    """`3 17-19 40` for 3, 17, 18, 19 and 40; the numbers are sorted and distinct."""
-    found: list[list[int]] = []
-    for number in chosen:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
-
-
-def parse_ranges(text: str) -> list[int]:
-    """Parse the result of `format_ranges`. Raises UsageError for another text."""
-    found: list[int] = []
-    for word in text.split():
-        first, _, last = word.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            raise UsageError(f"{ARRAY_MAP} is {text!r}: not a list of numbers.")
-        found += range(int(first), min(int(last or first), int(first) + 10_000) + 1)
-    return found
 
 
 # --- Renumbering the events and the output of a partial rerun -------------------------------------

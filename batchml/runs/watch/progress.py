@@ -6,6 +6,7 @@ from batchml.cli.render import printable
 from batchml.cli.status_line import Curve, StatusBoard, add_state
 from batchml.clock import Clock
 from batchml.model.names import short_id
+from batchml.model.numbering import shown_id
 from batchml.model.run import (
     IN_QUEUE,
     JobStatus,
@@ -38,7 +39,7 @@ def waiting_words(run: Run, seconds: float) -> str:
         return ""
     if run.status is JobStatus.PENDING and run.depends_on and not run.children:
         return "after " + ", ".join(map(short_id, run.depends_on))
-    return f"why: batchml explain {short_id(run.job_id)}" if seconds >= _HINT_AFTER else ""
+    return f"why: batchml explain {short_id(shown_id(run))}" if seconds >= _HINT_AFTER else ""
 
 
 class RunProgress:
@@ -109,7 +110,7 @@ class RunProgress:
         if run is None:
             return StatusBoard("submitted", text=self._words(now))
         board = StatusBoard(
-            f"{run.name} {short_id(run.job_id)}",
+            f"{run.name} {short_id(shown_id(run))}",
             states=self._states,
             text=self._words(now),
             children=describe_state(run) if run.children else "",

@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tu
 from batchml.runtime.entry.folders import FileState, list_entries, size_text
 from batchml.runtime.entry.outputs import KEPT, OutputSender, StorePoller, output_prefix
 from batchml.runtime.protocol.log_marks import error_line
-from batchml.runtime.protocol.variables import KEEP, RuntimeEnv, is_main_node, seconds_of
+from batchml.runtime.protocol.variables import KEEP, RuntimeEnv, is_main_node, seconds_of, shown_run
 from batchml.runtime.storage.backends import open_store
 
 GIB = 1024**3
@@ -339,7 +339,7 @@ def open_keeper(
         if copied:
             say(f"batchml notice: from the run before: {list_files(copied)}")
             break
-    return WorkingFolderKeeper(working, place, environ, env.run, say, restored)
+    return WorkingFolderKeeper(working, place, environ, shown_run(env, environ), say, restored)
 
 
 def _place(env: RuntimeEnv, environ: Mapping[str, str], sends_outputs: bool) -> KeptPlace:
@@ -429,10 +429,9 @@ class WorkingFolderKeeper:
             errors = {"the store": error_line(error)}
         kept = self._sender.sent if self._sender is not None else {}
         if kept:
-            are, run = "is" if len(kept) == 1 else "are", self._run.partition("#")[0]
-            names = list_files(kept)
+            are, names = "is" if len(kept) == 1 else "are", list_files(kept)
             self._say(
-                f"batchml notice: {names} of the working folder {are} kept: batchml get {run}"
+                f"batchml notice: {names} of the working folder {are} kept: batchml get {self._run}"
             )
         if self._why_not:
             self._say(f"batchml notice: {self._why_not}")

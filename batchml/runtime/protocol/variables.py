@@ -232,6 +232,12 @@ def child_number(index: str, mapped: str = "") -> int:
         return number
 
 
+def shown_run(env: RuntimeEnv, environ: Mapping[str, str]) -> str:
+    """The id by which users call the run: of a child with its number in the first array."""
+    whole, colon, index = env.run.partition("#")[0].partition(":")
+    return f"{whole}:{child_number(index, environ.get(ARRAY_MAP, ''))}" if colon else whole
+
+
 def nth_number(numbers: str, index: int) -> int:
     """The number at `index` in a text such as "3 17-19". Raises ValueError."""
     left = index

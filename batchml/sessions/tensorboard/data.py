@@ -261,7 +261,7 @@ class ShownRun:
     """One run in TensorBoard's folder. A thread follows its log until the run has ended."""
 
     def __init__(self, context: "Context", found: "FoundRun", root: Path, notify: "Notify") -> None:
-        self.name = safe_name(f"{found.name}-{short_id(found.job_id)}")
+        self.name = safe_name(f"{found.name}-{short_id(found.shown_id)}")
         self.job_id = found.job_id
         self.has_files = False
         self._context = context
