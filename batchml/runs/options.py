@@ -30,6 +30,7 @@ from batchml.model.names import to_name
 from batchml.model.params import with_params
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
+from batchml.runtime.protocol.launch import PLAIN, BadCommand, choose_kind
 from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.runtime.protocol.variables import placeholders, takes_all
 
@@ -289,7 +290,8 @@ class ResolvedJob(Struct, frozen=True):
 
     `original` is the job as requested, before it was fitted to this machine, and without
     environment variables of the command line, which may be secrets. `has_other_command`: the
-    request replaces the job's command.
+    request replaces the job's command. `launcher`: the first word of a command that chose the
+    launch kind, such as torchrun.
     """
 
     spec: JobSpec
@@ -297,6 +299,7 @@ class ResolvedJob(Struct, frozen=True):
     job: str = ""
     original: JobSpec = JobSpec()
     has_other_command: bool = False
+    launcher: str = ""
 
 
 def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
@@ -327,12 +330,36 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
             raise UsageError("The command has an empty word, which AWS Batch refuses.")
         spec = msgspec.structs.replace(spec, command=request.command)
         mistakes += command_mistakes(spec.command)
+    launched, wrong = _with_launcher(spec, request)
+    mistakes += wrong
     mistakes += [*_empty_word_mistakes(spec, request.params), *_array_mistakes(spec, request)]
     if mistakes:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
-    original = msgspec.structs.replace(spec, env=env)
-    return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
+    original = msgspec.structs.replace(launched, env=env)
+    return ResolvedJob(
+        launched, folder, job, original, has_other_command=bool(request.command),
+        launcher="" if launched is spec else PurePath(spec.command[0]).name,
+    )  # fmt: skip
+
+
+def _with_launcher(spec: JobSpec, request: RunRequest) -> tuple[JobSpec, list[str]]:
+    """The job with the launch kind of the launcher that its command calls; mistakes in that line.
+
+    `--launch` and a run that is submitted again keep the kind that they have.
+    """
+    is_again = request.spec is not None and request.command is not None
+    is_named = (request.changes.get("launch") or {}).get("kind") is not None
+    if is_again or is_named or spec.launch.kind != PLAIN or not spec.command or spec.groups:
+        return spec, []
+    try:
+        kind = choose_kind(spec.argv(), spec.nodes)
+    except BadCommand as error:
+        return spec, [f"command: {error}."]
+    if kind == PLAIN:
+        return spec, []
+    launch = msgspec.structs.replace(spec.launch, kind=kind)
+    return msgspec.structs.replace(spec, launch=launch), []
 
 
 def _flag_mistakes(

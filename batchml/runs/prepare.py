@@ -105,7 +105,11 @@ def prepare(
     _check_nodes(context, spec, store, dry_run=dry_run)
     archive = pack_code(context, request, job, store, notices)
     check_placeholders(spec, store)
-    notices += [*_attempts_notice(spec), *_unused_params_notice(spec, request.params)]
+    notices += [
+        *_launcher_notice(job),
+        *_attempts_notice(spec),
+        *_unused_params_notice(spec, request.params),
+    ]
     commit = query.read()
     submission = _submission_context(
         context, request, job, store, archive, commit, notices, dry_run=dry_run
@@ -170,6 +174,15 @@ def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_ru
 
         queue, asks = spec.queue or DEFAULT_QUEUE, not (dry_run or context.settings.is_local)
         check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)
+
+
+def _launcher_notice(job: ResolvedJob) -> list[str]:
+    if not job.launcher:
+        return []
+    return [
+        f"{job.launcher}: the {job.spec.nodes} nodes work together, as with --launch "
+        f"{job.spec.launch.kind}. --launch plain starts it on each node by itself."
+    ]
 
 
 def _attempts_notice(spec: JobSpec) -> list[str]:

@@ -14,7 +14,7 @@ from batchml.errors import ConfigError, NoQueue, NotFound
 from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
 from batchml.runs.job_images import read_platform, resolve_jobs
-from batchml.runs.options import RunRequest
+from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import prepare
 from batchml.runs.submit import submit_run
 from tests.support.fakes import FakeClock
@@ -545,3 +545,25 @@ def test_an_array_of_several_nodes_is_refused(tmp_path: Path, aws: Aws) -> None:
     place, _ = place_of_nodes(tmp_path, aws)
     with pytest.raises(ConfigError, match="no arrays of multi-node jobs"):
         prepare(place, RunRequest(job="hello", array=3), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("launch", "is_again", "kind", "launcher"),
+    [
+        (None, False, "torchrun", "torchrun"),
+        ("plain", False, "plain", ""),
+        ("mpi", False, "mpi", ""),
+        (None, True, "plain", ""),  # a run that is submitted again keeps its kind
+    ],
+)
+def test_a_command_of_torchrun_has_that_kind_on_several_nodes_unless_it_is_named(
+    launch: str | None, is_again: bool, kind: str, launcher: str, tmp_path: Path, aws: Aws
+) -> None:
+    place, _ = place_of_nodes(tmp_path, aws)
+    changes = {"nodes": 2, "launch": {"kind": launch}}
+    spec = JobSpec(image="batchml/none", command=("-",)) if is_again else None
+    found = resolve_job(
+        place, RunRequest(spec=spec, command=("torchrun", "ddp.py"), changes=changes)
+    )
+    assert (found.spec.launch.kind, found.original.launch.kind) == (kind, kind)
+    assert found.launcher == launcher

@@ -10,7 +10,7 @@ from batchml.runtime.nodes.supervisor.settings import (
     rank_environment,
 )
 from batchml.runtime.processors import with_processors
-from batchml.runtime.protocol.launch import BadCommand, RankCommand, rank_command
+from batchml.runtime.protocol.launch import BadCommand, RankCommand, choose_kind, rank_command
 
 
 def command(*words: str, nodes: int = 2) -> RankCommand:
@@ -150,3 +150,44 @@ def test_a_limit_of_another_version_does_not_drop_the_limits_that_are_known() ->
     assert found == SupervisorTimes()._replace(beat=0.5, gone=3.0)
     for wrong in ("", "{", "[]", "7", '{"beat": "soon"}'):
         assert SupervisorTimes.read({"BATCHML_GANG_LIMITS": wrong}) == SupervisorTimes(), wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "kind"),
+    [
+        ("torchrun --nproc-per-node 1 train.py", 2, "torchrun"),
+        ("python -m torch.distributed.run train.py", 2, "torchrun"),
+        ("torchrun --standalone --nnodes=1:4 train.py", 2, "torchrun"),
+        ("torchrun --rdzv_endpoint=head:29500 train.py", 2, "plain"),
+        ("torchrun train.py --rdzv-endpoint x", 2, "torchrun"),
+        ("torchrun --nproc-per-node 4 train.py", 1, "plain"),
+        ("torchrun --nnodes 1 train.py", 1, "plain"),
+        ("torchrun --help", 1, "plain"),
+        ("mpirun -np 4 ./solve", 2, "mpi"),
+        ("/usr/bin/mpiexec ./solve", 2, "mpi"),
+        ("mpirun --hostfile hosts ./solve", 2, "plain"),
+        ("mpirun -np 4 ./solve", 1, "plain"),
+        ("srun ./solve", 1, "plain"),
+        ("python train.py --nnodes 3", 2, "plain"),
+    ],
+)
+def test_a_launcher_as_the_command_chooses_the_kind_on_several_nodes(
+    words: str, nodes: int, kind: str
+) -> None:
+    assert choose_kind(words.split(), nodes) == kind
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "why"),
+    [
+        ("torchrun --nnodes 3 train.py", 2, "--nnodes is 3, and this run has 2: .* --nodes 3"),
+        ("torchrun --nnodes=3 train.py", 1, "--nnodes is 3, and this run has 1"),
+        ("torchrun --nnodes 3 --rdzv-endpoint a:1 t.py", 2, "--nnodes is 3, and this run has 2"),
+        ("srun python train.py", 2, "leave it out"),
+    ],
+)
+def test_a_launch_line_for_another_number_of_nodes_is_refused(
+    words: str, nodes: int, why: str
+) -> None:
+    with pytest.raises(BadCommand, match=why):
+        choose_kind(words.split(), nodes)

@@ -19,7 +19,7 @@ ENDED_BY_HEAD = "The head of its group run has ended"  # the reason of Terminate
 AGAIN = "It begins again in place"  # ends the main node's log line about a restart
 MEMORY_IS_FULL = "its container's memory is full"  # of a rank that the kernel killed, in its line
 
-TORCHRUN, RAY, MPI = "torchrun", "ray", "mpi"
+PLAIN, TORCHRUN, RAY, MPI = "plain", "torchrun", "ray", "mpi"
 HEAD, WORKER = "head", "worker"
 ALL, MAIN = "all", "main"
 
@@ -116,7 +116,15 @@ class LaunchPlan(NamedTuple):
 # supervisor of each node replaces `torchrun` and starts the command of each rank itself. Pure.
 
 
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
+MPI_LAUNCHERS = (
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "mpirun.openmpi",
+    "mpirun.mpich",
+    "orterun",
+)
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
 # Flags of torchrun (torch/distributed/run.py, 2.13) without a value; all others take one.
 _VALUELESS = {"--standalone", "--module", "--no-python", "--run-path", "--use-env",
               "--virtual-local-rank"}  # fmt: skip
@@ -127,6 +135,12 @@ _SET_BY_BATCHML = {
     "--max-restarts", "--master-addr", "--master-port", "--local-addr", "--monitor-interval",
     "--start-method", "--log-dir", "--redirects", "--tee", "--local-ranks-filter",
     "--event-log-handler", "--logs-specs", "--signals-to-handle", "--role",
+}  # fmt: skip
+
+# Flags with which a launcher finds the other nodes itself, without batchml.
+_FINDS_NODES = {
+    "--rdzv-endpoint", "--master-addr", "-H", "-host", "--host", "-hosts", "-hostfile",
+    "--hostfile", "-machinefile", "--machinefile", "--default-hostfile",
 }  # fmt: skip
 
 FindProgram = Callable[[str], Optional[str]]  # as shutil.which
@@ -152,6 +166,30 @@ def rank_command(words: Sequence[str], nodes: int, find: FindProgram) -> RankCom
     return _of_torchrun(flags, nodes, find)
 
 
+def choose_kind(words: Sequence[str], nodes: int) -> str:
+    """The kind for a command whose job names none: that of the launcher that it calls.
+
+    `PLAIN` for other commands, on one node, and for launchers that find the other nodes by flags of
+    their own. Raises BadCommand for a launch line that cannot work on this number of nodes.
+    """
+    name, own = os.path.basename(words[0]), _after_launcher(words)
+    if own is not None:
+        flags = {flag: value for _, flag, value in _torchrun_flags(own)[0]}
+        if flags.get("--nnodes", "").replace(":", "").isdigit():
+            _check_nodes(flags["--nnodes"], nodes)
+        kind = TORCHRUN
+    elif name in MPI_LAUNCHERS:
+        kind, flags = MPI, {word.partition("=")[0]: "" for word in words}
+    elif name == "srun" and nodes > 1:
+        raise BadCommand(
+            "srun works in a Slurm script (batchml submit train.sh): leave it out, with --launch "
+            "torchrun or mpi, or give --launch plain if the image has an srun of its own"
+        )
+    else:
+        return PLAIN
+    return PLAIN if nodes == 1 or _FINDS_NODES & set(flags) else kind
+
+
 def _after_launcher(words: Sequence[str]) -> Optional[List[str]]:
     """The words after `torchrun` or `python -m torch.distributed.run`; None for other commands."""
     name = os.path.basename(words[0])
@@ -161,13 +199,14 @@ def _after_launcher(words: Sequence[str]) -> Optional[List[str]]:
         return None
     at = list(words).index("-m")
     module, options = words[at + 1 : at + 2], words[1:at]
-    if module and module[0] in _LAUNCHERS and all(word.startswith("-") for word in options):
+    if module and module[0] in _MODULES and all(word.startswith("-") for word in options):
         return list(words[at + 2 :])
     return None
 
 
-def _of_torchrun(words: List[str], nodes: int, find: FindProgram) -> RankCommand:
-    processes, ignored, is_module, is_plain = 0, [], False, False
+def _torchrun_flags(words: List[str]) -> Tuple[List[Tuple[str, str, str]], List[str]]:
+    """torchrun's own flags, each as it is written, its name and its value; and the words after."""
+    flags = []
     while words and words[0].startswith("-") and words[0] != "-":
         if words[0] == "--":
             words = words[1:]
@@ -177,9 +216,17 @@ def _of_torchrun(words: List[str], nodes: int, find: FindProgram) -> RankCommand
         name = {"-m": "--module", "-t": "--tee", "-r": "--redirects"}.get(name, name)
         name = name.replace("_", "-")
         if name not in _VALUELESS and not has_value:
-            if not words:
-                raise BadCommand(f"torchrun's {word} needs a value")
-            value, words = words[0], words[1:]
+            value, words = "".join(words[:1]), words[1:]
+        flags.append((word, name, value))
+    return flags, words
+
+
+def _of_torchrun(words: List[str], nodes: int, find: FindProgram) -> RankCommand:
+    processes, ignored, is_module, is_plain = 0, [], False, False
+    flags, words = _torchrun_flags(words)
+    for word, name, value in flags:
+        if name not in _VALUELESS and not value:
+            raise BadCommand(f"torchrun's {word} needs a value")
         if name == "--nproc-per-node":
             processes = _count(name, value)
         elif name == "--nnodes":
@@ -215,7 +262,8 @@ def _check_nodes(value: str, nodes: int) -> None:
         raise BadCommand(f"torchrun's --nnodes is {value!r}: give a number")
     if not int(least) <= nodes <= int(most or least):
         raise BadCommand(
-            f"torchrun's --nnodes is {value}, and this run has {nodes}: set nodes in job.toml"
+            f"torchrun's --nnodes is {value}, and this run has {nodes}: set nodes in job.toml, or "
+            f"give --nodes {least}"
         )
 
 

@@ -34,10 +34,9 @@ from batchml.runtime.nodes.supervisor.ranks import RankContext, RankEnd, RankPro
 from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environment
 from batchml.runtime.package import write_program
 from batchml.runtime.processes import descendants
-from batchml.runtime.protocol.launch import ALL, RankCommand, with_python
+from batchml.runtime.protocol.launch import ALL, MPI_LAUNCHERS, RankCommand, with_python
 from batchml.runtime.storage.files import write_atomically
 
-_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpirun.mpich", "orterun")
 _FOLDERS = (  # Amazon Linux, the EFA installer and Intel install mpirun there, not on the PATH
     "/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin",
     "/opt/intel/oneapi/mpi/latest/bin",
@@ -76,7 +75,7 @@ def read_command(words: Sequence[str], nodes: int, environ: Mapping[str, str]) -
 
 def is_launcher(words: Sequence[str]) -> bool:
     """Whether this is a command line of mpirun."""
-    return os.path.basename(words[0]) in _LAUNCHERS
+    return os.path.basename(words[0]) in MPI_LAUNCHERS
 
 
 def _find_launcher(name: str, path: Optional[str]) -> str:
