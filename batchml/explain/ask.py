@@ -19,17 +19,20 @@ from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
 from batchml.explain.clues import match_log, program_lines
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
-from batchml.explain.failing import item_to_search, why_ended
+from batchml.explain.failing import items_to_search, why_ended
 from batchml.explain.missing import (
+    NOT_SENT,
     EndedRun,
-    FileState,
     LocalFindings,
+    LocalSearch,
     MissingItem,
+    explain_guess,
     images_with,
-    missing_item,
     names_package,
+    possible_items,
     refine,
     search_folder,
+    with_findings,
 )
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
 from batchml.explain.waiting import (
@@ -86,9 +89,6 @@ _READS_LOG = (
     OutcomeClass.TIMED_OUT,
     OutcomeClass.UNKNOWN,
 )
-
-
-LocalSearch = Callable[[Run, MissingItem], LocalFindings]
 
 
 class ExplainedRun(Struct, frozen=True):
@@ -195,9 +195,7 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -
         lines = _last_lines(diagnosis, ended.run)
         marks = [mark for line in lines or () if (mark := parse_mark(line)) is not None]
         ended = replace(ended, lines=_without_marks(lines), memory=_most_memory(marks))
-        item = item_to_search(ended)
-        if item is not None:
-            ended = replace(ended, findings=search(ended.run, item))
+        ended = with_findings(ended, items_to_search(ended), search)
     return why_ended(ended)
 
 
@@ -542,10 +540,13 @@ def cause_in_log(context: Context, record: Record | None, run: Run, lines: Seque
     """
     lines = program_lines(lines)
     found = match_log(lines)
-    item = missing_item(found) if found is not None else None
-    if found is not None and item is not None:
-        findings = _search_locally(context, record, run, item)
-        better = refine(found, EndedRun(run, lines=lines, findings=findings))
-        if better is not None and findings.state is FileState.IGNORED:
+    ended = with_findings(
+        EndedRun(run, lines=lines),
+        possible_items(found, lines),
+        lambda run, item: _search_locally(context, record, run, item),
+    )
+    if ended.findings.state in NOT_SENT:
+        better = refine(found, ended) if found is not None else explain_guess(ended)
+        if better is not None:
             return better.verdict
     return found.verdict if found is not None else ""

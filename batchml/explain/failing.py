@@ -52,12 +52,12 @@ _SIGNALS = {
 }
 
 
-def item_to_search(ended: EndedRun) -> MissingItem | None:
-    """The file or module that the run missed, to be searched for in the folder of its files."""
+def items_to_search(ended: EndedRun) -> list[MissingItem]:
+    """What the run may have missed, to be searched for in the folder of its files."""
     if classify(ended.run).outcome is not OutcomeClass.APP_ERROR:
-        return None
-    found = clues.match_log(ended.lines or ())
-    return missing.missing_item(found) if found is not None else None
+        return []
+    lines = ended.lines or ()
+    return missing.possible_items(clues.match_log(lines), lines)
 
 
 def why_ended(ended: EndedRun) -> Explanation:
@@ -312,6 +312,9 @@ def _program(ended: EndedRun) -> Explanation:
         return Explanation(
             "signal", f"{signal} ended it: {meaning}.", _last_lines(ended), fix, command
         )
+    not_sent = missing.explain_guess(ended)
+    if not_sent is not None:
+        return _with_source_line(ended, not_sent)
     raised = clues.find_last_exception(ended.lines or ())
     if raised:
         return Explanation(

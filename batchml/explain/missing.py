@@ -1,17 +1,20 @@
 """Explain which file, module or command a run did not find, by a search on this machine."""
 
+import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.errors import did_you_mean
-from batchml.explain.clues import ClueMatch
+from batchml.explain.clues import ClueMatch, find_last_exception, informative_lines
 from batchml.explain.suggest import CommandWriter, function_of, own_image
-from batchml.jobs.code import find_files
+from batchml.jobs.code import find_exclusions, find_files
+from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import WRITTEN
 from batchml.model.explanation import Explanation, InstanceState
 from batchml.model.image import REQUIREMENTS
@@ -27,29 +30,39 @@ class FileState(StrEnum):
     SENT = "sent"  # it was sent with the run
     IGNORED = "ignored"  # an ignore file excludes it
     ABOVE = "above"  # it is in the folder above, which is not sent
+    OUTSIDE = "outside"  # its path leads out of the folder, and it exists there
     ABSENT = "absent"
 
 
+NOT_SENT = (FileState.IGNORED, FileState.OUTSIDE)  # it exists here, but not in the run
+
+
 class MissingItem(Struct, frozen=True):
-    """A file (by path) or a Python module (by name) that a run did not find."""
+    """A file (by path) or a Python module (by name) that a run did not find.
+
+    `line`: the error that names the file, if no clue says that it is missing.
+    """
 
     name: str
     is_module: bool = False
+    line: str = ""
 
 
 class LocalFindings(Struct, frozen=True):
     """The result of the search for a missing item.
 
     `path`: the item in `folder`, or the ignored folder that contains it; `ignored_by`: the ignore
-    file. `images`: images whose requirements.txt names the module. `requirements`: the
-    requirements.txt of the run's image, if the image is the user's own. `own_file`: the file of
-    the folder from which an image could be made; `is_listed`: whether it names the module.
+    file; `also_ignored`: what else is ignored on the way to the item. `images`: images whose
+    requirements.txt names the module. `requirements`: the requirements.txt of the run's image, if
+    the image is the user's own. `own_file`: the file of the folder from which an image could be
+    made; `is_listed`: whether it names the module.
     """
 
     state: FileState = FileState.UNKNOWN
     folder: str = ""
     path: str = ""
     ignored_by: str = ""
+    also_ignored: dict[str, str] = {}  # path -> ignore file
     suggestion: str = ""  # " Did you mean 'train.py'?"
     images: tuple[str, ...] = ()
     requirements: str = ""
@@ -69,7 +82,8 @@ class EndedRun(Struct, frozen=True):
     lines: tuple[str, ...] | None = None  # the last page of its log, without the runtime's marks
     dependencies: tuple[Run, ...] = ()
     instance: InstanceState | None = None
-    findings: LocalFindings = LocalFindings()  # about the file or module that it missed
+    item: MissingItem | None = None  # the file or module that it missed
+    findings: LocalFindings = LocalFindings()  # about the item
     max_cost: float | None = None  # USD
     memory: float | None = None  # MiB, the most that its last attempt used
     variables: tuple[str, ...] = ()  # the names of those set by --set-env
@@ -84,6 +98,9 @@ class EndedRun(Struct, frozen=True):
         return self.commands.submit(self.run, *flags, command=command, image=image, array=self.size)
 
 
+LocalSearch = Callable[[Run, MissingItem], LocalFindings]
+
+
 def search_folder(
     folder: Path | None, item: MissingItem, state_folder: Path | None = None
 ) -> LocalFindings:
@@ -91,29 +108,33 @@ def search_folder(
     if folder is None or not folder.is_dir():
         return LocalFindings()
     try:
-        found = find_files(folder, state_folder)
-        names = _possible_paths(item)
+        names = _possible_paths(folder, item)
         for name in names:
             if not (folder / name).exists():
                 continue
-            for path, ignored_by in found.ignored.items():
-                if f"{name}/".startswith(path.rstrip("/") + "/"):
-                    return LocalFindings(FileState.IGNORED, str(folder), path, ignored_by)
-            return LocalFindings(FileState.SENT, str(folder), name)
+            excluded = list(find_exclusions(folder, name, state_folder).items())
+            if not excluded:
+                return LocalFindings(FileState.SENT, str(folder), name)
+            (path, ignored_by), *more = excluded
+            return LocalFindings(FileState.IGNORED, str(folder), path, ignored_by, dict(more))
         above = next((name for name in names if (folder.parent / name).exists()), "")
+        if above and item.is_module:
+            return LocalFindings(FileState.ABOVE, str(folder), above)
+        if not names and (folder / item.name).exists():
+            return LocalFindings(FileState.OUTSIDE, str(folder))
+        is_guess = item.is_module or item.line
+        files = () if is_guess else find_files(folder, state_folder).files
+        suggestion = did_you_mean(item.name, files)
     except OSError:
         return LocalFindings()
-    if above and item.is_module:
-        return LocalFindings(FileState.ABOVE, str(folder), above)
-    suggestion = "" if item.is_module else did_you_mean(item.name, found.files)
     return LocalFindings(FileState.ABSENT, str(folder), suggestion=suggestion)
 
 
-def _possible_paths(item: MissingItem) -> list[str]:
+def _possible_paths(folder: Path, item: MissingItem) -> list[str]:
     """The paths that the item may have in the folder; none for a path outside."""
     if not item.is_module:
-        path = Path(item.name.removeprefix("./"))
-        return [] if path.is_absolute() or ".." in path.parts else [path.as_posix()]
+        path = Path(os.path.normpath(folder / item.name))
+        return [path.relative_to(folder).as_posix()] if path.is_relative_to(folder) else []
     inner = item.name.replace(".", "/")
     top = inner.partition("/")[0]
     return [f"{inner}.py", f"{inner}/__init__.py", inner, f"{top}.py", f"{top}/__init__.py"]
@@ -185,6 +206,55 @@ def missing_item(found: ClueMatch) -> MissingItem | None:
     return None
 
 
+# Paths in errors, and lines of errors that are no exception of Python.
+_PATH = re.compile(r"/|\.\w+$")
+_QUOTED, _BETWEEN = re.compile("['\"`]([^'\"`]+)['\"`]"), re.compile("[\\s'\"`()\\[\\]<>,;:=]+")
+_ERROR = re.compile(
+    r"(?i)error|fatal|can't|cannot|could not|unable|failed|no such|not found|not exist"
+)
+_SEARCHED = 3  # last lines
+_MOST_GUESSED = 20  # words of an error that are searched for
+
+
+def possible_items(found: ClueMatch | None, lines: Sequence[str]) -> list[MissingItem]:
+    """What a run may have missed: by its clue, or else each path that its last error names.
+
+    Programs and libraries report a missing file in many words: `Could not open results/m.txt`.
+    """
+    item = missing_item(found) if found is not None else None
+    if item is not None:
+        return [item]
+    if found is not None and found.cause != "bad-argument":
+        return []
+    exception = find_last_exception(lines)
+    errors = [exception] if exception else [
+        line for line in reversed(informative_lines(lines)[-_SEARCHED:]) if _ERROR.search(line)
+    ]  # fmt: skip
+    names: dict[str, str] = {}
+    for line in errors:
+        words = (*_QUOTED.findall(line), *_BETWEEN.split(line))
+        for word in words:
+            name = word.rstrip(".:!?").removeprefix(_FOLDER)
+            if _PATH.search(name) and not name.startswith("/"):
+                names.setdefault(name, line)
+    return [MissingItem(name, line=line) for name, line in list(names.items())[:_MOST_GUESSED]]
+
+
+def with_findings(ended: EndedRun, items: Iterable[MissingItem], search: LocalSearch) -> EndedRun:
+    """The run with the item that it missed: of an error's paths one that was not sent."""
+    for item in items:
+        findings = search(ended.run, item)
+        if not item.line or findings.state in NOT_SENT:
+            return replace(ended, item=item, findings=findings)
+    return ended
+
+
+def explain_guess(ended: EndedRun) -> Explanation | None:
+    """The explanation for a file that an error names, and that was not sent; else None."""
+    item = ended.item
+    return _explain_not_sent("missing-file", item.line, item, ended) if item and item.line else None
+
+
 def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
     """A better explanation than the clue alone; None if nothing more is known."""
     run, findings = ended.run, ended.findings
@@ -196,9 +266,9 @@ def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
         return _explain_misspelt(found, ended)
     item = missing_item(found)
     if item is None:
-        return None
-    if findings.state is FileState.IGNORED:
-        return _explain_ignored(found, item, ended)
+        return explain_guess(ended)
+    if findings.state in NOT_SENT:
+        return _explain_not_sent(found.cause, found.line, item, ended)
     if item.is_module:
         return _explain_module(found, item.name, ended)
     if findings.state is FileState.ABSENT:
@@ -266,23 +336,37 @@ def _explain_misspelt(found: ClueMatch, ended: EndedRun) -> Explanation | None:
     )  # fmt: skip
 
 
-def _explain_ignored(found: ClueMatch, item: MissingItem, ended: EndedRun) -> Explanation:
+def _explain_not_sent(cause: str, line: str, item: MissingItem, ended: EndedRun) -> Explanation:
     findings = ended.findings
     what = f"The module {item.name}" if item.is_module else item.name
-    data = "" if item.is_module else " Put large data into BATCHML_DATA_DIR instead."
-    if findings.ignored_by == ".gitignore":
-        fix = f"Add the line `!{findings.path}` to {findings.folder}/.batchmlignore.{data}"
-    elif findings.ignored_by == WRITTEN:
+    if findings.state is FileState.OUTSIDE:
         return Explanation(
-            found.cause, f"{what} was not sent: batchml itself wrote it.",
-            (found.line, f"{findings.path} is in {findings.folder}"),
-            f"Add the line `!{findings.path}` to {findings.folder}/.batchmlignore.", ended.submit(),
+            cause, f"{what} was not sent: it is not in {findings.folder}, and a run gets only "
+            "that folder.",
+            (line,), "Put it there, or large data into BATCHML_DATA_DIR.", ended.submit(),
         )  # fmt: skip
-    else:
-        fix = f"Remove its line from {findings.ignored_by}.{data}"
+    excluded = {findings.path: findings.ignored_by, **findings.also_ignored}
+    rules = [
+        "batchml itself wrote it"
+        if by == WRITTEN
+        else f"{by} excludes {' and '.join(path for path in excluded if excluded[path] == by)}"
+        for by in dict.fromkeys(excluded.values())
+    ]
+    lines = [f"`!{path}`" for path, by in excluded.items() if by != IGNORE_FILE]
+    own = [path for path, by in excluded.items() if by == IGNORE_FILE]
+    fixes = []
+    if lines:
+        many = "s" if len(lines) > 1 else ""
+        place = f"{findings.folder}/{IGNORE_FILE}"
+        fixes.append(f"Add the line{many} {' and '.join(lines)} to {place}.")
+    if own:
+        its = "its line" if len(own) == 1 else f"the lines for {' and '.join(own)}"
+        fixes.append(f"Remove {its} from {IGNORE_FILE}.")
+    if not item.is_module and WRITTEN not in excluded.values():
+        fixes.append("Put large data into BATCHML_DATA_DIR instead.")
     return Explanation(
-        found.cause, f"{what} was not sent: {findings.ignored_by} excludes {findings.path}.",
-        (found.line, f"{findings.path} is in {findings.folder}"), fix, ended.submit(),
+        cause, f"{what} was not sent: {', and '.join(rules)}.",
+        (line, f"{findings.path} is in {findings.folder}"), " ".join(fixes), ended.submit(),
     )  # fmt: skip
 
 

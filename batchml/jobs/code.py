@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 * 1024**2  # of all files; data belongs in the workspace
 
 _MAX_NAMED = 5  # files in one message
+DEFAULT = "a default of batchml"  # why caches and environments are not sent
 
 
 class CodeArchive(Struct, frozen=True):
@@ -81,6 +82,16 @@ def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
         frozenset(search.allowed),
         dict(sorted(search.ignored.items())),
     )
+
+
+def find_exclusions(folder: Path, name: str, without: Path | None = None) -> dict[str, str]:
+    """The rules that keep one file of a folder out of the package: path -> ignore file, or WRITTEN.
+
+    `name`: the path of an existing file below `folder`. A line `!PATH` in the folder's
+    `.batchmlignore` for each of the paths, which are the file or folders above it (`name/`), sends
+    the file, unless a `.batchmlignore` of a folder below excludes it. Raises OSError.
+    """
+    return _Search(folder.resolve(), without.resolve() if without else None).exclusions(name)
 
 
 def pack(
@@ -227,31 +238,16 @@ class _Search:
 
         `is_fetched`: the folder has outputs of a run, which only such a line includes.
         """
-        folder, base = self._root / below, self._path(below)
-        with os.scandir(folder) as found:
+        with os.scandir(self._root / below) as found:
             entries = {entry.name: entry for entry in found}
-        if ".gitignore" in entries:
-            git = read_rules(folder / ".gitignore", git, base)
-        if IGNORE_FILE in entries:
-            # The rule that `get` wrote yields to lines of the user in the folders above.
-            if is_outputs_rule(folder / IGNORE_FILE):
-                is_fetched = True
-            else:
-                own = read_rules(folder / IGNORE_FILE, own, base)
+        git, own, is_fetched = self._read_rules(below, entries, git, own, is_fetched)
         for entry in entries.values():
             name = f"{below}/{entry.name}" if below else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            path = self._path(name)
-            own_match = own.match(path, is_folder)
-            if self._is_ignored(path, entry.name, is_folder, own_match, git):
-                if not self._defaults.match(entry.name, is_folder):
-                    why = IGNORE_FILE if own_match else ".gitignore"
+            why, included = self._judge(name, is_folder, git, own, is_allowed, is_fetched)
+            if why:
+                if why != DEFAULT:
                     self.ignored[name + "/" * is_folder] = why
-                continue
-            included = own_match is False or (is_allowed and own_match is None)
-            is_ours = is_fetched or self._written.has(entry.path, is_folder=is_folder)
-            if is_ours and not included:
-                self.ignored[name + "/" * is_folder] = WRITTEN
             elif is_folder:
                 if Path(entry.path) != self._without:
                     self._folders.append((name, git, own, included, is_fetched))
@@ -262,12 +258,62 @@ class _Search:
             else:
                 self.left_out.append(name)
 
-    def _is_ignored(
-        self, path: str, name: str, is_folder: bool, own_match: bool | None, git: IgnoreRules
-    ) -> bool:
-        if own_match is not None:
-            return own_match
-        return bool(git.match(path, is_folder) or self._defaults.match(name, is_folder))
+    def exclusions(self, name: str) -> dict[str, str]:
+        """What keeps one file out, from the top down, as if a line `!` included each of these."""
+        found: dict[str, str] = {}
+        git, own, is_allowed, is_fetched = self.git, self.own, False, False
+        parts = name.split("/")
+        for depth in range(len(parts)):
+            below, path = "/".join(parts[:depth]), "/".join(parts[: depth + 1])
+            names = os.listdir(self._root / below)
+            git, own, is_fetched = self._read_rules(below, names, git, own, is_fetched)
+            is_folder = (self._root / path).is_dir()
+            why, included = self._judge(path, is_folder, git, own, is_allowed, is_fetched)
+            if why:
+                found[path + "/" * is_folder] = why
+            is_allowed = included or bool(why)
+        return found
+
+    def _read_rules(
+        self,
+        below: str,
+        names: Container[str],
+        git: IgnoreRules,
+        own: IgnoreRules,
+        is_fetched: bool,
+    ) -> tuple[IgnoreRules, IgnoreRules, bool]:
+        """Add the rules of a folder, which has files of these names."""
+        folder, base = self._root / below, self._path(below)
+        if ".gitignore" in names:
+            git = read_rules(folder / ".gitignore", git, base)
+        if IGNORE_FILE in names:
+            # The rule that `get` wrote yields to lines of the user in the folders above.
+            if is_outputs_rule(folder / IGNORE_FILE):
+                is_fetched = True
+            else:
+                own = read_rules(folder / IGNORE_FILE, own, base)
+        return git, own, is_fetched
+
+    def _judge(
+        self,
+        name: str,
+        is_folder: bool,
+        git: IgnoreRules,
+        own: IgnoreRules,
+        is_allowed: bool,
+        is_fetched: bool,
+    ) -> tuple[str, bool]:
+        """Why a file or folder is left out, or ""; and whether a line with `!` includes it."""
+        path, last = self._path(name), name.rpartition("/")[2]
+        own_match = own.match(path, is_folder)
+        by_default = bool(self._defaults.match(last, is_folder))
+        if own_match or (own_match is None and (by_default or git.match(path, is_folder))):
+            return DEFAULT if by_default else IGNORE_FILE if own_match else ".gitignore", False
+        included = own_match is False or (is_allowed and own_match is None)
+        real = str(self._root / name)
+        if not included and (is_fetched or self._written.has(real, is_folder=is_folder)):
+            return WRITTEN, False
+        return "", included
 
     def _path(self, name: str) -> str:
         return "/".join(filter(None, (self._prefix, name)))

@@ -1,5 +1,6 @@
 """What a run did not find: by what its folder and the images here tell, and by how it was asked."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from batchml.explain import clues
 from batchml.explain.ask import cause_in_log, refused_submission
-from batchml.explain.failing import item_to_search, why_ended
+from batchml.explain.failing import items_to_search, why_ended
 from batchml.explain.missing import (
     EndedRun,
     FileState,
@@ -17,9 +18,12 @@ from batchml.explain.missing import (
     MissingItem,
     images_with,
     search_folder,
+    with_findings,
 )
 from batchml.explain.suggest import CommandWriter
 from batchml.history import History
+from batchml.jobs.code import DEFAULT, find_files
+from batchml.model.explanation import Explanation
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.scripts import RUNNER
 from batchml.runtime.entry.script import PACKED
@@ -62,8 +66,10 @@ def folder(tmp_path: Path) -> Path:
         ("train.py", False, FileState.SENT, "train.py", ""),
         ("shared", True, FileState.ABOVE, "shared/__init__.py", ""),
         ("shared", False, FileState.ABSENT, "", ""),
-        ("../shared/__init__.py", False, FileState.ABSENT, "", ""),
-        ("/etc/passwd", False, FileState.ABSENT, "", ""),
+        ("../shared/__init__.py", False, FileState.OUTSIDE, "", ""),
+        ("../shared/absent.csv", False, FileState.ABSENT, "", ""),
+        ("/etc/passwd", False, FileState.OUTSIDE, "", ""),
+        (".git/HEAD", False, FileState.IGNORED, ".git/", DEFAULT),
         ("numpy", True, FileState.ABSENT, "", ""),
     ],
 )
@@ -213,7 +219,7 @@ def test_what_is_known_here_says_what_to_do(
         ("./a.sh",) if "a.sh" in line else ("python", "nofile.py" if "nofile" in line else "t.py")
     )
     end = ended(line, command=words, findings=findings)
-    assert item_to_search(end) is not None
+    assert items_to_search(end)
     found = why_ended(end)
     assert said in found.verdict
     assert fix in found.fix
@@ -325,6 +331,8 @@ def test_a_file_that_was_looked_for_in_vain_is_no_cause_of_another_exception() -
 def test_the_end_of_a_run_names_the_ignore_file_that_excludes_what_it_missed(folder: Path) -> None:
     place: Any = SimpleNamespace(home=SimpleNamespace(root=folder / "state"))
     record, run = Record(folder=str(folder)), ended().run
+    bad = "RuntimeError: bad data/train.csv"
+    assert cause_in_log(place, record, run, [bad]).endswith(".gitignore excludes data/.")
     for line in (NO_FILE.format("data/train.csv"), "FileNotFoundError: data/train.csv not found."):
         said = cause_in_log(place, record, run, ["epoch 1", line])
         assert said == "data/train.csv was not sent: .gitignore excludes data/."
@@ -356,3 +364,59 @@ def test_after_a_refused_submission_last_says_that_it_means_the_run_before(tmp_p
         "The submission after it, second, was refused: ClientException: no"
     )
     assert refused_submission(place, "first") == ""
+
+
+OF_LIGHTGBM = "lightgbm.basic.LightGBMError: Could not open base/work/m.txt"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [OF_LIGHTGBM],
+        ["t.py: error: argument --model: can't open 'base/work/m.txt': No such file"],
+        ["terminate: cannot read base/work/m.txt.", "Aborted."],
+        ["OSError: no weights in /job/base/work/m.txt"],
+    ],
+)
+def test_an_error_in_any_words_that_names_a_file_which_was_not_sent_is_explained(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    inner = tmp_path / "base" / "work"
+    inner.mkdir(parents=True)
+    (inner / "m.txt").write_text("")
+    (inner / ".gitignore").write_text("*.txt\n")
+    (tmp_path / ".gitignore").write_text("work/\n")
+    (tmp_path / ".git").mkdir()
+    found = explained(tmp_path, *lines)
+    assert found.verdict == (
+        "base/work/m.txt was not sent: .gitignore excludes base/work/ and base/work/m.txt."
+    )
+    rules = re.findall("`(!.*?)`", found.fix)
+    (tmp_path / ".batchmlignore").write_text("\n".join(rules))
+    assert "base/work/m.txt" in find_files(tmp_path).files
+    assert "was not sent" not in explained(tmp_path, *lines).verdict
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: no {}", NO_FILE.format("{}"), "Error: cannot read {}"]
+)
+def test_a_file_outside_of_the_folder_is_not_called_a_wrong_name(folder: Path, line: str) -> None:
+    found = explained(folder, line.format("../shared/__init__.py"))
+    assert found.cause == "missing-file"
+    assert f"it is not in {folder}, and a run gets only that folder" in found.verdict
+    assert "BATCHML_DATA_DIR" in found.fix
+    assert "name" not in found.fix
+
+
+def test_files_that_an_error_names_and_that_were_sent_or_are_unknown_are_no_cause(
+    folder: Path,
+) -> None:
+    for line in ("ValueError: train.py 1.5 a/b /etc/passwd", "saved data/train.csv"):
+        assert explained(folder, line).cause in ("exception", "exit-code")
+
+
+def explained(folder: Path, *lines: str) -> Explanation:
+    end = ended(*lines)
+    return why_ended(
+        with_findings(end, items_to_search(end), lambda _, item: search_folder(folder, item))
+    )
