@@ -29,6 +29,8 @@ from batchml.sweeps.control.lease import (
     AWS_INTERVALS,
     LOCAL_INTERVALS,
     LeaseOwner,
+    expect_controller,
+    newest_lease,
     refuse_second_controller,
     this_process,
 )
@@ -184,7 +186,9 @@ def submit_controller(
     requests = controller_requests(run, key)
     record = controller_record(sweep, key, requests)
     record = replace(record, at=int(context.clock.now() * 1000))
+    lease, intervals = newest_lease(store), LOCAL_INTERVALS if is_local else AWS_INTERVALS
     job_id = submit(make_submitter(context, tell), requests, record)
+    expect_controller(store, job_id, context.clock.now() + intervals.patience, lease)
     tell(f"Its controller is the run {job_id} in the queue {requests.submit['jobQueue']}.")
     return job_id
 

@@ -15,7 +15,7 @@ from batchml.errors import BatchmlError
 from batchml.model.sweep import Trial
 from batchml.runtime.protocol.sweep import INBOX, decode_message
 from batchml.sweeps.control.events import MessageReceived
-from batchml.sweeps.control.lease import AWS_INTERVALS, LOCAL_INTERVALS, find_holder
+from batchml.sweeps.control.lease import AWS_INTERVALS, LOCAL_INTERVALS, find_expected, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.control.state import SweepState
@@ -92,9 +92,12 @@ class SweepView:
         return self._state
 
     def holder(self) -> str:
-        """The sweep's controller, for people; empty where there is none."""
+        """The sweep's controller, for people; empty where there is none and none was submitted."""
         lease = find_holder(self._store, self._context.clock)
-        return lease.holder.description if lease else ""
+        if lease is not None:
+            return lease.holder.description
+        expected = find_expected(self._store, self._context.clock)
+        return f"{expected.description}, which is starting" if expected else ""
 
     def snapshot(self) -> SweepSnapshot:
         """A snapshot. A sweep whose trials run without a controller is controlled for one round."""

@@ -26,7 +26,15 @@ from batchml.sweeps.control.events import (
     TrialBatch,
 )
 from batchml.sweeps.control.inbox import read_stop_signal, signal_stop
-from batchml.sweeps.control.lease import Lease, LeaseOwner, find_holder, refuse_second_controller
+from batchml.sweeps.control.lease import (
+    Lease,
+    LeaseOwner,
+    expect_controller,
+    find_expected,
+    find_holder,
+    newest_lease,
+    refuse_second_controller,
+)
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.manage import SweepStop, running_jobs
 from batchml.sweeps.started import StartedSweep
@@ -94,6 +102,22 @@ def told(trial: int, state: str) -> MessageReceived:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+# --- the controller -----------------------------------------------------------------------------
+
+
+def test_a_controller_that_was_submitted_is_expected_until_any_has_begun(scene: Scene) -> None:
+    now = scene.clock.now()
+    expect_controller(scene.store, "run-1", now + 60.0, newest_lease(scene.store))
+    assert find_expected(scene.store, scene.clock) == LeaseOwner(job="run-1")
+    refuse_second_controller(scene.store, scene.clock, KEY)  # it may never begin
+    scene.controlled().release()
+    assert find_expected(scene.store, scene.clock) is None
+    expect_controller(scene.store, "run-2", now + 60.0, newest_lease(scene.store))
+    assert find_expected(scene.store, scene.clock) == LeaseOwner(job="run-2")
+    scene.clock.time += 61.0
+    assert find_expected(scene.store, scene.clock) is None
 
 
 # --- resume -------------------------------------------------------------------------------------

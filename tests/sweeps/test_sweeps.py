@@ -6,6 +6,7 @@ Only `best --get` asks a server, for the outputs of a run.
 import json
 import re
 import shlex
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ from batchml.sweeps.control.events import (
     SweepEnded,
     TrialBatch,
 )
+from batchml.sweeps.control.lease import expect_controller
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import CODE, CodeUpdate
@@ -147,13 +149,17 @@ def test_one_trial_says_why_it_failed_and_how_to_see_all(
 
 
 def test_a_sweep_that_nobody_attends_to_says_so(context: Context, command: Command) -> None:
-    fill(context, started(), unfinished(40))
+    store = fill(context, started(), unfinished(40))
     _, out, err = command("show", "2bcd")
     assert "paused" in out.splitlines()[0]
     assert "paused" in command("ls")[1] and json.loads(command("ls", "--json")[1])
     assert json.loads(command("ls", "--json")[1])[0]["status"] == "paused"
     assert numbers(command("show", "2bcd", "--json")[1])["status"] == "paused"
     assert "It has no controller" in err and "batchml sweeps resume 2bcdefgh" in err
+    expect_controller(store, "run-1", time.time() + 600.0, 0)
+    _, out, err = command("show", "2bcd")
+    assert "running" in out.splitlines()[0] and "sweeps resume" not in err
+    assert "Its controller: the run run-1, which is starting." in err
 
 
 def test_an_array_whose_jobs_go_on_runs_and_one_without_jobs_is_paused(context: Context) -> None:

@@ -113,7 +113,7 @@ class Lease:
     def take(self) -> LeaseTaken | LeaseHeld:
         """Take the lease, unless another controller has it."""
         while True:
-            number = max(self._numbers(), default=0)
+            number = newest_lease(self._store)
             found = self._read(number) if number else None
             if found is not None and self._is_live(found):
                 if found.nonce != self._nonce:
@@ -142,19 +142,19 @@ class Lease:
 
     def holder(self) -> LeaseHeld | None:
         """The present owner; None where there is none."""
-        number = max(self._numbers(), default=0)
+        number = newest_lease(self._store)
         found = self._read(number) if number else None
         return LeaseHeld(found.owner, found.until) if found and self._is_live(found) else None
 
     def _note_taken(self, number: int) -> LeaseTaken:
         self._number, self._renewed = number, self._clock.now()
         with suppress(StoreError, SweepStoreError):  # old files do no harm
-            self._store.delete(*(_key(each) for each in self._numbers() if each < number))
+            self._store.delete(*(_key(each) for each in _numbers(self._store) if each < number))
         return LeaseTaken(number)
 
     def _check_number(self) -> None:
         """Raise ControllerReplaced if another owner has taken the lease over."""
-        newest = max(self._numbers(), default=0)
+        newest = newest_lease(self._store)
         if newest != self._number:
             found = self._read(newest)
             raise ControllerReplaced(found.owner.description if found else "")
@@ -175,10 +175,6 @@ class Lease:
             return msgspec.json.decode(data, type=_Content) if data else None
         except msgspec.DecodeError:
             return None
-
-    def _numbers(self) -> list[int]:
-        names = (key.removeprefix(_PREFIX) for key in self._store.keys(_PREFIX))
-        return [int(match[1]) for name in names if (match := _LEASE_FILE.fullmatch(name))]
 
 
 def this_process(user: str = "", job: str = "") -> LeaseOwner:
@@ -212,6 +208,11 @@ def _began(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
+def _numbers(store: Store) -> list[int]:
+    names = (key.removeprefix(_PREFIX) for key in store.keys(_PREFIX))
+    return [int(match[1]) for name in names if (match := _LEASE_FILE.fullmatch(name))]
+
+
 def _key(number: int) -> str:
     return f"{_PREFIX}{number:06d}.json"
 
@@ -219,6 +220,44 @@ def _key(number: int) -> str:
 def find_holder(store: Store, clock: Clock) -> LeaseHeld | None:
     """The controller that a sweep has; None where there is none. Raises StoreError."""
     return Lease(store, clock, this_process()).holder()
+
+
+# --- A controller that was submitted, and has not begun -------------------------------------------
+
+
+_EXPECTED = "controller.json"
+
+
+class _ExpectedController(Struct, frozen=True):
+    job: str
+    until: float  # seconds since the epoch
+    lease: int  # the newest lease before it was submitted; a later one replaces it
+
+
+def newest_lease(store: Store) -> int:
+    """The number of the newest lease, which may have ended; 0 without one."""
+    return max(_numbers(store), default=0)
+
+
+def expect_controller(store: Store, job: str, until: float, lease: int) -> None:
+    """Note that the run `job` will control the sweep, and takes the lease after `lease`.
+
+    After `until`, in seconds since the epoch, it is no longer expected.
+    """
+    expected = _ExpectedController(job, until, lease)
+    store.put(_EXPECTED, msgspec.json.encode(expected))
+
+
+def find_expected(store: Store, clock: Clock) -> LeaseOwner | None:
+    """The run that will control the sweep, until it or another controller has begun."""
+    data = store.get(_EXPECTED)
+    try:
+        found = msgspec.json.decode(data, type=_ExpectedController) if data else None
+    except msgspec.DecodeError:
+        return None
+    if found is None or found.until <= clock.now():
+        return None
+    return LeaseOwner(job=found.job) if newest_lease(store) == found.lease else None
 
 
 def refuse_second_controller(store: Store, clock: Clock, key: str) -> None:
