@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -30,21 +30,14 @@ def with_params(
 ) -> JobSpec:
     """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
-    A command with `{params}` takes parameters of other names, too, unless a name is spelt nearly
-    like a parameter of the job and is not in `of_program`, the names that its program has as
-    flags. `command` is the one that will run, if it is not the job's.
+    For names that are not under [params], and the last three arguments, see `new_name_mistakes`.
     `keep_whole`: a whole number takes no fraction, because its author wrote 1, not 1.0; the values
-    of an earlier run have no such meaning. `is_rerun`: the job.toml of now does not count. Raises
-    ConfigError for an unknown parameter or a wrong
+    of an earlier run have no such meaning. Raises ConfigError for an unknown parameter or a wrong
     type.
     """
     new = [name for name in given if name not in spec.params]
-    takes_any = takes_all(command or spec.command, spec.params)
-    # Of two equal flags in a command that the user has just typed, the last one is meant.
-    flags = () if command else _flags(spec)
-    mistakes = [m for name in new if (m := _new_name_mistake(name, spec, takes_any, flags))]
-    unlike = [name for name in new if name not in of_program] if takes_any and not mistakes else []
-    mistakes += [m for name in unlike if (m := _likeness_mistake(name, spec, is_rerun))]
+    found = new_name_mistakes(new, spec, command, of_program=of_program, is_rerun=is_rerun)
+    mistakes = list(found.values())
     if mistakes:
         raise ConfigError(where, mistakes)
     values = {
@@ -67,6 +60,33 @@ def with_params(
         raise ConfigError(where, mistakes)
     params = {**spec.params, **{name: value for name, value in values.items() if value is not None}}
     return msgspec.structs.replace(spec, params=params)
+
+
+def new_name_mistakes(
+    names: Iterable[str],
+    spec: JobSpec,
+    command: Sequence[str] = (),
+    *,
+    of_program: Container[str] = (),
+    is_rerun: bool = False,
+) -> dict[str, str]:
+    """The mistakes in names that are not under [params], by name, each as `-p NAME=...: ...`.
+
+    A command with `{params}` takes any name, unless the name is spelt nearly like a parameter of
+    the job and is not in `of_program`, the names that its program has as flags. `command` is the
+    one that will run, if it is not the job's. `is_rerun`: the job.toml of now does not count.
+    """
+    takes_any = takes_all(command or spec.command, spec.params)
+    # Of two equal flags in a command that the user has just typed, the last one is meant.
+    flags = () if command else _flags(spec)
+    found = {}
+    for name in names:
+        mistake = _new_name_mistake(name, spec, takes_any, flags)
+        if not mistake and name not in of_program:
+            mistake = _likeness_mistake(name, spec, is_rerun)
+        if mistake:
+            found[name] = mistake
+    return found
 
 
 def _flags(spec: JobSpec) -> Sequence[str]:

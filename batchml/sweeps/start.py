@@ -23,6 +23,7 @@ from batchml.cost.service import quote_of
 from batchml.errors import BatchmlError, ConfigError, InputNotFound, NotFound
 from batchml.jobs.code import CodeArchive
 from batchml.jobs.find import ImageSource, find_job, find_source
+from batchml.jobs.source import flag_mistakes, names_of_flags
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
@@ -54,7 +55,12 @@ from batchml.sweeps.jobs import first_requests
 from batchml.sweeps.run import needs_controller
 from batchml.sweeps.samplers.optuna import missing_package_mistakes
 from batchml.sweeps.spec.file import MAX_NAME, read_sweep
-from batchml.sweeps.spec.rules import check_with_job, with_full_length
+from batchml.sweeps.spec.rules import (
+    as_mistake_of_space,
+    check_with_job,
+    new_names,
+    with_full_length,
+)
 from batchml.sweeps.started import StartedSweep, write_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store
 
@@ -130,11 +136,23 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     method = spec.method if spec is not None else table.get("method")
     mistakes += missing_package_mistakes(method) if isinstance(method, str) else []
     if spec is not None and job is not None:
-        mistakes += check_with_job(spec, job.spec)
+        mistakes += _mistakes_with_job(spec, job)
     if mistakes:
         raise ConfigError(where, mistakes)
     assert spec is not None and job is not None
     return ResolvedSweep(where, text, spec, job)
+
+
+def _mistakes_with_job(spec: SweepSpec, job: ResolvedJob) -> list[str]:
+    """The mistakes of a sweep together with its job, and with the source of the job's program."""
+    new, command = new_names(spec, job.spec), job.spec.template
+    if not new:
+        return check_with_job(spec, job.spec)
+    code = job.spec.code
+    folder = job.folder / code if isinstance(code, str) else job.folder
+    mistakes = check_with_job(spec, job.spec, names_of_flags(command, folder, new))
+    of_flags = flag_mistakes(command, folder, new, job.spec.params)
+    return [*mistakes, *map(as_mistake_of_space, of_flags)]
 
 
 def _name_after_folder(table: dict[str, Any], file_folder: Path) -> None:

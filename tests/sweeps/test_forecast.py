@@ -172,6 +172,7 @@ def test_the_forecast_in_words() -> None:
         "Ends early at: 12 hours, 50.00 USD, acc 0.995, more than 10% failed.",
         "The first trials:",
         "  python train.py --n 2 --lr 0.5 --opt sgd",
+        "The job's [params] has no lr, opt: {params} passes them to the program.",
     ]
 
 

@@ -36,15 +36,35 @@ def test_each_parameter_must_reach_the_command() -> None:
     )
 
 
-@pytest.mark.parametrize("words", [("{params}",), (), ("{lr}", "{opt}", "{layers}")])
-def test_a_name_that_is_no_parameter_of_the_job_is_a_mistake(words: tuple[str, ...]) -> None:
+def test_a_name_that_is_spelt_nearly_like_a_parameter_is_a_mistake() -> None:
     spec = read(space={**SMALLEST["space"], "layer": [1, 2]})
-    (found,) = check_with_job(spec, job(*words))
+    (found,) = check_with_job(spec, job("{params}"))
     assert found == (
-        "space.layer: the job has no parameter layer, only lr, opt, layers, x. "
-        "Did you mean 'layers'? If its program takes layer, add it with its default to [params] "
-        "of job.toml."
+        "space.layer: [params] has no such name. Did you mean 'layers'? If layer is a parameter of "
+        "its own, add it to [params] of job.toml with a default."
     )
+    assert check_with_job(spec, job("{params}"), of_program=["layer"]) == []
+
+
+@pytest.mark.parametrize("words", [(), ("{lr}", "{opt}", "{layers}")])
+def test_without_params_in_the_command_a_job_takes_no_other_names(words: tuple[str, ...]) -> None:
+    spec = read(space={**SMALLEST["space"], "decay": [1, 2]})
+    (found,) = check_with_job(spec, job(*words))
+    assert found.startswith("space.decay: the job has no such parameter. Parameters: layers, lr,")
+
+
+def test_a_job_with_params_in_its_command_takes_new_names_and_a_notice_names_them() -> None:
+    spec = read(space={**SMALLEST["space"], "decay": [1, 2], "warmup": [1, 2]})
+    assert check_with_job(spec, job("{params}")) == []
+    said = "The job's [params] has no decay, warmup: {params} passes them to the program."
+    assert about(said, spec, job("{params}"))
+    assert not about("[params] has no", read(), job("{params}"))
+
+
+def test_a_flag_that_the_command_has_is_no_new_name() -> None:
+    spec = read(space={**SMALLEST["space"], "out": ["a", "b"]})
+    (found,) = check_with_job(spec, job("--out", "x", "{params}"))
+    assert found.startswith("space.out: the command has --out x already.")
 
 
 @pytest.mark.parametrize(

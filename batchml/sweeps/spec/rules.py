@@ -1,7 +1,7 @@
 """Rules that concern several sections of a sweep file, or the file and its job. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from random import Random
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from batchml.errors import did_you_mean
 from batchml.model.conditions import satisfies
 from batchml.model.job import JobSpec
+from batchml.model.params import new_name_mistakes
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import (
     MODELS,
@@ -22,7 +23,7 @@ from batchml.model.sweep import (
     every_point,
 )
 from batchml.runs.compare.figures import is_seed
-from batchml.runtime.protocol.variables import SEED, placeholders, takes, takes_by_name
+from batchml.runtime.protocol.variables import SEED, placeholders, takes, takes_all, takes_by_name
 from batchml.sweeps.spec.sections import MAX_TRIALS
 
 MAX_GP = 500  # trials; with more, one suggestion of a Gaussian process takes seconds
@@ -130,17 +131,40 @@ _OWN_VARIABLES = ("BATCHML_TRIAL", "BATCHML_SEED", "BATCHML_STEPS", "BATCHML_CHE
 _METRIC_NAME = re.compile(r"[A-Za-z_][\w./|-]*")
 
 
-def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
+def check_with_job(spec: SweepSpec, job: JobSpec, of_program: Container[str] = ()) -> list[str]:
     """The mistakes of a sweep together with its job.
 
-    A parameter may be in the job and in the space: then the space defines its values.
+    A parameter may be in the job and in the space: then the space defines its values. The job takes
+    other names as `submit -p` does; its program has flags of the names in `of_program`.
     """
+    mistaken = _mistaken_names(spec, job, of_program)
     return [
-        *_unknown_parameters(spec, job),
-        *_unused_parameters(spec, job),
+        *map(as_mistake_of_space, mistaken.values()),
+        *_unused_parameters(spec, job, mistaken),
         *_variable_mistakes(spec, job),
         *_node_mistakes(spec, job),
     ]
+
+
+def new_names(spec: SweepSpec, job: JobSpec) -> list[str]:
+    """The parameters of the space that are neither under [params] of the job nor in its command."""
+    known, command = job.params, job.command
+    return [
+        name
+        for name in spec.space
+        if name not in known and not takes_by_name(command, name, spec.space)
+    ]
+
+
+def as_mistake_of_space(mistake: str) -> str:
+    """A mistake in `-p NAME=...` as one in [space]."""
+    return f"space.{mistake.removeprefix('-p ').replace('=...:', ':', 1)}"
+
+
+def _mistaken_names(spec: SweepSpec, job: JobSpec, of_program: Container[str]) -> dict[str, str]:
+    if not job.params and not takes_all(job.command, spec.space):
+        return {}  # the program may read BATCHML_PARAMS; a notice says so
+    return new_name_mistakes(new_names(spec, job), job, of_program=of_program)
 
 
 def notices(spec: SweepSpec, job: JobSpec | None = None) -> list[str]:
@@ -153,34 +177,13 @@ def _uses_any_parameter(spec: SweepSpec, job: JobSpec) -> bool:
     return any(takes(job.command, name, spec.space) for name in spec.space)
 
 
-def _unknown_names(spec: SweepSpec, job: JobSpec) -> list[str]:
-    """The parameters of the space that a job which lists its parameters does not have."""
-    return [
-        name
-        for name in spec.space
-        if job.params
-        and name not in job.params
-        and not takes_by_name(job.command, name, spec.space)
-    ]
-
-
-def _unknown_parameters(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
-    for name in _unknown_names(spec, job):
-        yield (
-            f"space.{name}: the job has no parameter {name}, only {', '.join(job.params)}."
-            f"{did_you_mean(name, job.params)} If its program takes {name}, add it with its "
-            "default to [params] of job.toml."
-        )
-
-
-def _unused_parameters(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+def _unused_parameters(spec: SweepSpec, job: JobSpec, mistaken: Container[str]) -> Iterator[str]:
     if not _uses_any_parameter(spec, job):
         return  # the program may read BATCHML_PARAMS; a notice says so
     params = {**job.params, **dict.fromkeys(spec.space, "")}
     used = {name for word in job.command for name in placeholders(word, params)}
-    unknown = _unknown_names(spec, job)
     for name in spec.space:
-        if name not in unknown and not takes(job.command, name, spec.space):
+        if name not in mistaken and not takes(job.command, name, spec.space):
             meant = did_you_mean(name, used - set(spec.space))
             yield (
                 f"space.{name}: the job's command never uses {{{name}}}; add it, "
@@ -242,6 +245,12 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
         yield (
             "The job's command uses no parameter of the space, so the program must read "
             "BATCHML_PARAMS. If it does not, add {params} to the command."
+        )
+    new = new_names(spec, job) if job.params else []
+    if new:
+        yield (
+            f"The job's [params] has no {', '.join(new)}: {{params}} passes "
+            f"{'them' if len(new) > 1 else 'it'} to the program."
         )
     yield from _seed_notices(spec, job)
     if spec.early_stop.ends_at_rungs:
