@@ -50,14 +50,16 @@ def rerun_id(job_id: str, first: Sequence[int]) -> str | None:
     return whole if len(first) == 1 else f"{whole}:{first.index(int(number))}"
 
 
-def shown_params(params: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
+def shown_params(
+    params: Mapping[str, Any], run: Run | None, record: Record | None = None
+) -> dict[str, Any]:
     """The parameters with the number of the child in place of `{index}`.
 
     For an array these are all its numbers: `0-3`, or `2,4-5` in a partial rerun.
     """
     if run is None:
         return dict(params)
-    first = original_numbers(run)
+    first = original_numbers(run, record)
     if run.array_size:
         numbers = format_ranges(first or range(run.array_size)).replace(" ", ",")
     elif run.array_index is not None or first:

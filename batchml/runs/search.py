@@ -207,7 +207,7 @@ class FoundRun(Struct, frozen=True):
         """The parameters; those of a child have its number in place of `{index}`."""
         params = {**self._known.params, **(self.run.params if self.run else {})}
         is_array = self.run is not None and self.run.array_size
-        return params if is_array else shown_params(params, self.run)
+        return params if is_array else shown_params(params, self.run, self.record)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -13,6 +13,9 @@ from batchml.runs.compare.columns import (
     sort_runs,
     to_rows,
 )
+from batchml.runs.compare.facts import describe_unused, unused_params
+from batchml.runs.compare.figures import MeasuredRun, group_runs
+from batchml.runs.compare.render import fact_rows
 from batchml.runs.search import FoundRun
 
 NOW = 100_000
@@ -40,6 +43,17 @@ def test_facts_parameters_and_metrics_are_columns() -> None:
     ]  # fmt: skip
     assert cells("vcpus,memory,gpus,image,params", found()) == ["2", "2048M", "", "x:1", "lr=0.1"]
     assert cells("lr, epochs,acc,max(acc),first(acc)", found()) == ["0.1", "", "0.5", "0.9", "0.1"]
+
+
+def test_parameters_that_no_word_of_the_command_uses_are_marked() -> None:
+    spec = {"command": ["t", "--lr", "1"], "params": {"lr": 0.1}}
+    assert cells("lr,params", found(spec=spec)) == ["0.1*", "lr=0.1*"]
+    used = {**spec, "command": ["t", "{lr}"]}
+    assert cells("lr,params", found(spec=used)) == ["0.1", "lr=0.1"]
+    (group,) = group_runs([[MeasuredRun(found(spec=spec))]], NOW)
+    assert {row.name: row.cells for row in fact_rows([group])}["params.lr"] == ["0.1*"]
+    assert describe_unused(unused_params(found(spec=spec))).startswith("* lr: no word of")
+    assert describe_unused(unused_params(found(spec=used))) == ""
 
 
 def test_a_metric_whose_last_value_is_not_finite_says_so_and_sorts_last() -> None:

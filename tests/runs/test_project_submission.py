@@ -162,9 +162,7 @@ def test_a_secret_is_named_in_the_definition_and_kept_for_the_next_time(
     assert json.dumps([{"name": "WANDB_API_KEY", "valueFrom": PARAMETER}]) in told
     kept = msgspec.json.encode(made.record).decode()
     assert "ssm:/team/wandb" in kept, "where it is kept: a rerun is given it again"
-    assert make_rerun(None, made.record, False, ()).spec.secrets == {
-        "WANDB_API_KEY": "ssm:/team/wandb"
-    }
+    assert make_rerun(None, made.record).spec.secrets == {"WANDB_API_KEY": "ssm:/team/wandb"}
 
 
 def test_all_children_of_an_array_are_given_it(tmp_path: Path, aws: Aws) -> None:

@@ -44,6 +44,25 @@ def run(**more: Any) -> Run:
     return Run(**{**values, **more})
 
 
+@pytest.mark.parametrize(
+    ("command", "own", "new"),
+    [
+        (["t", "--num-leaves", "15", "x"], "--num-leaves 15", "t --num-leaves 63 x"),
+        (["t", "--num_leaves=15"], "--num_leaves=15", "t --num_leaves=63"),
+    ],
+)
+def test_a_parameter_does_not_change_a_flag_that_the_command_has(
+    command: list[str], own: str, new: str
+) -> None:
+    spec = {**RECORD.spec, "command": command, "params": {"num_leaves": 15}}
+    record = replace(RECORD, spec=spec, job="/a b")
+    with pytest.raises(UsageError, match=f"the command of the run has {own} itself") as caught:
+        make_rerun(run(), record, {"num_leaves": "63"})
+    assert str(caught.value).endswith(f"batchml submit '/a b' -- {new}")
+    for other in ([*command, "{params}"], ["t", "$BATCHML_PARAM_NUM_LEAVES"], ["t"]):
+        make_rerun(run(), replace(record, spec={**spec, "command": other}), {"num_leaves": "63"})
+
+
 def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None:
     wanted = make_rerun(run(), RECORD)
     assert wanted.spec.image == "registry/pytorch@sha256:1"
@@ -81,7 +100,7 @@ def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
     assert make_rerun(run(image="busybox"), None).spec.image == "docker.io/library/busybox"
     assert "not submitted from this machine" in make_rerun(run(), None).notices[0]
     with pytest.raises(UsageError, match="batchml submit JOB -p"):
-        make_rerun(run(), None, changes_params=True)
+        make_rerun(run(), None, {"lr": "1"})
 
 
 def test_a_run_of_several_nodes_comes_again_with_as_many() -> None:

@@ -13,6 +13,7 @@ from batchml.cli.terminal import screen
 from batchml.jobs.code import list_names
 from batchml.jobs.written import note_written
 from batchml.runs.compare.conclusions import conclude
+from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
 from batchml.runs.compare.service import changed_files, left_out, measure_groups, offer_workers
 from batchml.runs.find import select
@@ -54,6 +55,10 @@ def compare(
         print_json(to_json(groups, conclusions))
         return
     print_line("\n\n".join(tables(groups, rows, screen())))
+    shown = [row.name.removeprefix("params.") for row in rows if row.name.startswith("params.")]
+    unused = [name for group in groups for name in unused_params(group.first) if name in shown]
+    if unused:
+        say(printable(describe_unused(unused)))
     for place, each in enumerate(conclusions):
         print_line(f"{'' if place else chr(10)}{printable(each.text)}")
     codes = {group.facts.get("code"): group for group in groups}

@@ -38,6 +38,7 @@ from batchml.runs.compare.columns import (
     sort_runs,
     to_rows,
 )
+from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
 from batchml.runs.metrics.series import NO_METRICS
@@ -156,6 +157,9 @@ def ls(
 
             if is_free(context):
                 say(FREE)
+        notes = _unused_params(chosen, found)
+        if notes:
+            say(printable(notes))
         say_without_direction([each.metric for each in chosen if each.metric], found)
         if any(each.metric for each in chosen) and not any(each.metrics for each in found):
             say(NO_METRICS)
@@ -243,6 +247,15 @@ def say_without_direction(
                 f"best({name}) is unknown: no run says which value is the best. In job.toml: "
                 f'[metrics] {name} = {{ best = "max" }}, or "min".'
             )
+
+
+def _unused_params(columns: "Sequence[Column]", found: "Iterable[FoundRun]") -> str:
+    """The note about parameters in these columns that the commands of runs do not use."""
+    headings = {column.heading for column in columns}
+    unused = [name for each in found for name in unused_params(each)]
+    return describe_unused(
+        name for name in unused if name in headings or FACTS["params"].heading in headings
+    )
 
 
 def _nothing_found(context: "Context", wanted: RunFilter, left_out: SkippedRuns) -> str:

@@ -19,7 +19,7 @@ from batchml.jobs.written import note_written
 from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.names import dollars, idle_text, short_id
-from batchml.model.numbering import format_ranges, original_id, original_numbers
+from batchml.model.numbering import format_ranges, original_id, original_numbers, shown_params
 from batchml.model.outcome import (
     describe_attempt,
     describe_children,
@@ -42,6 +42,7 @@ from batchml.model.run import (
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.next_commands import describe_outputs, next_commands
 from batchml.runs.commands.usage import node_lines, nodes_json
+from batchml.runs.compare.facts import unused_params
 from batchml.runs.find import (
     MAX_CHILDREN,
     RunMetrics,
@@ -85,7 +86,6 @@ from batchml.runs.rerun.rules import display_id, plain_command
 from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
-from batchml.runtime.protocol.variables import takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -480,11 +480,9 @@ def _pairs(table: "Mapping[str, object]") -> str:
 
 def _describe_params(found: FoundRun) -> str:
     """`lr=0.1 seed=3 (seed: only in BATCHML_PARAMS)`, if no word of the command uses the seed."""
-    spec = found.record.spec if found.record else {}
-    command, params = spec.get("command") or (), spec.get("params") or {}
-    unused = [name for name in found.params if name in params and not takes(command, name, params)]
-    more = f" ({', '.join(unused)}: only in BATCHML_PARAMS)" if unused and command else ""
-    return f"{_pairs(found.params)}{more}"
+    unused = unused_params(found)
+    more = f" ({', '.join(unused)}: only in BATCHML_PARAMS)" if unused else ""
+    return f"{_pairs(shown_params(found.params, found.run, found.record))}{more}"
 
 
 def _times(found: FoundRun, now_ms: int) -> dict[str, str]:

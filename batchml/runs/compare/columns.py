@@ -9,7 +9,9 @@ from batchml.cli.render import duration, timestamp
 from batchml.config.project import project_name
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.names import dollars, idle_text, short_id
+from batchml.model.numbering import shown_params
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
+from batchml.runs.compare.facts import UNUSED, unused_params
 from batchml.runs.metrics.series import NO_METRICS, child_of
 from batchml.runs.search import FoundRun, MetricValue, read_metric_value
 
@@ -105,7 +107,13 @@ def _usd(value: Value) -> str:
 
 
 def _params(found: FoundRun, _: int) -> Value:
-    return " ".join(f"{name}={value}" for name, value in found.params.items()) or None
+    return " ".join(f"{name}={_param_text(found, name)}" for name in found.params) or None
+
+
+def _param_text(found: FoundRun, name: str) -> str:
+    """The value of a parameter; of an array with the numbers of its children."""
+    value = shown_params(found.params, found.run, found.record).get(name, "")
+    return f"{value}{UNUSED if name in unused_params(found) else ''}"
 
 
 FACTS: Mapping[str, Column] = {
@@ -142,10 +150,7 @@ def param_column(name: str) -> Column:
         known = found.params.get(name)
         return known if known is None or isinstance(known, int | float) else str(known)
 
-    def text(found: FoundRun, _: int) -> str:
-        return str(found.params.get(name, ""))
-
-    return Column(name, value, text)
+    return Column(name, value, lambda found, _: _param_text(found, name))
 
 
 def metric_column(metric: MetricValue) -> Column:

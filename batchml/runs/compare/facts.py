@@ -1,12 +1,13 @@
 """Compare what two runs requested: parameters, code, image, resources. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from batchml.runs.rerun.rules import plain_command
 from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
+from batchml.runtime.protocol.variables import takes
 
 Value = str | int | float | bool | None
 
@@ -59,6 +60,32 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
         yield "array", asked.array_size or None
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
     yield from _flatten("tags", tags)
+
+
+# --- Parameters that the command does not use -----------------------------------------------------
+
+
+UNUSED = "*"  # after the value of such a parameter in a table
+
+
+def unused_params(found: FoundRun) -> list[str]:
+    """The parameters that no word of the run's command uses: only BATCHML_PARAMS has them."""
+    spec = found.record.spec if found.record else {}
+    command, params = spec.get("command") or (), spec.get("params") or {}
+    return [
+        name for name in found.params
+        if command and name in params and not takes(command, name, params)
+    ]  # fmt: skip
+
+
+def describe_unused(names: Iterable[str]) -> str:
+    """The note below a table with these marked parameters; "" without any."""
+    shown = ", ".join(dict.fromkeys(names))
+    words = "no word of the command uses it; only the variable BATCHML_PARAMS has it."
+    return shown and f"{UNUSED} {shown}: {words}"
+
+
+# --- The order and the form of facts --------------------------------------------------------------
 
 
 _GROUPS = (

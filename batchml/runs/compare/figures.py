@@ -235,7 +235,7 @@ def _with_labels(groups: Sequence[RunGroup]) -> list[RunGroup]:
         _param_labels(groups, with_seeds=False),
         _param_labels(groups, with_seeds=True),
         [group.short_id for group in groups],
-        [group.first.job_id for group in groups],
+        [group.first.shown_id for group in groups],
     ):
         if len(set(labels)) == len(labels):
             break

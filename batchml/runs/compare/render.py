@@ -11,7 +11,7 @@ from batchml.cli.terminal import Screen
 from batchml.model.names import dollars, short_id
 from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
-from batchml.runs.compare.facts import Value
+from batchml.runs.compare.facts import UNUSED, unused_params
 from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, is_seed
 from batchml.runs.metrics.plot import Chart, escape_text, metric_chart, write_plot
 from batchml.runs.metrics.series import Series
@@ -104,7 +104,7 @@ def fact_rows(groups: Sequence[RunGroup]) -> list[Row]:
     rows = [
         Row(
             name,
-            [_fact(group.facts.get(name)) for group in groups],
+            [_fact(group, name) for group in groups],
             are_several and is_seed(name.removeprefix("params.")),
         )
         for name in names
@@ -146,8 +146,10 @@ def _mean(value: MeanValue | None, text: Text, runs: int) -> str:
     return f"{text(value.mean, DIGITS)}{spread}{f' (of {value.n})' if value.n < runs else ''}"
 
 
-def _fact(value: Value) -> str:
-    return "" if value is None else str(value)
+def _fact(group: RunGroup, name: str) -> str:
+    value = group.facts.get(name)
+    is_unused = name.removeprefix("params.") in unused_params(group.first) and "params." in name
+    return "" if value is None else f"{value}{UNUSED if is_unused else ''}"
 
 
 def _states(group: RunGroup) -> str:

@@ -340,7 +340,7 @@ def prepare_again(
     if child:
         (found,) = load_runs(context, [parent])
     groups, images = _groups_and_images(context, found)
-    wanted = make_rerun(found.run, found.record, bool(request.params), groups)
+    wanted = make_rerun(found.run, found.record, request.params, groups)
     if child:
         children = [int(child)]
     elif failed and wanted.array:

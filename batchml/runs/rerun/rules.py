@@ -6,6 +6,7 @@ first array. AWS Batch numbers them from 0; `model/numbering` converts between t
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
 from batchml.runs.watch.logs import AttemptOutput
 from batchml.runtime.protocol.launch import LaunchPlan
-from batchml.runtime.protocol.variables import ARRAY_MAP, IDLE_AFTER
+from batchml.runtime.protocol.variables import ARRAY_MAP, IDLE_AFTER, takes
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -179,14 +180,15 @@ class RerunSpec(Struct, frozen=True):
 def make_rerun(
     run: Run | None,
     record: Record | None,
-    changes_params: bool = False,
+    params: Mapping[str, str] = {},
     groups: Sequence[Group] = (),
 ) -> RerunSpec:
     """The request for the same run.
 
     `run` is None for a run that AWS Batch has forgotten. `groups` are the groups of a group run
-    that another machine submitted. Raises UsageError for changed parameters if the history does not
-    have the job that uses them, for a run of a sweep, and if neither `run` nor `record` exists.
+    that another machine submitted. Raises UsageError for changed `params` if the history does not
+    have the job that uses them or if the command has their flags itself, for a run of a sweep, and
+    if neither `run` nor `record` exists.
     """
     if sweep := FoundRun(run, record).sweep:
         raise UsageError(
@@ -199,9 +201,10 @@ def make_rerun(
     notices = []
     if record is not None and record.spec:
         spec, code = _spec_from_record(record), record.code
+        _check_flags(spec, record, params)
         if not environment:
             notices.append("The history does not have the variables of --set-env: set them again.")
-    elif changes_params:
+    elif params:
         raise UsageError(
             "-p: the run was not submitted from this machine, so it is not known how its command "
             "uses parameters. Submit its job: batchml submit JOB -p ..."
@@ -235,6 +238,39 @@ def make_rerun(
         notices=tuple(notices),
     )
     return _with_children(wanted, parse_ranges(mapped)) if mapped else wanted
+
+
+def _check_flags(spec: JobSpec, record: Record, params: Mapping[str, str]) -> None:
+    """Raise UsageError for a parameter that the command does not use, but has as a flag itself."""
+    command, own = plain_command(spec.command), []
+    for name, value in params.items():
+        if not takes(spec.command, name, spec.params):
+            changed, flag = _with_flag(command, name, value)
+            own += [flag] if flag else []
+            command = changed
+    if own:
+        where = shlex.quote(record.job) if record.job else f"--image {record.spec.get('image')}"
+        raise UsageError(
+            f"-p: the command of the run has {' and '.join(own)} itself, and takes no parameter of "
+            f"that name. With the new value: batchml submit {where} -- "
+            f"{shlex.join(command)}"
+        )
+
+
+def _with_flag(command: Sequence[str], name: str, value: str) -> tuple[tuple[str, ...], str]:
+    """The command with another value of its own flag `--NAME`, and the flag as it was; "" if the
+    command has no such flag.
+    """
+    like = name.replace("_", "-")
+    for at, word in enumerate(command):
+        flag, equals, _ = word.partition("=")
+        if not flag.startswith("-") or flag.lstrip("-").replace("_", "-") != like:
+            continue
+        if equals:
+            return (*command[:at], f"{flag}={value}", *command[at + 1 :]), word
+        if at + 1 < len(command):
+            return (*command[: at + 1], value, *command[at + 2 :]), f"{word} {command[at + 1]}"
+    return tuple(command), ""
 
 
 def limit_to_children(wanted: RerunSpec, indices: Sequence[int]) -> RerunSpec:
