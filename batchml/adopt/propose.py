@@ -128,7 +128,7 @@ def propose_arguments(
             if value in sent:
                 where += f": {value} is sent, too, unless .batchmlignore names it"
         if is_data and value in on_machine:
-            where += "; exists on this machine only: elsewhere {data} or the workspace"
+            where += "; exists on this machine only: elsewhere {data}"
         if place and not (is_data and (value in sent or value in on_machine)):
             placed.append(FoundArgument(flag, value or "", where, place))
         elif value in (None, ""):

@@ -3,9 +3,10 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -70,6 +71,9 @@ class LocalFindings(Struct, frozen=True):
     is_listed: bool = False
 
 
+_NONE: Mapping[str, Any] = {}
+
+
 class EndedRun(Struct, frozen=True):
     """A run that has ended, and what AWS and this machine know about it.
 
@@ -93,9 +97,19 @@ class EndedRun(Struct, frozen=True):
         """The size of the array; 0 without one."""
         return self.array.array_size if self.array else 0
 
-    def submit(self, *flags: str, command: Sequence[str] = (), image: str = "") -> str:
-        """The command that submits the run, or its array, again with the folder's present files."""
-        return self.commands.submit(self.run, *flags, command=command, image=image, array=self.size)
+    def submit(
+        self,
+        *flags: str,
+        command: Sequence[str] = (),
+        image: str = "",
+        params: Mapping[str, Any] = _NONE,
+    ) -> str:
+        """The command that submits the run, or its array, again with the folder's present files.
+        `params` replace those of the run.
+        """
+        return self.commands.submit(
+            self.run, *flags, command=command, image=image, array=self.size, params=params
+        )
 
 
 LocalSearch = Callable[[Run, MissingItem], LocalFindings]
@@ -294,14 +308,19 @@ def _submit_corrected(ended: EndedRun, name: str) -> str:
 
     Else `submit` for a run whose command does not have the name: the user corrects a file.
     """
-    words = ended.run.command
+    words, suggestion = ended.run.command, ended.findings.suggestion
+    right = suggestion.split("'")[1] if suggestion else ""
     own = {each for each in words if each.removeprefix("./") == name}
+    given = {key: right for key, value in ended.run.params.items() if value in (name, f"./{name}")}
+    is_parameter = bool(given and right and ended.commands.job)
+    if is_parameter and not (own and ended.commands.is_other):
+        return ended.submit(params=given)
     if not own:
         return ended.submit()
-    if not ended.findings.suggestion:
+    if not right:
         return ended.submit() if ended.commands.job else ""
-    right = ended.findings.suggestion.split("'")[1]
-    return ended.submit(command=[right if each in own else each for each in words])
+    corrected = [right if each in own else each for each in words]
+    return ended.submit(command=corrected, params=given)
 
 
 def explain_quoted_command(ended: EndedRun, line: str) -> Explanation:

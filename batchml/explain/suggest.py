@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,6 +21,9 @@ from batchml.runtime.protocol.function import MODULE
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
 _MOST = 10  # numbers in a sentence
+
+
+_NONE: Mapping[str, Any] = {}
 
 
 class CommandWriter(Struct, frozen=True):
@@ -55,12 +58,18 @@ class CommandWriter(Struct, frozen=True):
         return replace(self, env=run.tags.get("batchml:env") or self.env)
 
     def submit(
-        self, run: Run, *flags: str, command: Sequence[str] = (), image: str = "", array: int = 0
+        self,
+        run: Run,
+        *flags: str,
+        command: Sequence[str] = (),
+        image: str = "",
+        array: int = 0,
+        params: Mapping[str, Any] = _NONE,
     ) -> str:
         """The command that submits the run again with other flags and its files as they are now.
 
         Empty if no command line can submit the run. `array`: the size of the array of which the run
-        is a child.
+        is a child. `params` replace those of the run.
         """
         if is_out_of_reach(run) or function_of(run):
             return ""
@@ -70,14 +79,14 @@ class CommandWriter(Struct, frozen=True):
         words = tuple(command or plain_command(run.command))
         argv = shlex.join(words)
         if self.job:
-            params = [
+            typed = [
                 word
-                for name, value in run.params.items()
+                for name, value in {**run.params, **params}.items()
                 if name not in self.defaults or f"{value}" != f"{self.defaults[name]}"
                 for word in ("-p", f"{name}={value}")
             ]
             image_flags = ("--image", image) if image else ()
-            again = self.batchml("submit", self.job, *params, *image_flags, *flags)
+            again = self.batchml("submit", self.job, *typed, *image_flags, *flags)
             return f"{again} -- {argv}" if command or self.is_other else again
         image = image or self.image or own_image(run.image) or run.image
         is_part = run.array_index is not None and not array

@@ -229,7 +229,7 @@ def test_data_elsewhere_on_this_machine_stays_a_parameter() -> None:
     spec = read_job(tomllib.loads(text), "job.toml")
     assert spec.params == {"data": "/mnt/here"}
     assert spec.command[2:] == ("--train-data", "{data}", "--out", "{outputs}", "{params}")
-    assert "line 3; exists on this machine only: elsewhere {data} or the workspace" in text
+    assert "line 3; exists on this machine only: elsewhere {data}\n" in text
 
 
 def test_results_in_the_working_folder_stay_there_so_that_a_resumed_run_finds_them() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchml.explain.ask import variables_of_user
 from batchml.explain.failing import why_ended
-from batchml.explain.missing import EndedRun
+from batchml.explain.missing import EndedRun, FileState, LocalFindings
 from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
 from batchml.model.run import JobStatus, Record, Run
 from tests.explain.test_explain_failing import LOGS, STARTS
@@ -70,6 +70,25 @@ def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:
     assert why_ended(EndedRun(run, CommandWriter(job="jobs/lenet"), lines=(line,))).command == (
         "batchml submit jobs/lenet -p lr=0.1 -p 'name=a b'"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_other", "command"),
+    [
+        (False, "batchml submit . -p config=a/small.yaml -p n=1"),
+        (True, "batchml submit . -p config=a/small.yaml -p n=1 -- python t.py --c a/small.yaml"),
+    ],
+)
+def test_a_wrong_path_is_corrected_in_the_parameter_that_has_it(
+    is_other: bool, command: str
+) -> None:
+    params = {"config": "./a/smal.yaml", "n": 1}
+    run = replace(ended(1, params=params).run, command=("python", "t.py", "--c", "./a/smal.yaml"))
+    line = "FileNotFoundError: [Errno 2] No such file or directory: './a/smal.yaml'"
+    found = LocalFindings(FileState.ABSENT, "/p", suggestion=" Did you mean 'a/small.yaml'?")
+    commands = CommandWriter(job=".", is_other=is_other)
+    end = EndedRun(run, commands, lines=(line,), findings=found)
+    assert why_ended(end).command == command
 
 
 def commands() -> Iterator[str]:

@@ -41,6 +41,14 @@ def test_metrics_and_stop_file_of_a_process_go_with_its_working_directory(
         assert Path(spec["env"][name]).parent == Path(spec["cwd"])
 
 
+def test_the_folder_of_data_sets_is_made_unless_it_is_the_users(host: ExecutorHost) -> None:
+    job = job_of(["true"])
+    made = runner_spec(host, job, attempt_of(job))["shared"]
+    assert made == [f"{host.home.root}/workspace", f"{host.home.root}/data"]
+    job = job_of(["true"], env={"BATCHML_DATA_DIR": "/mine"})
+    assert runner_spec(host, job, attempt_of(job))["shared"] == made[:1]
+
+
 def test_in_a_container_the_runtime_makes_them_unless_the_job_names_them(
     host: ExecutorHost,
 ) -> None:

@@ -97,7 +97,7 @@ def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, 
         "folders": list(filter(None, (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]))),
         # The run's folder, if only this attempt uses it: when unused, another job gets it.
         "own": folder if job.node is None and _are_in(folder, env) else "",
-        "shared": [env["BATCHML_WORKSPACE"]],
+        "shared": [env["BATCHML_WORKSPACE"], *_own_data(host, env)],
         "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
         "preamble": preamble(job, f"executor=process image={job.container['image']}"),
     }
@@ -107,6 +107,11 @@ def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, 
     # if no variable requires it, for its metrics, its stop file and its end mark.
     is_wrapped = needs_runtime(env) or "BATCHML_KEY" in env
     return spec | _through_runtime(host, sys.executable, spec) if is_wrapped else spec
+
+
+def _own_data(host: ExecutorHost, env: Mapping[str, str]) -> list[str]:
+    """The folder of data sets, unless the user has one elsewhere, which is not ours to make."""
+    return [path for path in (f"{host.home.root}/data",) if env["BATCHML_DATA_DIR"] == path]
 
 
 def needs_runtime(env: Mapping[str, str]) -> bool:
