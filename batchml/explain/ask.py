@@ -22,6 +22,7 @@ from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.failing import items_to_search, why_ended
 from batchml.explain.missing import (
     NOT_SENT,
+    RESUMES,
     EndedRun,
     LocalFindings,
     LocalSearch,
@@ -74,7 +75,7 @@ from batchml.runs.metrics.usage import (
     read_usage,
 )
 from batchml.runs.names import bare_id, is_listed
-from batchml.runs.rerun.resubmit import RenumberedDiagnosis
+from batchml.runs.rerun.resubmit import RenumberedDiagnosis, find_local_checkpoints
 from batchml.runs.rerun.rules import PER_RUN
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
@@ -113,12 +114,14 @@ def explain_from_aws(
     clock: Clock,
     search: LocalSearch = lambda *_: LocalFindings(),
     held_runs: Callable[[], Sequence[str]] = tuple,
+    resuming: Callable[[Run], str] = lambda _: RESUMES,
 ) -> ExplainedRun:
     """Say why a run waits or failed, in at most as many calls as `diagnosis` may make.
 
     `record`: the run in the history, in case AWS Batch has forgotten it. `search` looks on this
     machine for a file that the run did not find. `held_runs` lists job ids of notebooks and
-    `alloc`s, which may hold the resources that a run waits for.
+    `alloc`s, which may hold the resources that a run waits for. `resuming` says what a rerun finds
+    of what the run has saved.
 
     Raises NotFound if neither AWS Batch nor the history knows the run, and AccessError,
     ServiceError or ServiceUnreachable if the first call fails.
@@ -137,7 +140,7 @@ def explain_from_aws(
     if run.status.is_terminal:
         cost = record.max_cost if record else None
         variables = variables_of_user(run, record) if record else ()
-        ended = EndedRun(run, commands, max_cost=cost, variables=variables)
+        ended = EndedRun(run, commands, max_cost=cost, variables=variables, resuming=resuming(run))
         explanation = _explain_ended(diagnosis, ended, search)
     elif found:
         explanation = _explain_waiting(diagnosis, WaitingRun(run, now, commands), clock, held_runs)
@@ -368,6 +371,19 @@ _ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {
 _WEEK = 7 * 86_400  # seconds
 
 
+def describe_resuming(context: Context, run: Run) -> str:
+    """What a rerun finds of what a run has saved; RESUMES if this machine cannot see that."""
+    if not context.settings.is_local or run.children or run.nodes:
+        return RESUMES
+    saved = find_local_checkpoints(context, run.job_id)
+    if saved.step is not None:
+        return RESUMES
+    if not saved:
+        return "it has saved nothing, so it starts from the beginning"
+    files = "files that it wrote" if saved.is_kept else "files in {checkpoints}"
+    return f"with --resume the {files} are there again, and the program has to load them"
+
+
 def explain_run(context: Context, word: str) -> ExplainedRun:
     """Explain the run that `word` selects: a job id, a name or `@last`.
 
@@ -392,8 +408,9 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
         return own_held_runs(records, context.env, context.clock.now())
 
     explained = explain_from_aws(
-        diagnosis, job_id, record, commands, context.clock, search_locally, held_runs
-    )
+        diagnosis, job_id, record, commands, context.clock, search_locally, held_runs,
+        lambda run: describe_resuming(context, run),
+    )  # fmt: skip
     explained = add_workers(context, explained, record, commands)
     explained = add_idleness(context, explained, record, commands)
     explanation = diagnosis.named(explained.explanation)

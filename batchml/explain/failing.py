@@ -121,7 +121,7 @@ def _timed_out(ended: EndedRun) -> Explanation:
     longer = f"{max(60, run.timeout * 2)}s" if run.timeout else "12h"
     return Explanation(
         "timed-out", f"It ran past its timeout{limit}, and was stopped.", _last_lines(ended),
-        "Give it more time; with --resume it goes on from its checkpoint.",
+        f"Give it more time; {ended.resuming}.",
         _rerun(ended, "--timeout", longer),
     )  # fmt: skip
 
@@ -132,7 +132,8 @@ def _cancelled(ended: EndedRun) -> Explanation:
         budget = f" of ${ended.max_cost:.2f}" if ended.max_cost else ""
         return Explanation(
             "budget", f"Its budget{budget} was spent, so it was asked to save and stop.",
-            _last_lines(ended), _RAISE_MAX_COST, _rerun_with_higher_budget(ended), is_problem=False,
+            _last_lines(ended), f"Run it again with a higher --max-cost; {ended.resuming}.",
+            _rerun_with_higher_budget(ended), is_problem=False,
         )  # fmt: skip
     if moved_to(run):
         return Explanation(
@@ -152,11 +153,6 @@ def _cancelled(ended: EndedRun) -> Explanation:
         else "Start it again with the program that started it.",
         commands.rerun(run), is_problem=False,
     )  # fmt: skip
-
-
-_RAISE_MAX_COST = (
-    "Run it again with a higher --max-cost; with --resume it goes on from its checkpoint."
-)
 
 
 def _rerun_with_higher_budget(ended: EndedRun) -> str:
@@ -273,7 +269,7 @@ def _program(ended: EndedRun) -> Explanation:
         return Explanation(
             "idle", f"It was {line.partition('. ')[0]}. idle_after has ended it.",
             _last_lines(replace(ended, lines=tuple(own))),
-            "See what it waited for. With --resume, rerun goes on from its checkpoint.",
+            f"See what it waited for before a rerun; {ended.resuming}.",
             commands.log(run),
         )  # fmt: skip
     if line and code in _FINAL:

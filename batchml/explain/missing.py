@@ -74,6 +74,9 @@ class LocalFindings(Struct, frozen=True):
 _NONE: Mapping[str, Any] = {}
 
 
+RESUMES = "with --resume it goes on from its checkpoint"
+
+
 class EndedRun(Struct, frozen=True):
     """A run that has ended, and what AWS and this machine know about it.
 
@@ -91,6 +94,7 @@ class EndedRun(Struct, frozen=True):
     max_cost: float | None = None  # USD
     memory: float | None = None  # MiB, the most that its last attempt used
     variables: tuple[str, ...] = ()  # the names of those set by --set-env
+    resuming: str = RESUMES  # what a rerun finds of what it has saved
 
     @property
     def size(self) -> int:

@@ -7,6 +7,9 @@ import pytest
 
 from batchml.config.settings import load_settings
 from batchml.context import Context
+from batchml.explain.ask import describe_resuming
+from batchml.explain.failing import why_ended
+from batchml.explain.missing import RESUMES, EndedRun
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.commands.next_commands import describe_outputs, next_commands, short_word
 from batchml.runs.search import FoundRun
@@ -48,6 +51,29 @@ def run(status: str, **more: Any) -> Run:
 def test_each_state_has_its_commands(run: Run, commands: list[str], tmp_path: Path) -> None:
     found = [text for _, text in next_commands(place(tmp_path), FoundRun(run, None))]
     assert found == [f"batchml {command}" for command in commands]
+
+
+def test_a_run_goes_on_from_a_checkpoint_or_begins_with_the_files_that_it_wrote(
+    tmp_path: Path,
+) -> None:
+    failed, local = run("FAILED"), place(tmp_path)
+    runs = tmp_path / "home" / "runs" / ID
+    word, command = "", "batchml rerun --resume 6b0e0000"
+    assert describe_resuming(local, failed).startswith("it has saved nothing, so it starts from")
+    assert command not in dict(next_commands(local, FoundRun(failed, None))).values()
+    for path, label, words in (
+        ("output/work/runs/ckpt.pt", "with files", "with --resume the files that it wrote are"),
+        ("checkpoints/last.pt", "go on", "with --resume the files in {checkpoints} are there"),
+    ):
+        (runs / path).parent.mkdir(parents=True)
+        (runs / path).write_text("weights")
+        assert dict(next_commands(local, FoundRun(failed, None)))[label] == command
+        word = describe_resuming(local, failed)
+        assert word.startswith(words)
+    assert describe_resuming(place(tmp_path, "dev"), failed) == RESUMES
+    stopped = run("FAILED", status_reason="Job attempt duration exceeded timeout", timeout=60)
+    found = why_ended(EndedRun(stopped, resuming=word))
+    assert found.fix == f"Give it more time; {word}."
 
 
 def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_path: Path) -> None:

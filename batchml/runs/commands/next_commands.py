@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchml.context import Context
+    from batchml.runs.rerun.resubmit import SavedCheckpoints
     from batchml.runs.search import FoundRun
 
 
@@ -48,8 +49,9 @@ def next_commands(context: "Context", found: "FoundRun") -> "Iterator[tuple[str,
     if run.status.is_terminal:
         is_again = not (found.sweep or found.is_worker)
         yield from _after_the_end(run, word, has_begun, is_again=is_again)
-        if is_again and _has_checkpoint(context, run):
-            yield "go on", f"batchml rerun --resume {word}"
+        saved = _find_checkpoints(context, run) if is_again else None
+        if saved:
+            yield "with files" if saved.is_kept else "go on", f"batchml rerun --resume {word}"
         return
     if has_begun:
         yield "follow", f"batchml logs -f {word}"
@@ -70,14 +72,14 @@ def _after_the_end(
         yield "again", f"batchml rerun {word}{failed}"
 
 
-def _has_checkpoint(context: "Context", run: Run) -> bool:
-    """True if a failed run has a checkpoint on this machine; arrays are not checked."""
+def _find_checkpoints(context: "Context", run: Run) -> "SavedCheckpoints | None":
+    """What a failed run has saved on this machine; arrays are not checked."""
     if run.status is not JobStatus.FAILED or not context.settings.is_local or run.children:
-        return False
+        return None
 
     from batchml.runs.rerun.resubmit import find_local_checkpoints
 
-    return bool(find_local_checkpoints(context, run.job_id))
+    return find_local_checkpoints(context, run.job_id)
 
 
 def _has_begun(run: Run) -> bool:

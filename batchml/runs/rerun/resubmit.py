@@ -63,11 +63,13 @@ _ASKED_SINGLY = 20  # children for whose files the bucket is asked one by one
 class SavedCheckpoints(Struct, frozen=True):
     """The checkpoints of a run or a child: the step of the newest, or a number of files.
 
-    `files` counts files that the program saved in its own way. False if there are none.
+    `files` counts files that the program saved in its own way; `is_kept`: in its working folder,
+    with nothing in the checkpoint folder. False if there are none.
     """
 
     step: int | None = None
     files: int = 0
+    is_kept: bool = False
 
     def __bool__(self) -> bool:
         return self.step is not None or self.files > 0
@@ -184,7 +186,7 @@ def _find_kept_files(
         names = store.keys(f"{above}output/")
         folders = {"/".join([*name.removeprefix(above).split("/")[:3], ""]) for name in names}
         having = [prefix for prefix in prefixes if prefix.removeprefix(above) in folders]
-    return {prefixes[prefix]: SavedCheckpoints(files=1) for prefix in having}
+    return {prefixes[prefix]: SavedCheckpoints(files=1, is_kept=True) for prefix in having}
 
 
 def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
@@ -196,7 +198,7 @@ def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
 def _find_on_this_machine(folder: str, child: int | None) -> SavedCheckpoints:
     """The checkpoints of a run or a child, or else the files of its working folder."""
     found = _find_in_folder(Path(checkpoint_folder(folder, child)))
-    return found or _find_in_folder(Path(kept_folder(folder, child)))
+    return found or replace(_find_in_folder(Path(kept_folder(folder, child))), is_kept=True)
 
 
 def _find_in_folder(folder: Path) -> SavedCheckpoints:
@@ -253,10 +255,9 @@ def _resume_notice(
         last = f" to {steps[-1]}" if len(steps) > 1 else ""
         words = f"It resumes from step{'s' if last else ''} {steps[0]}{last} of {who}."
     else:
-        words = (
-            f"What {who} has saved is there again: {{checkpoints}} and kept files; the program has "
-            "to load it."
-        )
+        is_kept = all(each.is_kept for each in seen.values() if each)
+        what = "the files that it wrote" if is_kept else "{checkpoints} and kept files"
+        words = f"What {who} has saved is there again: {what}; the program has to load it."
     without = [number for number, each in seen.items() if number is not None and not each]
     if without:
         named = [first[number] if number < len(first) else number for number in without]
