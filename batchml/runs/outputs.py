@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
+from batchml.jobs.code import list_names
 from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import (
     is_outputs_rule,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from batchml.runs.search import FoundRun
 
 PARTIAL_SUFFIX = ".batchml-part"  # the suffix of a file that is being copied
-MAX_LEFT_OUT = 20  # names of files in a message
+MAX_LEFT_OUT = 20  # names of files that were left out
+MAX_NAMED = 5  # names of files in an error
 MAX_PARALLEL = 8  # files that are copied at a time
 ROUND = 64  # files; after an error the current round is completed
 _OUR_FILE = ".batchml-"  # the beginning of names in checkpoint folders that no program writes
@@ -196,11 +198,14 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def copy_files(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+def copy_files(
+    source: OutputSource, dest: Path, check: Callable[[Sequence[str]], None] = lambda _: None
+) -> Iterator[OutputEntry | CopiedOutputs]:
     """Copy new and changed files; yield each copied file, and at the end the result.
 
     A file gets its name when it is complete: after an interruption the same call copies the rest.
-    Raises OSError if the folder cannot be written.
+    `check` gets the names of the files that will be replaced, before anything is copied. Raises
+    OSError if the folder cannot be written, and what `check` raises.
     """
     files = size = unchanged = 0
     left_out: list[str] = []
@@ -214,6 +219,7 @@ def copy_files(source: OutputSource, dest: Path) -> Iterator[OutputEntry | Copie
             unchanged += 1
         else:
             changed.append(entry)
+    check([each.name for each in changed if os.path.lexists(dest / each.name)])
     with ThreadPoolExecutor(MAX_PARALLEL) as pool:
         # In rounds, so that an error ends the copy soon.
         for start in range(0, len(changed), ROUND):
@@ -328,17 +334,23 @@ def copy_outputs(
 
     The outputs of a child of an array go to a folder that is named by its number. The copies are
     excluded from the code of later runs. Raises NotFound for a run without outputs, and UsageError
-    if a file is where the folder would be, or if it has the outputs of another run.
+    if a file is where the folder would be, or if it has the outputs of another run or files of the
+    user's own that would be replaced.
     """
-    for path in (dest, *dest.parents):
-        if os.path.lexists(path) and not path.is_dir():
-            raise UsageError(f"{path} is not a folder. Give a folder, or none.")
+    refuse_no_folder(dest)
     refuse_other_outputs(context, found, dest)
     source = open_outputs(context, found, part)
     run = "" if _is_partial(found) else found.job_id
     if not os.path.lexists(dest):
         return _copy_to_new_folder(source, dest, run)
-    return _copy_into_folder(context, source, dest, run)
+    return _copy_into_folder(context, source, dest, run, dest / default_folder(found, part))
+
+
+def refuse_no_folder(dest: Path) -> None:
+    """Raise UsageError if a file is where the folder, or one above it, would be."""
+    for path in (dest, *dest.parents):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UsageError(f"{path} is not a folder. Give a folder, or none.")
 
 
 def refuse_other_outputs(context: Context, found: "FoundRun", dest: Path) -> None:
@@ -370,16 +382,30 @@ def _is_partial(found: "FoundRun") -> bool:
 
 
 def _copy_into_folder(
-    context: Context, source: OutputSource, dest: Path, job_id: str
+    context: Context, source: OutputSource, dest: Path, job_id: str, free: Path
 ) -> Iterator[OutputEntry | CopiedOutputs]:
+    """`free`: a folder for the message that this one has files of the user's own."""
+    is_ours = is_outputs_rule(dest / IGNORE_FILE)
+    written = read_written(context.home.root)
+
+    def refuse_own_files(names: Sequence[str]) -> None:
+        real = os.path.realpath(dest)
+        own = [each for each in names if not written.has(f"{real}/{each}", is_folder=False)]
+        if own and not is_ours:
+            raise UsageError(
+                f"{dest} has files of your own with the names of outputs: "
+                f"{list_names(own, MAX_NAMED)}. Nothing was copied. Name another folder, such as "
+                f"{free}."
+            )
+
     copied = []
     try:
-        for each in copy_files(source, dest):
+        for each in copy_files(source, dest, refuse_own_files):
             if isinstance(each, OutputEntry):
                 copied.append(dest / each.name)
             yield each
     finally:
-        if copied and not is_outputs_rule(dest / IGNORE_FILE):
+        if copied and not is_ours:
             note_written(context.home, copied, run=job_id, into=dest)
 
 

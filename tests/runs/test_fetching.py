@@ -175,6 +175,29 @@ def test_a_users_folder_takes_the_outputs_of_one_run_too(tmp_path: Path) -> None
     assert isinstance(done, CopiedOutputs) and done.files == 1
 
 
+def test_files_of_the_users_own_are_not_replaced(tmp_path: Path) -> None:
+    context, dest = place(tmp_path), tmp_path / "dest"
+    context.home.prepare()
+    output = tmp_path / "home" / "runs" / "first" / "output"
+    output.mkdir(parents=True)
+    dest.mkdir()
+    for name in ("a.csv", "train.py"):
+        (output / name).write_text("of the run")
+    (dest / "train.py").write_text("of the user")
+    with pytest.raises(UsageError, match=r"outputs: train.py\. Nothing was .*/dest/n-first\."):
+        list(copy_outputs(context, found("first"), dest))
+    assert (dest / "train.py").read_text() == "of the user"
+    assert os.listdir(dest) == ["train.py"]
+    (dest / "train.py").unlink()
+    list(copy_outputs(context, found("first"), dest))
+    (output / "train.py").write_text("of the run, later")
+    list(copy_outputs(context, found("first"), dest))
+    assert (dest / "train.py").read_text() == "of the run, later"
+    (dest / "train.py").write_text("changed by the user")
+    with pytest.raises(UsageError, match="files of your own"):
+        list(copy_outputs(context, found("first"), dest))
+
+
 def test_in_a_bucket_checkpoints_lie_beside_the_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

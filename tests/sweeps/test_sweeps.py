@@ -300,6 +300,8 @@ def test_a_folder_with_another_trial_is_refused_before_anything_is_written(
     code, _, err = command("best", "@last", "--get", "got")
     assert code == 2 and "another fetch (sweep x" in err and "Name a new folder" in err
     assert job.read_text() == text
+    code, _, err = command("best", "@last", "--get", "got/job.toml")
+    assert code == 2 and "got/job.toml is not a folder" in err
 
 
 def test_the_code_that_is_fetched_is_what_the_trial_ran(context: Context) -> None:

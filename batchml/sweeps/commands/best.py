@@ -28,6 +28,7 @@ from batchml.runs.outputs import (
     OutputEntry,
     copy_outputs,
     open_outputs,
+    refuse_no_folder,
     refuse_other_outputs,
 )
 from batchml.runs.package import unpack_code
@@ -284,9 +285,10 @@ def fetch_trial(
     """Copy the code to DEST, outputs to DEST/outputs and the checkpoint to DEST/checkpoint.
 
     Raises UsageError, before anything is written, if DEST has other files of those names, or
-    another trial; OSError, and the errors of the store.
+    another trial, or is a file; OSError, and the errors of the store.
     """
     missing: list[str] = []
+    refuse_no_folder(dest)
     _refuse_other_trial(sweep, trial, dest)
     run = _find_run(context, trial, missing)
     if run is not None:
