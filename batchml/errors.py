@@ -66,7 +66,7 @@ class EmptyOption(UsageError):
     """An option has an empty value, such as `--queue "$QUEUE"` without the variable."""
 
     def __init__(self, option: str) -> None:
-        super().__init__(f"{option}: is empty: perhaps a variable of the shell is.")
+        super().__init__(f"{option} is empty. Is a variable of the shell not set?")
 
 
 class OtherAccountOrRegion(UsageError):

@@ -127,7 +127,7 @@ def test_an_empty_value_of_an_option_is_refused_by_every_command(
     words = shlex.split(line)
     option = [word.partition("=")[0] for word in words if word.startswith("--")][-1]
     assert app.run(words) == 2
-    assert f"{option}: is empty: perhaps a variable of the shell is." in capsys.readouterr().err
+    assert f"{option} is empty. Is a variable of the shell not set?" in capsys.readouterr().err
 
 
 def test_empty_words_of_the_command_of_a_run_are_its_own(
