@@ -553,7 +553,7 @@ def waiting_reason(context: Context, job_id: str) -> str:
 def cause_in_log(context: Context, record: Record | None, run: Run, lines: Sequence[str]) -> str:
     """The verdict on the last lines of a log, without a call to AWS; empty if none is certain.
 
-    For a file that was not sent it names the ignore file, as `explain` does.
+    For a file that was not sent it names the ignore file and what to do, as `explain` does.
     """
     lines = program_lines(lines)
     found = match_log(lines)
@@ -565,5 +565,5 @@ def cause_in_log(context: Context, record: Record | None, run: Run, lines: Seque
     if ended.findings.state in NOT_SENT:
         better = refine(found, ended) if found is not None else explain_guess(ended)
         if better is not None:
-            return better.verdict
+            return f"{better.verdict} {better.fix}".rstrip()
     return found.verdict if found is not None else ""

@@ -332,10 +332,13 @@ def test_the_end_of_a_run_names_the_ignore_file_that_excludes_what_it_missed(fol
     place: Any = SimpleNamespace(home=SimpleNamespace(root=folder / "state"))
     record, run = Record(folder=str(folder)), ended().run
     bad = "RuntimeError: bad data/train.csv"
-    assert cause_in_log(place, record, run, [bad]).endswith(".gitignore excludes data/.")
+    assert ".gitignore excludes data/. Add the line" in cause_in_log(place, record, run, [bad])
     for line in (NO_FILE.format("data/train.csv"), "FileNotFoundError: data/train.csv not found."):
         said = cause_in_log(place, record, run, ["epoch 1", line])
-        assert said == "data/train.csv was not sent: .gitignore excludes data/."
+        assert said == (
+            "data/train.csv was not sent: .gitignore excludes data/. Add the line `!data/` to "
+            f"{folder}/.batchmlignore. Put large data into BATCHML_DATA_DIR instead."
+        )
         assert cause_in_log(place, None, run, [line]) == "data/train.csv does not exist."
     gone = cause_in_log(place, record, run, [NO_FILE.format("gone.csv")])
     assert gone == "gone.csv does not exist."

@@ -300,6 +300,9 @@ def test_the_step_is_said_before_and_the_run_remembers_from_where(context: Conte
     save(saved(context, OLD), 120)
     wanted = with_checkpoints(context, FOUND, FOUND, RerunSpec(SPEC), None)
     assert wanted.notices == (f"It resumes from step 120 of train {OLD}.",)
+    done = FoundRun(replace(RUN, status=JobStatus.SUCCEEDED), None)
+    (words,) = with_checkpoints(context, done, done, RerunSpec(SPEC), None).notices
+    assert words.startswith("It resumes from step 120") and "It had succeeded: " in words
     assert wanted.own_tags == {RESUMES_TAG: OLD}
     told = ResumeSource.read(str(wanted.spec.env[VARIABLE]))
     assert told == ResumeSource(OLD, "train", "2key", folder=str(context.home.runs / OLD))

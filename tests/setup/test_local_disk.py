@@ -49,6 +49,18 @@ def test_clean_says_why_young_environments_and_code_stay(
     assert "code, which rerun and diff need: batchml local reset" in runs
 
 
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [(16 * 60 + 31, "16 min ago"), (5 * 3600 + 61, "5 h 1 min ago"), (40 * DAY, "40 days ago")],
+)
+def test_clean_says_when_an_environment_was_last_used(
+    home: Home, capsys: pytest.CaptureFixture[str], age: float, text: str
+) -> None:
+    environment(home, "old", age)
+    assert app.run(["local", "clean", "--all", "--dry-run"]) == 0
+    assert f"old  last used {text}  " in capsys.readouterr().out
+
+
 def test_a_dry_run_does_not_count_as_left_what_it_would_free(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

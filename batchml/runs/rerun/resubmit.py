@@ -111,13 +111,11 @@ def with_checkpoints(
         raise _no_checkpoint_error(context, found, who)
     else:
         words = _resume_notice(who, saved, first)
+    if found.run is not None and found.run.status is JobStatus.SUCCEEDED:
+        words += " It had succeeded: unless the program sees that, it does all its work again."
     spec = replace(wanted.spec, env={**wanted.spec.env, VARIABLE: source.to_json()})
-    return replace(
-        wanted,
-        spec=spec,
-        own_tags={RESUMES_TAG: found.job_id},
-        notices=(*wanted.notices, words),
-    )
+    tags, notices = {RESUMES_TAG: found.job_id}, (*wanted.notices, words)
+    return replace(wanted, spec=spec, own_tags=tags, notices=notices)
 
 
 def _check_can_resume(found: "FoundRun", wanted: RerunSpec, some: bool) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from batchml.cli.app import command_group
 from batchml.cli.options import Json, open_context, read_seconds
 from batchml.cli.output import print_json, print_line
-from batchml.cli.render import duration, time_json
+from batchml.cli.render import time_json
 from batchml.clock import SystemClock
 from batchml.config.project import short_project
 from batchml.context import LOCAL_REGION, Context
@@ -28,6 +28,7 @@ from batchml.local.server.auth import ENDPOINTS
 from batchml.local.store import adopt as adopting
 from batchml.local.store import identity
 from batchml.model.environment import endpoint_mistakes, endpoint_variables
+from batchml.model.names import short_duration
 from batchml.model.run import RunName
 from batchml.runtime.entry.folders import size_text
 from batchml.runtime.processes import state_of
@@ -306,8 +307,9 @@ def clean(
     now = context.clock.now()
     for each in freed.environments:
         age = now - each.used
-        days = f"{age // 86_400:.0f} days" if age >= 2 * 86_400 else duration(age)
-        use = f"last used {days} ago" if each.used else "never completed"
+        is_old = age >= 2 * 86_400
+        ago = f"{age // 86_400:.0f} days" if is_old else short_duration(age // 60 * 60 or age)
+        use = f"last used {ago} ago" if each.used else "never completed"
         print_line(f"{each.path.name}  {use}  {size_text(each.size)}")
     if freed.packages:
         names = [each.name for each in sorted(freed.packages, key=lambda each: -each.size)]
