@@ -231,7 +231,7 @@ def to_request(
     """
     if isinstance(job, str) and not job.strip():
         raise UsageError(
-            "The name of the job is empty: perhaps a variable of the shell is. "
+            "The name of the job is empty. Is a variable of the shell not set? "
             "For the job of the current folder: batchml submit ."
         )
     fields: dict[str, Any] = {}
