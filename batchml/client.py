@@ -17,9 +17,10 @@ from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
 from batchml.runs.find import describe_runs, find, load_runs, select
 from batchml.runs.functions.submit import Function, prepare_function
+from batchml.runs.metrics.conditions import read_condition
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
-from batchml.runs.search import RunFilter, read_commit, read_condition, read_states
+from batchml.runs.search import RunFilter, read_commit, read_states
 from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.sweeps.handle import SweepHandle

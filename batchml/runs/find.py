@@ -25,12 +25,12 @@ from batchml.model.run import (
     first_start,
     has_begun,
 )
+from batchml.runs.metrics.conditions import MetricValue
 from batchml.runs.metrics.pace import PaceLog
 from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
 from batchml.runs.names import ProjectScope, bare_id, select_run
 from batchml.runs.search import (
     FoundRun,
-    MetricValue,
     RunFilter,
     SkippedRuns,
     keep_ends,
@@ -110,7 +110,14 @@ def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
 
 def _measure(context: Context) -> Callable[[Run, Record], Record]:
     """A function that adds the metrics in a run's log to its record."""
-    return lambda run, record: read_metrics(context, run, record).added_to(record)
+
+    def measure(run: Run, record: Record) -> Record:
+        is_array = run.array_size > 0
+        found = FoundRun(run, record)
+        read = read_children(context, found) if is_array else read_metrics(context, run, record)
+        return read.added_to(record)
+
+    return measure
 
 
 def measure_runs(

@@ -3,7 +3,6 @@
 Source: AWS Batch User Guide, "Jobs" (a finished job stays listed for at least seven days).
 """
 
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -37,6 +36,7 @@ from batchml.model.run import (
     run_from_record,
     times_of,
 )
+from batchml.runs.metrics.conditions import MetricCondition, MetricValue
 from batchml.runs.metrics.series import best_values, first_values
 
 COMMIT_TAG = "batchml:commit"
@@ -46,51 +46,6 @@ LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: AWS Batch has forgot
 LISTED_WITHIN = 60_000  # ms after its submission: until then AWS Batch may not return the run
 MAX_OTHERS = 1_000  # jobs of other projects that a search reads: about ten calls of each kind
 MIN_COMMIT = 4  # characters, as in git
-
-_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
-_FUNCTION = re.compile(r"([a-z]\w*)\((.+)\)")
-FUNCTIONS = ("first", "last", "best", "min", "max")  # of the values of a metric
-_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
-    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
-
-
-class MetricValue(Struct, frozen=True):
-    """One value of a metric in a run: the last, or `function`, one of FUNCTIONS."""
-
-    name: str
-    function: str = "last"
-
-    def read(self, found: "FoundRun") -> float | None:
-        """The value in a run; None if it is not known."""
-        record = found.record or Record()
-        if self.function == "last":
-            return record.metrics.get(self.name)
-        if self.function == "best":
-            return found.best_metrics.get(self.name)
-        known = record.ranges.get(self.name)
-        if known is None:
-            return None
-        values = {"first": known.first, "min": known.least, "max": known.greatest}
-        return values[self.function]
-
-
-class MetricCondition(Struct, frozen=True):
-    """A condition for a value of a metric: `max(val_accuracy) > 0.98`."""
-
-    name: str
-    sign: str
-    bound: float
-    function: str = "last"
-
-    @property
-    def value(self) -> MetricValue:
-        return MetricValue(self.name, self.function)
-
-    def holds(self, found: "FoundRun") -> bool:
-        value = self.value.read(found)
-        return value is not None and _OPERATORS[self.sign](value, self.bound)
 
 
 class RunFilter(Struct, frozen=True):
@@ -285,32 +240,6 @@ class FoundRun(Struct, frozen=True):
         return self.record or Record()
 
 
-def read_condition(text: str, flag: str) -> MetricCondition:
-    """Parse `val_accuracy>0.98` or `max(val_accuracy)>0.98`. Raises UsageError."""
-    found = _CONDITION.fullmatch(text)
-    if found:
-        value = read_metric_value(found[1], flag)
-        with suppress(ValueError):
-            return MetricCondition(value.name, found[2], float(found[3]), value.function)
-    raise UsageError(
-        f"{flag} {text}: write a condition such as 'val_accuracy>0.98' or "
-        "'max(val_accuracy)>0.98', in quotes."
-    )
-
-
-def read_metric_value(text: str, flag: str) -> MetricValue:
-    """Parse `loss` or `min(loss)`. Raises UsageError for a function that does not exist."""
-    found = _FUNCTION.fullmatch(text)
-    if found is None:
-        return MetricValue(text)
-    if found[1] not in FUNCTIONS:
-        raise UsageError(
-            f"{flag} {text}: no such function.{did_you_mean(found[1], FUNCTIONS)} "
-            f"Functions: {', '.join(FUNCTIONS)}."
-        )
-    return MetricValue(found[2], found[1])
-
-
 def read_states(texts: Iterable[str], flag: str) -> frozenset[str]:
     """Check names of states and outcome classes, in any case. Raises UsageError."""
     known = [*(each.value for each in JobStatus), *(each.value for each in OutcomeClass)]
@@ -343,7 +272,7 @@ def matches(found: FoundRun, filters: RunFilter) -> bool:
             name in found.params and is_param_value(found.params[name], text)
             for name, text in filters.params.items()
         )
-        and all(condition.holds(found) for condition in filters.metrics)
+        and all(condition.holds(found.record) for condition in filters.metrics)
         and found.commit.startswith(filters.commit)
     )
 

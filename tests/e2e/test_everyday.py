@@ -217,6 +217,7 @@ def test_only_the_children_that_failed_run_again_under_their_own_numbers(
     assert "child 4 of 5" in cli("logs", "@last:4").out
     assert "It runs these children of the first array again: 1 3-4." in cli("logs", "@last:0").err
     assert "reruns     children 1 3-4 of a larger array" in cli("show", "@last").out
+    assert "0.266667\n" in cli("ls", "--columns", "id,loss").out, "the mean of its children"
     own = third.json["jobId"]
     for command in ("show", "explain", "cost", "wait"):
         assert f"{own}:4" in cli(command, "@last:4").out, command

@@ -12,18 +12,17 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.errors import UsageError
 from batchml.history import History, end_record
 from batchml.model.run import Attempt, JobStatus, MetricRange, Record, Run
+from batchml.runs.metrics.conditions import MetricCondition, MetricValue, read_condition
 from batchml.runs.search import (
     COMMIT_TAG,
     LISTED_WITHIN,
     LOST_AFTER,
     MAX_OTHERS,
     FoundRun,
-    MetricCondition,
     RunFilter,
     SkippedRuns,
     matches,
     read_commit,
-    read_condition,
     read_states,
     search,
 )
@@ -115,16 +114,15 @@ def test_an_unknown_function_of_a_metric_is_named() -> None:
         read_condition("maxx(loss)>1", "--metric")
 
 
-def with_loss(last: float, *range_: float, **directions: str) -> FoundRun:
+def with_loss(last: float, *range_: float, **directions: str) -> Record:
     ranges = {"loss": MetricRange(*range_)} if range_ else {}
-    record = Record(metrics={"loss": last}, ranges=ranges, directions=directions)
-    return FoundRun(run(1), record)
+    return Record(metrics={"loss": last}, ranges=ranges, directions=directions)
 
 
 def test_a_metric_that_a_run_does_not_have_fulfils_nothing() -> None:
     assert MetricCondition("loss", "<", 1.0).holds(with_loss(0.5))
     assert not MetricCondition("loss", "<", 1.0).holds(with_loss(float("nan")))
-    assert not MetricCondition("loss", "!=", 1.0).holds(FoundRun(run(1), Record()))
+    assert not MetricCondition("loss", "!=", 1.0).holds(Record())
 
 
 @pytest.mark.parametrize(
@@ -134,6 +132,16 @@ def test_a_metric_that_a_run_does_not_have_fulfils_nothing() -> None:
 def test_each_function_has_its_value(function: str, value: float) -> None:
     known = with_loss(0.5, 2.0, 0.25, 3.0, loss="min")
     assert MetricCondition("loss", "==", value, function).holds(known)
+
+
+def test_an_array_has_the_mean_of_its_children_or_the_value_of_one() -> None:
+    ranges = {"loss:0": MetricRange(2.0, 0.25, 3.0), "loss:4": MetricRange(4.0, 0.5, 5.0)}
+    metrics = {"loss:0": 0.5, "loss:4": 1.5, "other:0": 9.0}
+    record = Record(metrics=metrics, ranges=ranges, directions={"loss": "min"})
+    values = {"last": 1.0, "first": 3.0, "min": 0.25, "max": 5.0, "best": 0.25}
+    assert {each: MetricValue("loss", each).read(record) for each in values} == values
+    assert MetricValue("loss").read(None) is None
+    assert MetricValue("loss:4").read(record) == 1.5
 
 
 def test_the_best_value_is_unknown_without_a_direction_and_in_old_records() -> None:

@@ -41,16 +41,15 @@ from batchml.runs.compare.columns import (
 from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
+from batchml.runs.metrics.conditions import MetricValue, read_condition
 from batchml.runs.metrics.series import NO_METRICS
 from batchml.runs.names import is_listed
 from batchml.runs.search import (
     MAX_OTHERS,
     FoundRun,
-    MetricValue,
     RunFilter,
     SkippedRuns,
     read_commit,
-    read_condition,
     read_states,
     run_as_submitted,
 )

@@ -12,8 +12,9 @@ from batchml.model.names import dollars, idle_text, short_id
 from batchml.model.numbering import shown_params
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
 from batchml.runs.compare.facts import UNUSED, unused_params
+from batchml.runs.metrics.conditions import MetricValue, read_metric_value
 from batchml.runs.metrics.series import NO_METRICS, child_of
-from batchml.runs.search import FoundRun, MetricValue, read_metric_value
+from batchml.runs.search import FoundRun
 
 Value = str | int | float | None
 
@@ -157,14 +158,14 @@ def metric_column(metric: MetricValue) -> Column:
     words = metric.name if metric.function == "last" else f"{metric.function}({metric.name})"
 
     def text(found: FoundRun, _: int) -> str:
-        value = metric.read(found)
+        value = metric.read(found.record)
         if value is not None:
             return f"{value:g}"
         # The history has finite values only: a metric with some, but without a last one, diverged.
         has_diverged = found.record is not None and metric.name in found.record.ranges
         return "nan/inf" if has_diverged and metric.function == "last" else ""
 
-    return Column(words, lambda found, _: metric.read(found), text, metric)
+    return Column(words, lambda found, _: metric.read(found.record), text, metric)
 
 
 def known_names(runs: Iterable[FoundRun | Record]) -> KnownNames:
