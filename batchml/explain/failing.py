@@ -493,6 +493,12 @@ _BY_OUTCOME = {
 def _explain_clue(ended: EndedRun, found: clues.ClueMatch) -> Explanation:
     evidence = (found.line,) if found.line else ()
     fix, command = found.fix, _command(ended, found)
+    flag = found.groups[0] if found.cause == "unknown-flag" and found.groups else ""
+    if "_" in flag and not ended.commands.job:  # no job.toml has a key for it
+        right = flag.replace("_", "-")
+        fix = f"If it writes flags with hyphens, write {right}."
+        words = [word.replace(flag, right, 1) for word in ended.run.command]
+        command = ended.submit(command=words) if words != list(ended.run.command) else ""
     if ended.commands.is_local and found.cause in _LOCAL_FIXES:
         fix = _LOCAL_FIXES[found.cause]
         is_disk = found.cause == "disk-full"

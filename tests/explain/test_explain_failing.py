@@ -361,6 +361,14 @@ def test_flags_that_are_spelt_otherwise_have_a_key_of_the_job(line: str, verdict
     assert 'flags = "kebab"' in found.fix
 
 
+def test_a_flag_with_an_underscore_is_corrected_in_a_command_without_a_job() -> None:
+    run = replace(ended(2).run, command=("python", "t.py", "--batch_size", "8"))
+    line = "t.py: error: unrecognized arguments: --batch_size 8"
+    found = why_ended(EndedRun(run, CommandWriter(), lines=(line,)))
+    assert found.fix == "If it writes flags with hyphens, write --batch-size."
+    assert found.command.endswith(" -- python t.py --batch-size 8")
+
+
 @pytest.mark.parametrize(
     ("line", "cause", "verdict"),
     [

@@ -255,7 +255,7 @@ def _resume_notice(
     else:
         is_kept = all(each.is_kept for each in seen.values() if each)
         what = "the files that it wrote" if is_kept else "{checkpoints} and kept files"
-        words = f"What {who} has saved is there again: {what}; the program has to load it."
+        words = f"What {who} has saved is there again: {what}. The program has to load them."
     without = [number for number, each in seen.items() if number is not None and not each]
     if without:
         named = [first[number] if number < len(first) else number for number in without]
