@@ -1,11 +1,12 @@
 """Read the files of a job's own image: requirements.txt, environment.yml, Dockerfile.
 
 They are read for three purposes: to find the files that decide the image and its digest, to scan
-those for secrets, and to add the runtime. pip, conda and the Docker engine check the rest when they
-make the image.
+those for secrets, and to add the runtime. A requirement that pip could not read is refused; pip,
+conda and the Docker engine check the rest when they make the image.
 
-Sources: pip's documentation, "Requirements File Format"; conda's documentation, "Managing
-environments" and "Package match specifications"; Docker's documentation, "Dockerfile reference".
+Sources: pip's documentation, "Requirements File Format"; PEP 508, "Grammar"; conda's documentation,
+"Managing environments" and "Package match specifications"; Docker's documentation, "Dockerfile
+reference".
 """
 
 import json
@@ -25,6 +26,20 @@ ReadText = Callable[[str], str | None]  # reads a file of the folder; None if it
 _INCLUDE = re.compile(r"(?:-r|--requirement)(?:\s*=\s*|\s+|(?<=^-r))(\"[^\"]*\"|'[^']*'|\S+).*")
 _URL = re.compile(r"\w+://")
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_CLAUSE = r"(?:(?:==|!=|<=|>=|<|>|~=)\s*[\w.*+!-]+|===\s*[^\s,;)]+)"
+_CLAUSES = rf"{_CLAUSE}(?:\s*,\s*{_CLAUSE})*\s*,?"
+_EXTRAS = rf"(?:\[\s*(?:{_NAME}\s*(?:,\s*{_NAME}\s*)*)?\]\s*)?"
+_REQUIREMENT = re.compile(rf"{_NAME}\s*{_EXTRAS}(?:{_CLAUSES}|\(\s*{_CLAUSES}\s*\))?")
+# Paths, URLs, variables and options, which are no names of packages.
+_OTHER = re.compile(r"[/\\@$]|^[.-]|^\[")
+_CORRECTIONS = (
+    (re.compile(r"=([<>])"), r"\1="),  # `=>2`
+    (re.compile(r"(?<![=<>!~])=(?!=)"), "=="),  # `=2`
+    (re.compile(rf"^({_NAME}(?:\[.*\])?)\s+(?=\d)"), r"\1=="),  # `pandas 2`
+    (re.compile(r"([<>=]\s*\d[\w.*]*)\s*(?=[<>!~=])"), r"\1,"),  # `>=2<3`
+)
 
 
 class Requirements(Struct, frozen=True):
@@ -57,6 +72,8 @@ def _read(
         include = _INCLUDE.fullmatch(line)
         if include is None or _URL.match(include[1]):
             lines.append(line)
+            mistake = requirement_mistake(line)
+            mistakes += [f"{file}:{number}: {mistake}"] if mistake else []
             continue
         named = include[1].strip("\"'")
         inner = _resolve_include(file, named)
@@ -66,6 +83,18 @@ def _read(
             mistakes.append(f"{file}:{number}: {inner} includes itself.")
         else:
             _read(inner, read, lines, mistakes, (*trail, file))
+
+
+def requirement_mistake(line: str) -> str:
+    """Why pip cannot read a line, with the probable correction; "" if it can, or may."""
+    requirement = re.split(r"\s-|;", line)[0].strip()  # without options and the marker
+    if _OTHER.search(requirement) or _REQUIREMENT.fullmatch(requirement):
+        return ""
+    for wrong, right in _CORRECTIONS:
+        better = wrong.sub(right, requirement)
+        if _REQUIREMENT.fullmatch(better):
+            return f"{requirement!r} is no requirement that pip can read. Did you mean {better!r}?"
+    return f"{requirement!r} is no requirement that pip can read, such as 'pandas==2.2'."
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

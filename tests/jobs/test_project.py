@@ -229,13 +229,32 @@ def test_every_mistake_of_the_files_is_told_at_once(images: list[Path], tmp_path
     "line",
     [
         "-e .", "./wheels/x.whl", "-c pins.txt", "--find-links='my wheels'", "numpy @ file:///work",
-        "mine @ git+https://${TOKEN}@x.org/mine", "-r https://x.org/more.txt", "no requirement",
-        "six==1 --hash=sha256:0",
+        "mine @ git+https://${TOKEN}@x.org/mine", "-r https://x.org/more.txt",
+        "six==1 --hash=sha256:0", "a[b, c] >=1, <2.* ; python_version > '3'", "a (>=1,<2)",
+        "torch==2.1.0+cpu", "x-1.tar.gz", "a===odd~version",
     ],
 )  # fmt: skip
 def test_pip_judges_each_other_line(line: str) -> None:
     found = read_requirements("a.txt", {"a.txt": f"six\n{line}  # why\n"}.get)
     assert (found.lines, found.mistakes) == (("six", line), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "better"),
+    [
+        ("pandas=2", "Did you mean 'pandas==2'?"),
+        ("pandas => 2", "Did you mean 'pandas >= 2'?"),
+        ("pandas[x] 2", "Did you mean 'pandas[x]==2'?"),
+        ("pandas>=2 <3", "Did you mean 'pandas>=2,<3'?"),
+        ("no requirement", "such as 'pandas==2.2'."),
+        ("pandas==", "such as 'pandas==2.2'."),
+    ],
+)
+def test_what_pip_cannot_read_is_refused_with_its_own_file_and_line(line: str, better: str) -> None:
+    files = {"a.txt": "six\n\n-r b.txt\n", "b.txt": f"# why\n{line} # here\n"}
+    (told,) = read_requirements("a.txt", files.get).mistakes
+    assert told.startswith(f"b.txt:2: {line!r} is no requirement that pip can read")
+    assert told.endswith(better)
 
 
 def test_a_file_may_be_written_on_windows(images: list[Path], tmp_path: Path) -> None:
@@ -343,4 +362,5 @@ def test_any_two_files_are_read_to_an_end_and_include_no_other(
     found = read_requirements("a.txt", files.get)
     assert not any(line.startswith(("-r", "--requirement")) for line in found.lines)
     again = read_requirements("a.txt", {"a.txt": found.text}.get)
-    assert (again.lines, again.mistakes) == (found.lines, ())
+    assert again.lines == found.lines
+    assert all("that pip can read" in each for each in again.mistakes)  # "numpy \\" joins lines
