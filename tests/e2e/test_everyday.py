@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -297,6 +299,41 @@ def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
     assert sorted(path.name for path in cli.folder.iterdir()) == sorted(
         ["left", "old", folder.name]
     )
+
+
+# It reads the model at --model, and writes one to --out.
+PROGRAM = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--model")
+parser.add_argument("--out", default="results")
+options = parser.parse_args()
+print("begins with", pathlib.Path(options.model).read_text() if options.model else "nothing")
+pathlib.Path(options.out).mkdir(exist_ok=True)
+pathlib.Path(options.out, "model.txt").write_text("the model of " + pathlib.Path(__file__).stem)
+"""
+
+
+def test_the_model_of_another_run_is_used_in_the_three_ways_of_the_page(cli: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text("utf-8")
+    section = page.partition("## The model of another run\n")[2].partition("\n## ")[0]
+    for name in ("first.py", "next.py"):
+        (cli.folder / name).write_text(PROGRAM)
+    first, second = re.findall(r"^\$ batchml (.*)$", section, re.MULTILINE)
+    get, resume = re.findall(r"`batchml (.*?)`", section)
+    (rule,) = re.findall(r"`(!.*?)`", section)
+    assert cli(*shlex.split(first)).code == 0
+    assert "begins with the model of first" in cli(*shlex.split(second)).out
+    assert cli(*shlex.split(get.replace("RUN", "next"))).code == 0
+    (cli.folder / ".batchmlignore").write_text(rule)
+    model = "model/work/results/model.txt"
+    assert "the model of next" in cli("submit", "--wait", "next.py", "--", "--model", model).out
+    head = 'image = "python"\ncommand = ["python", "next.py", "{params}"]\n'
+    job = f'{head}[params]\nmodel = "/dev/null"\n'
+    write_job(cli.folder, "tune", job, next__py=PROGRAM)
+    assert cli("submit", "--wait", "tune").code == 0
+    again = cli(*shlex.split(resume.replace("RUN", "@last")), "--wait")
+    assert "begins with the model of next" in again.out
 
 
 def test_a_rerun_in_another_shell_reads_the_same_data(
