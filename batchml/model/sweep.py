@@ -67,6 +67,7 @@ class EarlyStop(Struct, frozen=True):
     min: int = 1
     eta: int = 3
     resume: bool = False  # trials end at rungs, and promoted ones continue from their checkpoints
+    is_step_given: bool = False  # False: `step` is a default; lines may count something else
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -199,6 +200,8 @@ class Trial(Struct):
     exit_code: int | None = None
     why: str = ""  # the reason of its end, for users
     tail: tuple[str, ...] = ()  # the last lines of output of a failed trial
+    counter: str = ""  # what its lines count, if the sweep file names no step
+    other: str = ""  # what they count, and what does not count; NO_COUNTER: nothing
 
     @property
     def step(self) -> int:

@@ -441,6 +441,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
         params=dict(job.params),
         patterns=job.patterns,
         step=stop.step,
+        is_step_given=stop.is_step_given,
         method=stop.method,
         rungs=stop.rungs,
         max=stop.max,

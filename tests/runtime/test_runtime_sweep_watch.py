@@ -29,7 +29,7 @@ def epochs(first: int, last: int, acc: float = 0.5) -> list[str]:
 
 
 def test_a_short_trial_tells_its_end_alone(trial: Make) -> None:
-    world = trial(method="none", rungs=(), max=0)
+    world = trial(method="none", rungs=(), max=0, is_step_given=False)
     world.prints("acc=0.5", "acc=0.6 loss=0.1")
     assert world.ends() == 0
     assert world.messages == [
@@ -246,6 +246,45 @@ def test_a_counter_from_0_that_advances_by_more_than_one_counts_as_it_is(trial: 
     assert world.ends() == 0
     assert [step for step, _ in world.points] == [1, 20, 40, 60, 80, 100]
     assert world.end["state"] == "DONE"
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_where_the_file_names_no_step_the_single_counter_of_the_lines_is_it(
+    trial: Make, first: int
+) -> None:
+    world = trial(max=100, rungs=(), is_step_given=False)
+    world.prints(*(f"iter {step}: acc={step / 200}" for step in range(first, 101, 20)))
+    world.ends()
+    assert [step for step, _ in world.points][1 if first == 0 else 0 :] == [20, 40, 60, 80, 100]
+    assert (world.end["counter"], world.end.get("other")) == ("iter", None)
+
+
+def test_iterations_from_0_by_one_are_learned_too(trial: Make) -> None:
+    world = trial(max=27, is_step_given=False)
+    world.prints(*(f"iter={step} acc=0.5" for step in range(27)))
+    world.ends()
+    assert [step for step, _ in world.points] == list(range(1, 28))
+    assert "why" not in world.end
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "other"),
+    [
+        ("iter {}: acc=0.5", True, "iter"),
+        ("acc=0.5", True, "none"),
+        ("acc=0.5", False, None),
+        ("step {} iter {}: acc=0.5", False, None),
+        ("iter {}00: acc=0.5", False, "iter"),  # beyond max: what max counts is something else
+    ],
+)
+def test_another_counter_that_cannot_be_the_step_is_named_and_values_are_counted(
+    trial: Make, line: str, given: bool, other: str | None
+) -> None:
+    world = trial(is_step_given=given)
+    world.prints(*(line.replace("{}", str(number)) for number in range(1, 6)))
+    world.ends()
+    assert [step for step, _ in world.points] == [1, 2, 3, 4, 5]
+    assert (world.end.get("counter"), world.end.get("other")) == (None, other)
 
 
 def test_a_program_that_counts_from_0_is_told_of_the_step_that_it_printed(trial: Make) -> None:

@@ -98,6 +98,7 @@ class World:
         self.intervals, self.slots, self.step_seconds = intervals, slots, step_seconds
         self.looks_every = looks_every
         self.faults = dict(faults or {})
+        self.counters = ("", "")  # what lines of the program count: `make_message`
         self.clock = WorldClock(self)
         self.jobs = FakeJobs(self, hourly, timeout)
         self.runs: list[tuple[int, int]] = []  # (trial, wave) of each child that trained
@@ -318,8 +319,9 @@ class _Trial:
     def tell(self, kind: str, end: tuple[Any, ...] | None = None) -> None:
         world = self.world
         message = messages.make_message(
-            self.sender, self.seq, kind, world.clock.now(), self.points, self.decisions
-        )
+            self.sender, self.seq, kind, world.clock.now(), self.points, self.decisions,
+            counters=world.counters,
+        )  # fmt: skip
         if end is not None:
             message = messages.add_end(message, *end)
         sender = self.sender

@@ -92,6 +92,28 @@ def test_notices_that_no_longer_hold_are_gone() -> None:
     assert world.state().notices == {}
 
 
+@pytest.mark.parametrize(
+    ("counters", "said"),
+    [
+        (("iter", ""), 'count iter, so early_stop.max = 9 does, too. Write step = "iter" below'),
+        (("", "iter"), "count iter, not epoch: each of them counts as one epoch. For iter write"),
+        (("", "none"), "have no epoch: each of them counts as one epoch."),
+    ],
+)
+def test_lines_that_do_not_count_the_step_are_named_once_in_the_first_trial(
+    counters: tuple[str, str], said: str
+) -> None:
+    world = World(spec_of("tpe", "asha", trials=4, parallel=1))
+    world.counters = counters
+    first = next(each for each in world.snapshots() if each.notices)
+    assert [line for line in first.notices if f"The lines with loss {said}" in line]
+    assert first.over == 0
+    assert len(world.run(who="second").notices) == 1
+    plain = World(spec_of("tpe", trials=4, parallel=1))
+    plain.counters = counters
+    assert plain.run().notices == ()
+
+
 def test_a_flag_that_the_program_does_not_know_is_named_once() -> None:
     tail = ("usage: train.py", "train.py: error: unrecognized arguments: --batch_size 8")
     faults = {number: Fault("fails", 1, tail=tail) for number in (1, 2)}

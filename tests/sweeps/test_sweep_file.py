@@ -293,7 +293,7 @@ def test_ways_to_write_a_limit(given: dict[str, Any], limits: dict[str, Any]) ->
         ({"max": 9, "method": "median", "min": 2}, EarlyStop("median", max=9, min=2)),
         ({"max": 9, "resume": True}, EarlyStop("asha", max=9, min=1, resume=True)),
         ({"max": 9, "method": "halving", "resume": True}, EarlyStop("halving", max=9, min=1)),
-        ({"step": "images"}, EarlyStop("none", "images")),
+        ({"step": "images"}, EarlyStop("none", "images", is_step_given=True)),
     ],
 )
 @pytest.mark.parametrize("method", ["tpe", "random", "sobol"])

@@ -97,6 +97,7 @@ class TrialContract(NamedTuple):
     every: float = EVERY  # seconds between two messages; at rungs they are sent at once
     look: float = POLL_EVERY  # seconds between two polls of `stop/`
     attempts: int = 1  # the most attempts that AWS Batch makes of a job
+    is_step_given: bool = True  # False: `step` is a default, and lines may count something else
     retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which AWS Batch tries again
 
     def loss(self, value: float) -> float:
@@ -150,9 +151,10 @@ def _is_valid(contract: TrialContract) -> bool:
 # Each message has the start time of its attempt, and everything new since the message before. A
 # trial that ends within a second sends only one message, of the kind END. `points` are `[step, [a
 # value for each goal], at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`;
-# times are in seconds since the epoch. All numbers are finite. An END message has a state, an exit
-# code, the reason, and after a failure the last lines of output. It has `again` if AWS Batch may
-# make another attempt; then it counts only after the job has ended.
+# times are in seconds since the epoch. All numbers are finite. `counter` is what the lines of the
+# program count if the sweep names no step, `other` is what they count if it does not count. An END
+# message has a state, an exit code, the reason, and after a failure the last lines of output. It
+# has `again` if AWS Batch may make another attempt; then it counts only after the job has ended.
 
 
 START, REPORT, END = "start", "report", "end"
@@ -163,6 +165,7 @@ STATES = (DONE, PRUNED, PAUSED, FAILED, DIVERGED, KILLED)
 
 TAIL = 20  # last lines of output in a message
 MAX_LINE = 500  # characters of each line, and of `why`
+NO_COUNTER = "none"  # `other`, if lines have no counter at all
 MAX_METRICS = 50  # metrics in a message that are not goals
 
 
@@ -197,8 +200,9 @@ def make_message(
     points: Sequence[Sequence[Any]] = (),
     decisions: Sequence[Sequence[Any]] = (),
     metrics: Optional[Dict[str, float]] = None,
+    counters: Tuple[str, str] = ("", ""),
 ) -> Dict[str, Any]:
-    """A message. Empty fields are left out."""
+    """A message. Empty fields are left out. `counters`: `counter` and `other` of the program."""
     message: Dict[str, Any] = {
         "wave": sender.wave, "trial": sender.trial, "attempt": sender.attempt, "seq": seq,
         "index": sender.child, "job": sender.job, "began": round(sender.began, 3),
@@ -211,6 +215,8 @@ def make_message(
     if metrics:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         message["metrics"] = dict(list(finite.items())[:MAX_METRICS])
+    learned = {"counter": counters[0], "other": counters[1]}
+    message.update({key: name for key, name in learned.items() if name})
     return message
 
 
@@ -257,7 +263,7 @@ def _is_message(found: Dict[str, Any]) -> bool:
         and all(isinstance(each, str) for each in _list(found, "tail"))
         and isinstance(found.get("metrics", {}), dict)
         and all(map(_is_finite, found.get("metrics", {}).values()))
-        and isinstance(found.get("why", ""), str)
+        and all(isinstance(found.get(name, ""), str) for name in ("why", "counter", "other"))
         and isinstance(found.get("again", False), bool)
         and (found["kind"] != END or (found.get("state") in STATES and _is_int(found.get("code"))))
     )

@@ -26,6 +26,7 @@ from typing import (
 )
 
 from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL
+from batchml.runtime.protocol.sweep import NO_COUNTER
 from batchml.runtime.protocol.variables import parameter_variable
 
 LONGEST = 16_384  # bytes of a line; of a longer line the last bytes are read
@@ -39,6 +40,11 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|in
 _PAIR = re.compile(
     rf"(?<![\w./|-])([A-Za-z_][\w./|-]*)['\"]? {{0,9}}[=:]\s{{0,9}}['\"]?({_NUMBER})(?!\w|\.\d)",
     re.IGNORECASE,
+)
+# Names of counters, by which a line is found that counts something else than the named step.
+_COUNTERS = ("epoch", "iteration", "iter", "global_step", "step")
+_ANY_COUNTER = re.compile(
+    rf"(?<!\w)({'|'.join(_COUNTERS)}) {{0,9}}[\[(]? {{0,9}}(\d{{1,15}})(?!\w)", re.IGNORECASE
 )
 _OWN_FIELDS = (TIME, TOTAL)  # fields of the metrics file that are not metrics
 
@@ -56,7 +62,9 @@ class Readings:
     `patterns`: regular expressions by metric. `step`: the name of the step, such as `epoch`.
     `after`: the step from whose checkpoint the trial continues, 0 if it starts from scratch; values
     without a printed step are counted from there. `shift`: see `TrialProgress`. `params`: the
-    trial's parameters, which many programs print first, and which are no metrics.
+    trial's parameters, which many programs print first, and which are no metrics. `limit`: the
+    steps of a full training, 0 if unknown. With `may_learn` the lines may count something else than
+    `step`, if each has a single counter that is not beyond the limit: then that is `counter`.
     """
 
     def __init__(
@@ -67,17 +75,17 @@ class Readings:
         after: int = 0,
         shift: Optional[int] = None,
         params: Optional[Mapping[str, object]] = None,
+        limit: int = 0,
+        may_learn: bool = False,
     ) -> None:
+        self.counter = ""  # what the lines count, if it was learned
+        self.other_counter = ""  # what they count, if it is not the step and does not count
+        self._limit, self._may_learn, self._knows_counter = limit, may_learn, False
         self.seen: Dict[str, float] = {}  # the last value of each metric that is no goal
         self._goals = tuple(goals)
         self._params = {parameter_variable(name): value for name, value in (params or {}).items()}
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._step = step
-        self._step_name = step.lower()
-        # `Epoch 3`, `epoch [3/27]`, `Epoch(3)`; `epoch=3` is found as a pair.
-        self._beside = re.compile(
-            rf"(?<!\w){re.escape(step)} {{0,9}}[\[(]? {{0,9}}(\d{{1,15}})(?!\w)", re.IGNORECASE
-        )
+        self._name_step(step)
         self._after = after
         self._counts = dict.fromkeys(self._goals, after)  # values of each goal so far
         self._stepped: Set[str] = set()  # goals that were printed or reported with a step
@@ -89,6 +97,18 @@ class Readings:
         self._is_reported = False
         self._last = 0  # the last step with all goals
         self._never = set(self._goals)  # goals that were never printed or reported
+
+    def _name_step(self, step: str) -> None:
+        self._step = step
+        self._step_name = step.lower()
+        # `Epoch 3`, `epoch [3/27]`, `Epoch(3)`; `epoch=3` is found as a pair.
+        self._beside = re.compile(
+            rf"(?<!\w){re.escape(step)} {{0,9}}[\[(]? {{0,9}}(\d{{1,15}})(?!\w)", re.IGNORECASE
+        )
+
+    @property
+    def counters(self) -> Tuple[str, str]:
+        return self.counter, self.other_counter
 
     @property
     def missing(self) -> List[str]:
@@ -108,6 +128,7 @@ class Readings:
         if "\x1b" in text:
             text = _ANSI.sub("", text)
         found = _json_object(text) or self._find_metrics(text)
+        self._learn_counter(found, text)
         return self._take(found, lambda: self._find_step(text, found)) if found else []
 
     def read_report(self, point: Mapping[str, float]) -> List[Point]:
@@ -115,6 +136,7 @@ class Readings:
         found = {name: value for name, value in point.items() if name not in _OWN_FIELDS}
         names = [name for name in self._goals if name in found]
         self._is_reported = self._is_reported or bool(names)
+        self._learn_counter(found, "")
         return self._take(found, lambda: found.get(self._step), is_report=True)
 
     def _find_metrics(self, text: str) -> Dict[str, float]:
@@ -135,6 +157,30 @@ class Readings:
                 return value
         steps = self._beside.findall(text)
         return float(steps[-1]) if steps else self._pattern_step
+
+    def _learn_counter(self, found: Mapping[str, float], text: str) -> None:
+        """Find out what the lines of the goals count, at the first that does not count from 0."""
+        if self._knows_counter or not any(name in found for name in self._goals):
+            return
+        if self._find_step(text, found) is not None:
+            self._knows_counter = True
+            return
+        counters = {name: value for name, value in found.items() if name.lower() in _COUNTERS}
+        for name, number in _ANY_COUNTER.findall(text):
+            if name.lower() not in map(str.lower, counters):
+                counters[name.lower()] = float(number)
+        if len(counters) == 1 and 0 in counters.values():
+            self._is_from_zero = self._after == 0  # the next line decides
+            return
+        self._knows_counter = True
+        if len(counters) == 1 and self._may_learn:
+            [(name, value)] = counters.items()
+            if not self._limit or value <= self._limit:
+                self.counter = name
+                self._name_step(name)
+                return
+        if not self._may_learn or len(counters) == 1:
+            self.other_counter = ", ".join(counters) or NO_COUNTER
 
     def _take(
         self,

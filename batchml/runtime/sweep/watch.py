@@ -89,11 +89,11 @@ class MessageOutbox:
         if decision is not None:
             self._decisions.append(decision)
 
-    def close(self, metrics: Dict[str, float]) -> None:
+    def close(self, metrics: Dict[str, float], counters: Tuple[str, str]) -> None:
         """Make a message of the collected steps, unless a message waits to be sent."""
         if not self._waiting:
             kind = protocol.REPORT if self.has_news else protocol.START
-            self._seal(protocol.make_message(*self._next(kind), metrics))
+            self._seal(protocol.make_message(*self._next(kind), metrics, counters))
 
     def end(
         self,
@@ -102,12 +102,13 @@ class MessageOutbox:
         why: str,
         tail: Sequence[str],
         metrics: Dict[str, float],
+        counters: Tuple[str, str],
         may_be_retried: bool = False,
     ) -> None:
         """Make the last message, with the last step."""
         if self._skipped is not None:
             self._points.append(self._skipped)
-        message = protocol.make_message(*self._next(protocol.END), metrics)
+        message = protocol.make_message(*self._next(protocol.END), metrics, counters)
         self._seal(protocol.add_end(message, state, code, why, tail, may_be_retried))
 
     def deliver(self, store: Store) -> None:
@@ -190,6 +191,8 @@ class TrialWatch:
             assignment.after,
             assignment.shift,
             {**contract.params, **assignment.entry.params},
+            contract.max,
+            not contract.is_step_given,
         )
         self._metrics_file, self._file = metrics_file, MetricsFile(metrics_file)
         self._tail: Deque[bytes] = deque(maxlen=protocol.TAIL)
@@ -311,7 +314,8 @@ class TrialWatch:
             self._end_by = self._monotonic() + assignment.contract.grace
 
     def _finish_after_limit(self) -> None:
-        step, limit = self._contract.step, self._assignment.limit
+        step = self._readings.counter or self._contract.step
+        limit = self._assignment.limit
         last = limit - (self._readings.shift or 0)  # as the program prints it
         which = "the last of this part" if self._assignment.may_continue else "its early_stop.max"
         of = f", the last of {limit} ({which})" if last != limit else f", {which}"
@@ -381,7 +385,7 @@ class TrialWatch:
         again = may_be_retried(
             self._contract, self._assignment.sender.attempt, ending.code, ending.was_signalled
         )
-        self._outbox.end(ending.state, ending.code, ending.why, tail, self._readings.seen, again)
+        self._outbox.end(*ending[:3], tail, self._readings.seen, self._readings.counters, again)
         for pause in (*_END_PAUSES, None):
             try:
                 self._mark_rung(ending, patient)
@@ -464,7 +468,7 @@ class TrialWatch:
     def _send(self, now: float) -> None:
         self._next_message = now + self._contract.every
         if now >= self._paused_until:
-            self._outbox.close(self._readings.seen)
+            self._outbox.close(self._readings.seen, self._readings.counters)
             self._try_store(lambda: self._outbox.deliver(self._store))
 
     def _try_store(self, call: Callable[[], Any]) -> Any:

@@ -202,9 +202,15 @@ def describe_best(sweep: StartedSweep, best: Trial) -> str:
     """`val_accuracy 0.9813, trial 17, epoch 27`"""
     goals = zip(sweep.spec.goals, best.values or (), strict=False)
     values = ", ".join(f"{printable(goal.metric)} {value:.6g}" for goal, value in goals)
-    step = f", {printable(sweep.spec.early_stop.step)} {best.step}" if best.step else ""
+    step = f", {step_name(sweep, best)} {best.step}" if best.step else ""
     state = "" if best.state is TrialState.DONE else f", {best.state.value}"
     return f"{values}, trial {best.number}{step}{state}"
+
+
+def step_name(sweep: StartedSweep, trial: Trial | None) -> str:
+    """What the numbers of a trial's steps count, such as `epoch`."""
+    learned = trial.counter if trial is not None else ""
+    return printable(learned or sweep.spec.early_stop.step)
 
 
 def confirmed_json(trial: ConfirmedTrial | None) -> dict[str, Any] | None:

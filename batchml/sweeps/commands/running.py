@@ -26,6 +26,7 @@ from batchml.sweeps.commands.render import (
     exit_code,
     identity_json,
     log_command,
+    step_name,
     summary_json,
     sweep_word,
     trial_json,
@@ -184,7 +185,7 @@ def _facts(snapshot: SweepSnapshot, sweep: StartedSweep) -> list[tuple[str, str]
         limit = duration(snapshot.hours_limit * 3600)
         facts.append(("hours", f"{duration(snapshot.hours * 3600)} of {limit}"))
     if snapshot.steps_saved:
-        step = printable(sweep.spec.early_stop.step)
+        step = step_name(sweep, snapshot.best)
         done, saved = snapshot.steps, snapshot.steps_saved
         share = f"{saved / (saved + done):.0%}"
         facts.append(("saved", f"{saved:,} {step}s not run, {share} of these trials in full"))

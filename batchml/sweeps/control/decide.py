@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from batchml.explain.clues import match_log
 from batchml.model.sweep import Trial, TrialState
+from batchml.runtime.protocol.sweep import NO_COUNTER
 from batchml.sweeps.control.events import DONE, LIMIT, TARGET, USER, NoticeGiven
 from batchml.sweeps.control.plan import SubmitMode, choose_for_confirmation, find_unfinished_rung
 from batchml.sweeps.control.state import CONFIRM, WAITING
@@ -297,7 +298,7 @@ def due_notices(
     waiting = [] if is_starting else _wait_notices(totals, now, patience)
     return [
         NoticeGiven(kind, words, now, trial)
-        for kind, words, trial in (*_failure_notices(totals), *waiting)
+        for kind, words, trial in (*_failure_notices(totals), *_counter_notices(totals), *waiting)
         if kind not in totals.state.notices
     ]
 
@@ -321,6 +322,28 @@ def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
             "finite number. The search space may be too wide.",
             None,
         )
+
+
+def _counter_notices(totals: SweepTotals) -> Iterator[_Notice]:
+    """A notice if the program's lines do not count the step of the sweep file."""
+    best, stop = totals.best.trial, totals.spec.early_stop
+    if best is None or stop.method == "none" or not (best.counter or best.other):
+        return
+    lines = f"The lines with {totals.spec.goal.metric}"
+    if best.counter:
+        words = (
+            f"{lines} count {best.counter}, so early_stop.max = {stop.max} does, too. "
+            f'Write step = "{best.counter}" below [early_stop].'
+        )
+    elif best.other == NO_COUNTER:
+        words = f"{lines} have no {stop.step}: each of them counts as one {stop.step}."
+    else:
+        words = (
+            f"{lines} count {best.other}, not {stop.step}: each of them counts as one {stop.step}. "
+            f'For {best.other} write step = "{best.other}" below [early_stop], and max as the last '
+            f"{best.other}."
+        )
+    yield "counter", words, None
 
 
 def _wait_notices(totals: SweepTotals, now: float, patience: float) -> Iterator[_Notice]:

@@ -69,7 +69,7 @@ MAX_MESSAGES = 1000  # messages that are read at once
 
 _FIELDS = (
     "wave", "trial", "attempt", "seq", "index", "job", "began", "at", "kind", "points", "decisions",
-    "metrics", "state", "code", "why", "tail", "again",
+    "metrics", "counter", "other", "state", "code", "why", "tail", "again",
 )  # fmt: skip
 
 

@@ -156,6 +156,8 @@ def _take_values(trial: Trial, history: TrialHistory, message: Message) -> None:
     """Take the values, decisions and metrics of a message."""
     if "points" in message:
         _add_reports(trial.reports, message["points"])
+    trial.counter = message.get("counter", trial.counter)
+    trial.other = message.get("other", trial.other)
     decisions, metrics = message.get("decisions"), message.get("metrics")
     if decisions or metrics:
         rank: Rank = (message["wave"], message["attempt"], message["seq"])

@@ -348,7 +348,7 @@ def make_document(
         "incumbents": incumbents(ended_trials, spec.goal),
         "curves": curves(best_first, candidates),
         "curve_frame": _curve_frame(best_first, candidates, spec),
-        "step": spec.early_stop.step,
+        "step": next((t.counter for t in candidates if t.counter), spec.early_stop.step),
         "max": spec.early_stop.max,
         "rung_steps": list(spec.early_stop.rungs),
         "rungs": rung_table(candidates, spec.early_stop),

@@ -339,7 +339,7 @@ class EarlyStopTable(Struct, frozen=True, forbid_unknown_fields=True):
     """The table `[early_stop]` of the file."""
 
     method: StopMethod | UnsetType = UNSET
-    step: str = "epoch"
+    step: str | UnsetType = UNSET
     max: _Steps | UnsetType = UNSET
     min: _Steps | UnsetType = UNSET
     eta: Annotated[int, Meta(ge=2, le=10)] = 3
@@ -386,13 +386,15 @@ def read_early_stop(
         mistakes.append("early_stop.method: several goals have no early stopping.")
     # Trials of `halving` always end at rungs; trials of `asha` do with `resume`.
     resume = table.resume is True and method == "asha"
-    return EarlyStop(method, table.step, stop_max, stop_min, table.eta, resume), mistakes
+    step, is_given = (EarlyStop().step, False) if table.step is UNSET else (table.step, True)
+    stop = EarlyStop(method, step, stop_max, stop_min, table.eta, resume, is_given)
+    return stop, mistakes
 
 
 def _stop_mistakes(
     method: StopMethod, table: EarlyStopTable, low: int, high: int, keys: frozenset[str]
 ) -> Iterator[str]:
-    if not table.step.strip():
+    if table.step is not UNSET and not table.step.strip():
         yield 'step: is empty. Give the name that is printed beside the metric: "epoch".'
     if table.resume is True and method in ("median", "none") and table.method is not UNSET:
         yield f"resume: {method} has no rungs; asha has them, and halving always resumes."
