@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from batchml.cli.render import without_colours
-from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS
+from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS, UNREADABLE_LINE
 from batchml.runtime.protocol.log_marks import SAME_TRACEBACK
 
 
@@ -101,6 +101,10 @@ PULL = (
     _clue(
         "package-missing", MISSING_PACKAGE.pattern, f"No index has {{0}} ({REQUIREMENTS}).",
         f"Correct its name or its version in {REQUIREMENTS}, and submit it again.", "again",
+    ),
+    _clue(
+        "requirement-invalid", UNREADABLE_LINE.pattern, f"pip cannot read {{0}} ({REQUIREMENTS}).",
+        f"Correct its line in {REQUIREMENTS}, and submit it again.", "again",
     ),
     _clue(
         "image-architecture", r"(?i)no matching manifest|does not match the specified platform",

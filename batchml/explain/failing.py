@@ -15,7 +15,12 @@ from batchml.explain.suggest import (
 )
 from batchml.model.explanation import Explanation
 from batchml.model.fallback import moved_to
-from batchml.model.outcome import MISSING_PACKAGE, describe_outcome, signal_name
+from batchml.model.outcome import (
+    MISSING_PACKAGE,
+    UNREADABLE_LINE,
+    describe_outcome,
+    signal_name,
+)
 from batchml.model.run import JobStatus, OutcomeClass, classify, is_out_of_budget
 from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
@@ -33,6 +38,8 @@ _LONG = 300  # characters of a line that are shown
 
 _NO_COMMAND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 _RUNTIME_PREFIX = "batchml: "  # of the log lines in which our runtime says why it ended a run
+
+_OF_PIP = ("package-missing", "requirement-invalid")  # causes in a requirements.txt
 
 _FINAL = (CRASH_LOOP, CONFIGURATION_ERROR)  # after these, another attempt would end the same way
 
@@ -71,8 +78,8 @@ def why_ended(ended: EndedRun) -> Explanation:
         return found
     child = (f"child {run.array_index} of {ended.array.array_size}",) if ended.array else ()
     rank = find_ended_rank(ended.lines or ())
-    # For a missing package the outcome repeats the verdict.
-    outcome = "" if found.cause == "package-missing" else describe_outcome(run)
+    # For a mistake in requirements.txt the outcome repeats the verdict.
+    outcome = "" if found.cause in _OF_PIP else describe_outcome(run)
     # The outcome of a run that was not started contains AWS Batch's reason, and the last lines of a
     # run of several nodes contain its rank's end: leave out what is said already.
     said = (rank, *([outcome] if len(outcome) <= _LONG else []))
@@ -186,8 +193,8 @@ def _not_started(ended: EndedRun) -> Explanation:
     found = clues.match_reason(reason)
     if found is not None:
         explained = _explain_clue(ended, found)
-        pip = MISSING_PACKAGE.search(reason)
-        if found.cause != "package-missing" or pip is None:
+        pip = MISSING_PACKAGE.search(reason) or UNREADABLE_LINE.search(reason)
+        if found.cause not in _OF_PIP or pip is None:
             return explained
         # Leave out AWS's prefix, which looks like a failure of Docker.
         return replace(explained, evidence=(reason[pip.start() :].splitlines()[0],))

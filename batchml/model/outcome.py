@@ -32,6 +32,8 @@ MISSING_PACKAGE = re.compile(
     r"Because there (?:is|are) no versions? of|Because only \S+ is available and you require|"
     r"Because(?= \S+ (?:was not found in|has no wheels))) ([^\s,]+[^\s,.])"
 )
+# Messages of pip about a line of a requirements.txt.
+UNREADABLE_LINE = re.compile(r"Invalid (?:requirement|marker): (\"[^\"]+\"|'[^']+')")
 REQUIREMENTS = "requirements.txt"
 # The classes that `[retry] on` has to name: by default only a lost host is retried.
 _NOT_RETRIED = (OutcomeClass.APP_ERROR, OutcomeClass.OUT_OF_MEMORY, OutcomeClass.IMAGE_ERROR)
@@ -178,12 +180,13 @@ def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
 
 
 def _why_not_started(run: Run) -> str:
-    """The reason that AWS Batch gives; if pip failed, the package that it did not find."""
+    """The reason that AWS Batch gives; if pip failed, the package or line that is its cause."""
     reason = run.reason or run.status_reason
-    package = MISSING_PACKAGE.search(reason)
-    if package is None:
+    package, line = MISSING_PACKAGE.search(reason), UNREADABLE_LINE.search(reason)
+    if package is None and line is None:
         return reason
-    return f"no index has {package[1]} ({REQUIREMENTS}): correct the file, and submit the job again"
+    why = f"no index has {package[1]}" if package else f"pip cannot read {line[1] if line else ''}"
+    return f"{why} ({REQUIREMENTS}): correct the file, and submit the job again"
 
 
 def _cancelled(run: Run, on: str) -> str:

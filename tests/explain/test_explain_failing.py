@@ -290,6 +290,8 @@ STARTS = [
      "torhc==2", "submit jobs/lenet"),
     ("package-missing", "CannotPullContainerError: Could not find a version that satisfies the "
      "requirement torhc==2 (from versions: none)", "submit jobs/lenet"),
+    ("requirement-invalid", "CannotPullContainerError: pip._vendor.InvalidMarker: Invalid marker: "
+     "\"os_nam<'3'\", parse error", "submit jobs/lenet"),
     ("disk-full", "CannotPullContainerError: write /var/lib/docker/tmp/x: no space left on device",
      "setup"),
     ("disk-full", "CannotCreateContainerError: mkdir /var: no space left on device", "setup"),
@@ -323,6 +325,10 @@ def test_the_containers_reason_tells_why_it_was_not_started(
         assert found.verdict == "No index has torhc==2 (requirements.txt)."
         pip = reason.removeprefix("CannotPullContainerError: ").removeprefix("ERROR: ")
         assert found.evidence == (pip,)
+        return
+    if cause == "requirement-invalid":
+        assert found.verdict == "pip cannot read \"os_nam<'3'\" (requirements.txt)."
+        assert found.evidence == (reason[reason.index("Invalid marker") :],)
         return
     assert len([each for each in found.evidence if reason[:60] in each]) == 1
 

@@ -196,6 +196,10 @@ def test_attempts_that_ended_alike_are_said_once() -> None:
                 "No matching distribution found for torhc==2"),
          "image-error: the program could not be started: no index has torhc==2 "
          "(requirements.txt): correct the file, and submit the job again"),
+        (failed(DID_NOT_START, attempts=(Attempt(),), reason="CannotPullContainerError: Invalid "
+                "requirement: 'six==1..0': Expected end (from line 2 of /images/requirements.txt)"),
+         "image-error: the program could not be started: pip cannot read 'six==1..0' "
+         "(requirements.txt): correct the file, and submit the job again"),
         (failed("JobQueue deleted"),
          "cancelled: stopped before it was started: its queue was deleted"),
         (failed("Array Child Job failed", children={"FAILED": 2, "SUCCEEDED": 8}, array_size=10),
