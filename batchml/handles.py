@@ -27,7 +27,7 @@ from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.outputs import copy_outputs
 from batchml.runs.prepare import PreparedRun
 from batchml.runs.rerun.resubmit import prepare_again
-from batchml.runs.rerun.rules import numbering
+from batchml.runs.rerun.rules import display_id, numbering
 from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent, StatusChanged
@@ -63,7 +63,9 @@ class RunHandle:
     def __repr__(self) -> str:
         name = f"{self._name!r}, " if self._name else ""
         last = f", last seen {self._status}" if self._status else ""
-        return f"RunHandle({name}{self.job_id!r}, env={self._context.env!r}{last})"
+        is_child = ":" in self.job_id
+        shown = display_id(self._context, self.job_id) if is_child else self.job_id
+        return f"RunHandle({name}{shown!r}, env={self._context.env!r}{last})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RunHandle):

@@ -160,7 +160,7 @@ def test_a_text_is_no_list_and_an_empty_value_no_default(tmp_path: Path) -> None
         client.plan(command=[])
     with pytest.raises(UsageError, match=r'after: is a text\. Give a list: \["@last"\]'):
         client.plan(command=["true"], after="@last")
-    with pytest.raises(UsageError, match="--name: is empty"):
+    with pytest.raises(UsageError, match="--name is empty"):
         client.plan(command=["true"], name=" ")
 
 
@@ -210,6 +210,11 @@ def test_what_python_shows_of_a_run_is_short_and_harmless(tmp_path: Path) -> Non
     assert repr(RunHandle(place, "j-1")) == "RunHandle('j-1', env='local')"
     seen = RunHandle(place, "j-1", "a", FoundRun(run, None))
     assert repr(seen) == "RunHandle('a', 'j-1', env='local', last seen FAILED)"
+    (tmp_path / "home").mkdir()
+    again = {"env": {"BATCHML_ARRAY_MAP": "2 4"}}
+    place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1, spec=again))
+    place.history.add_job_id("2aaaaaaaaaaaaaaaa", "p")
+    assert repr(RunHandle(place, "p:1")) == "RunHandle('p:4', env='local')"
     forgotten = FoundRun(None, Record(key="2a", job_id="j", name="a"))
     assert repr(RunHandle(place, "j", "a", forgotten)) == "RunHandle('a', 'j', env='local')"
     told = Explanation("oom", "It \x1b died.", ("long",), "more", "batchml rerun j")
