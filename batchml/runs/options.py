@@ -316,7 +316,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     env, own = spec.env, () if is_typed else tuple(spec.params)  # a typed command has no [params]
     spec = change_job(spec, request.changes, COMMAND_LINE)
     where = folder / spec.code if isinstance(spec.code, str) else folder
-    command, new = request.command or spec.template, request.params.keys() - spec.params.keys()
+    command, new = _template(spec, request), request.params.keys() - spec.params.keys()
     spec = with_params(
         spec, request.params, spec.name, request.command or (), keep_whole=bool(job),
         of_program=names_of_flags(command, where, new) if new else (),
@@ -362,11 +362,18 @@ def _with_launcher(spec: JobSpec, request: RunRequest) -> tuple[JobSpec, list[st
     return msgspec.structs.replace(spec, launch=launch), []
 
 
+def _template(spec: JobSpec, request: RunRequest) -> Sequence[str]:
+    """The command with its placeholders, which write flags as `flags` of the job says."""
+    if request.command:
+        spec = msgspec.structs.replace(spec, command=request.command)
+    return spec.template
+
+
 def _flag_mistakes(
     spec: JobSpec, request: RunRequest, folder: Path, own: Sequence[str]
 ) -> list[str]:
     """The mistakes in parameters that are not the job's `own`, by its program in `folder`."""
-    command = request.command or spec.template
+    command = _template(spec, request)
     named = {name for word in command for name in placeholders(word, spec.params)}
     new = [name for name in request.params if name not in own and name not in named]
     return flag_mistakes(command, folder, new, spec.params) if new else []

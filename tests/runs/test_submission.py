@@ -567,3 +567,19 @@ def test_a_command_of_torchrun_has_that_kind_on_several_nodes_unless_it_is_named
     )
     assert (found.spec.launch.kind, found.original.launch.kind) == (kind, kind)
     assert found.launcher == launcher
+
+
+def test_a_run_that_is_submitted_again_writes_flags_as_its_job_does(
+    tmp_path: Path, aws: Aws
+) -> None:
+    place, _ = place_in(tmp_path, aws.answer)
+    flag = 'from argparse import ArgumentParser\nArgumentParser().add_argument("--weight-decay")\n'
+    (place.folder / "train.py").write_text(flag)
+    command = ("python", "train.py", "{params}")
+    spec = JobSpec(image="batchml/none", command=("-",), flags="kebab")
+    params = {"weight_decay": "0.01"}
+    found = resolve_job(place, RunRequest(spec=spec, command=command, params=params))
+    assert found.spec.argv()[-2:] == ["--weight-decay", "0.01"]
+    plain = replace(spec, flags="as-is")
+    with pytest.raises(ConfigError, match="the parameter is weight-decay"):
+        resolve_job(place, RunRequest(spec=plain, command=command, params=params))
