@@ -205,6 +205,7 @@ def test_a_metric_that_is_never_printed_is_said_with_what_was(sweeps: Sweeps) ->
     shown = sweeps("sweep", sweeps.file(SWEEP.replace("val_accuracy", "accuracy")))
     assert shown.code != 0
     assert "accuracy never printed" in shown.out
+    assert "after a change of [metrics] in job.toml, start a new sweep" in shown.err
     assert shown.out.count("metrics seen: val_accuracy, loss") == 1
     assert "No trial has a result. The first failed: accuracy never printed\n" in shown.out
 

@@ -145,7 +145,8 @@ def rerun(
     """Run trials of a sweep again from their beginning.
 
     After a fix in the code use --code: otherwise they run the code that was
-    sent before.
+    sent before. The job stays as it was at the start: after a change of
+    job.toml, start a new sweep.
     """
     from batchml.sweeps import manage
 

@@ -31,6 +31,7 @@ from batchml.sweeps.commands.render import (
     sweep_word,
     trial_json,
 )
+from batchml.sweeps.control.decide import NEVER_PRINTED
 from batchml.sweeps.control.plan import SubmitMode
 from batchml.sweeps.run import (
     control_sweep,
@@ -483,5 +484,7 @@ def exit_with_result(
             say(f"  trial {failed.number} failed:  {log}")
             code = "--code " if sweep.code else ""
             say(f"  rerun after a fix:  batchml sweeps rerun --failed {code}{word}")
+            if NEVER_PRINTED in failed.why:  # perhaps its pattern is wrong
+                say("  after a change of [metrics] in job.toml, start a new sweep")
         say(f"  report:  batchml sweeps report {word}")
     raise typer.Exit(exit_code(summary))
