@@ -24,6 +24,7 @@ from batchml.explain.missing import (
     NOT_SENT,
     RESUMES,
     EndedRun,
+    FileState,
     LocalFindings,
     LocalSearch,
     MissingItem,
@@ -35,6 +36,7 @@ from batchml.explain.missing import (
     search_folder,
     with_findings,
 )
+from batchml.explain.resumed import find_saved
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
 from batchml.explain.waiting import (
     RUNS,
@@ -48,7 +50,7 @@ from batchml.explain.waiting import (
     next_question,
     why_waits,
 )
-from batchml.jobs.find import find_source, load_job, own_image_files
+from batchml.jobs.find import load_job, own_image_files
 from batchml.model.explanation import Explanation
 from batchml.model.group import HELD_TAG
 from batchml.model.image import parse_own_image
@@ -66,6 +68,7 @@ from batchml.model.run import (
 from batchml.resources import shipped_folder
 from batchml.runs.find import select
 from batchml.runs.groups.members import find_worker_groups
+from batchml.runs.job_images import present_source
 from batchml.runs.metrics.usage import (
     LEAST_IDLE,
     NodeRun,
@@ -495,36 +498,45 @@ def _search_locally(
     folder = Path(record.folder) if record is not None and record.folder else None
     findings = search_folder(folder, item, context.home.root)
     if not item.is_module:
-        return findings
+        is_absent = findings.state is FileState.ABSENT
+        saved = find_saved(context, record, run, item.name) if is_absent else None
+        return replace(findings, saved=saved)
     here = Path(record.job or record.folder) if record is not None else Path()
     files = own_image_files(here) if record is not None and (record.job or record.folder) else ()
     image = own_image(run.image)
     own = context.folder / "images" / image / "requirements.txt"
     is_own = bool(image) and own.is_file() and own.parent != shipped_folder("images") / image
+    requirements = (
+        f"images/{image}/requirements.txt" if is_own else _requirements_file(context, record, image)
+    )
+    is_named = bool(requirements) and names_package(context.folder / requirements, item.name)
     return replace(
         findings,
         images=images_with(context.image_folders, item.name),
         own_file=files[0] if files else "",
         is_listed=bool(files) and names_package(here / files[0], item.name),
-        requirements=f"images/{image}/requirements.txt"
-        if is_own
-        else _requirements_file(context, record, image),
+        requirements=requirements,
+        is_newer=is_named and not _is_of_now(context, record, run),
     )
+
+
+def _is_of_now(context: Context, record: Record | None, run: Run) -> bool:
+    """Whether the run's image is known to be made of the files that are there now."""
+    source = present_source(context, record) if record is not None else None
+    if source is None or not context.settings.is_local:
+        return False
+    try:
+        return source.recipe().reference == run.image
+    except (BatchmlError, OSError):
+        return False
 
 
 def _requirements_file(context: Context, record: Record | None, image: str) -> str:
     """The file of the folder from which the run's image was built; empty without one."""
-    word = _image_word(record)
-    if record is None or not (record.job or record.folder) or not (record.job or word) or not image:
+    source = present_source(context, record) if record is not None else None
+    if record is None or source is None or not source.file or source.name != image:
         return ""
     folder = Path(record.job or record.folder)
-    try:
-        word = load_job(folder).image if record.job else word
-        source = find_source(word, context.image_folders, folder)
-    except (BatchmlError, OSError):
-        return ""
-    if source is None or not source.file or source.name != image:
-        return ""
     here = context.folder.resolve()
     below = folder.relative_to(here) if folder.is_relative_to(here) else folder
     return str(below / source.file)

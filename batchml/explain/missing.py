@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from batchml.errors import did_you_mean
 from batchml.explain.clues import ClueMatch, find_last_exception, informative_lines
+from batchml.explain.resumed import SavedFile
 from batchml.explain.suggest import CommandWriter, function_of, own_image
 from batchml.jobs.code import find_exclusions, find_files
 from batchml.jobs.ignore import IGNORE_FILE
@@ -55,8 +56,9 @@ class LocalFindings(Struct, frozen=True):
     `path`: the item in `folder`, or the ignored folder that contains it; `ignored_by`: the ignore
     file; `also_ignored`: what else is ignored on the way to the item. `images`: images whose
     requirements.txt names the module. `requirements`: the requirements.txt of the run's image, if
-    the image is the user's own. `own_file`: the file of the folder from which an image could be
-    made; `is_listed`: whether it names the module.
+    the image is the user's own; `is_newer`: whether that file names the module, and the run's image
+    was made before. `own_file`: the file of the folder from which an image could be made;
+    `is_listed`: whether it names the module. `saved`: the file as another run has saved it.
     """
 
     state: FileState = FileState.UNKNOWN
@@ -67,8 +69,10 @@ class LocalFindings(Struct, frozen=True):
     suggestion: str = ""  # " Did you mean 'train.py'?"
     images: tuple[str, ...] = ()
     requirements: str = ""
+    is_newer: bool = False
     own_file: str = ""
     is_listed: bool = False
+    saved: SavedFile | None = None
 
 
 _NONE: Mapping[str, Any] = {}
@@ -192,7 +196,10 @@ def _required(path: Path) -> set[str]:
         lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
         return set()
-    return {_canonical(name[0]) for line in lines if (name := re.match(r"[\w.-]+", line))}
+    return {_canonical(name[1]) for line in lines if (name := _PACKAGE.match(line))}
+
+
+_PACKAGE = re.compile(r" *(?:- +)?([\w.-]+)")  # also in the lists of an environment.yml
 
 
 def _canonical(name: str) -> str:
@@ -289,6 +296,8 @@ def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
         return _explain_not_sent(found.cause, found.line, item, ended)
     if item.is_module:
         return _explain_module(found, item.name, ended)
+    if findings.saved is not None:
+        return _explain_saved(found, item.name, findings.saved, ended)
     if findings.state is FileState.ABSENT:
         is_absolute = item.name.startswith("/")
         where = "in the run's container" if is_absolute else f"in {findings.folder}"
@@ -305,6 +314,33 @@ def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
             ended.submit(command=("bash", *run.command)),
         )  # fmt: skip
     return None
+
+
+def _explain_saved(found: ClueMatch, missed: str, saved: SavedFile, ended: EndedRun) -> Explanation:
+    """The run missed a file that another run has saved under another path."""
+    rerun, who = ("rerun", "--resume", saved.job_id), f"{saved.name} {saved.job_id}"
+    if not saved.has_resumed:
+        return Explanation(
+            found.cause, f"{saved.path} is not there: this run did not resume another run.",
+            (found.line,),
+            "The run of before, with the same command, had resumed. Without --resume {checkpoints} "
+            "is empty at the start.",
+            ended.commands.batchml(*rerun),
+        )  # fmt: skip
+    verdict = f"{missed} is not in the run: the file of that name from {who} is {saved.path}."
+    failed = ("--failed",) if saved.is_partial else ()
+    if typed := saved.parameters(ended.run, missed):
+        return Explanation(
+            found.cause, verdict, (found.line,), "Give that path.",
+            ended.commands.batchml(*rerun, *failed, *typed),
+        )  # fmt: skip
+    is_typed = missed in [each.removeprefix("./") for each in ended.run.command]
+    return Explanation(
+        found.cause, verdict, (found.line,),
+        f"Write that path into the {'command' if is_typed else 'program'}.",
+        _submit_corrected(ended, missed) if is_typed
+        else ended.commands.batchml(*rerun, *failed, "--code"),
+    )  # fmt: skip
 
 
 def _submit_corrected(ended: EndedRun, name: str) -> str:
@@ -419,6 +455,13 @@ def _explain_module(found: ClueMatch, name: str, ended: EndedRun) -> Explanation
     verdict = f"The image {image or ended.run.image} has no Python module {name}."
     if findings.requirements:
         again = " Submit the function again." if function_of(ended.run) else ""
+        if findings.is_newer:
+            return Explanation(
+                found.cause, verdict, (found.line,),
+                f"{findings.requirements} has {wants} now, but the run used the image of before."
+                f"{again or ' Submit it anew: a rerun keeps its image.'}",
+                ended.submit(),
+            )  # fmt: skip
         return Explanation(
             found.cause, verdict, (found.line,), f"Add {wants} to {findings.requirements}.{again}",
             ended.submit() if is_local

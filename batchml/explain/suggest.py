@@ -18,6 +18,7 @@ from batchml.runs.rerun.rules import plain_command
 from batchml.runs.scripts import RUNNER
 from batchml.runtime.entry.script import PACKED
 from batchml.runtime.protocol.function import MODULE
+from batchml.runtime.protocol.variables import takes_all
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
 _MOST = 10  # numbers in a sentence
@@ -79,15 +80,19 @@ class CommandWriter(Struct, frozen=True):
         words = tuple(command or plain_command(run.command))
         argv = shlex.join(words)
         if self.job:
+            is_own = bool(command) or self.is_other
+            # A command of one's own takes no other parameters than the job's.
+            taken = self.defaults if is_own and not takes_all(words, self.defaults) else None
             typed = [
                 word
                 for name, value in {**run.params, **params}.items()
+                if taken is None or name in taken
                 if name not in self.defaults or f"{value}" != f"{self.defaults[name]}"
                 for word in ("-p", f"{name}={value}")
             ]
             image_flags = ("--image", image) if image else ()
             again = self.batchml("submit", self.job, *typed, *image_flags, *flags)
-            return f"{again} -- {argv}" if command or self.is_other else again
+            return f"{again} -- {argv}" if is_own else again
         image = image or self.image or own_image(run.image) or run.image
         is_part = run.array_index is not None and not array
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan

@@ -1,14 +1,17 @@
 """The image of a job and the platform of its environment, from which a job definition is made."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from msgspec import Struct
 
 from batchml.aws.batch.requests import definition_request
 from batchml.aws.naming import Platform, make_platform
-from batchml.context import Context, EnvironmentCache, read_stack_outputs
-from batchml.errors import ConfigError
+from batchml.context import Context, EnvironmentCache, open_cache, read_stack_outputs
+from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.find import (
     ImageSource,
     find_job,
@@ -20,6 +23,7 @@ from batchml.jobs.find import (
 from batchml.jobs.images import pinned_recipe
 from batchml.model.image import flavor_for, is_reference
 from batchml.model.job import JobSpec
+from batchml.model.run import Record
 from batchml.runs.options import COMMAND_LINE, DEFAULT_IMAGE, ResolvedJob, RunRequest
 
 
@@ -132,3 +136,52 @@ def own_image_notices(job: ResolvedJob) -> list[str]:
     if job.spec.image != DEFAULT_IMAGE or not files:
         return []
     return [f"The image does not use {' and '.join(files)}; --image . builds an image with it."]
+
+
+# --- The image of an earlier run ------------------------------------------------------------------
+
+
+def present_source(context: Context, record: Record) -> ImageSource | None:
+    """The files from which the image of an earlier run's job would be made now.
+
+    None for an image of a registry, and if the files are not known or have mistakes.
+    """
+    if not (record.job or record.folder):
+        return None
+    folder = Path(record.job or record.folder)
+    try:
+        word = load_job(folder).image if record.job else record.spec.get("image", "")
+        return find_source(word, context.image_folders, folder) if word else None
+    except (BatchmlError, OSError):
+        return None
+
+
+def changed_image_notice(context: Context, record: Record | None, spec: JobSpec) -> str:
+    """A notice if the files of a rerun's image have changed since it was made; else "".
+
+    `record`: the earlier run. `spec` has its image, which the rerun keeps.
+    """
+    source = present_source(context, record) if record is not None else None
+    if record is None or source is None:
+        return ""
+    repository = re.split(r"[:@](?=[^/]*$)", spec.image)[0]
+    if f"/{repository}".endswith(f"/batchml/{source.name}"):
+        try:
+            now = image_reference(context, spec, source, _cache(context))
+        except NotFound:  # the new image was not pushed
+            now = ""
+        except (BatchmlError, OSError):
+            return ""
+        if now != spec.image:
+            files = source.folder / source.file
+            params = " -p ..." if record.params else ""
+            again = f"batchml submit {quote(record.job)}{params}" if record.job else "submit anew"
+            return (
+                f"The image stays as it was, although {files} gives another image now; to use "
+                f"that: {again}"
+            )
+    return ""
+
+
+def _cache(context: Context) -> EnvironmentCache | None:
+    return None if context.settings.is_local else open_cache(context)

@@ -1,5 +1,6 @@
 """A night's run that ended goes on the next morning, and what restarted meanwhile is told."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,50 @@ def test_ranks_that_began_again_in_place_are_told_and_go_on_in_another_run(share
     again = shared("rerun", "@last", "--resume", "-p", "steps=7", "--wait")
     assert again.code == 0, again.err
     assert "generation 1: 1 node, 1 rank, from step 6." in again.out
+
+
+# A program that names its checkpoint itself, as programs with --resume FILE do.
+NAMED = """
+import os, sys
+if "--resume" in sys.argv:
+    print("goes on from", open(sys.argv[-1]).read())
+    sys.exit()
+open(os.environ["BATCHML_CHECKPOINT_DIR"] + "/last.pt", "w").write("step 1")
+sys.exit(3)
+"""
+
+
+def test_explain_knows_where_the_file_is_that_a_resumed_run_missed(shared: Cli) -> None:
+    job = 'image = "python"\ncommand = ["python", "t.py", "{params}"]\nflags = "kebab"\n'
+    write_job(shared.folder, "t", job, t__py=NAMED)
+    assert shared("submit", "t", "--name", "victim", "--wait").code == 3
+    victim = shared("show", "victim", "--json").json["jobId"]
+    assert shared("rerun", "--resume", "victim", "-p", "resume=exp/last.pt", "--wait").code == 1
+    found = shared("explain", "@last", "--json").json
+    assert "exp/last.pt is not in the run" in found["verdict"]
+    assert found["command"] == (
+        f"batchml rerun --resume {victim} -p 'resume={{checkpoints}}/last.pt'"
+    )
+    resumed = shared(*shlex.split(found["command"])[1:], "--wait")
+    assert resumed.code == 0 and "goes on from step 1" in resumed.out
+    assert shared("rerun", "@last", "--wait").code == 1
+    found = shared("explain", "@last", "--json").json
+    assert "this run did not resume" in found["verdict"] and "had resumed" in found["fix"]
+    again = shared(*shlex.split(found["command"])[1:], "--wait")
+    assert again.code == 0 and "goes on from step 1" in again.out
+
+
+def test_a_rerun_says_that_its_image_stays_and_explain_that_the_package_is_listed(
+    shared: Cli,
+) -> None:
+    job = write_job(shared.folder, "t", 'command = ["python", "t.py", "{n}"]\n[params]\nn = 1\n',
+                    requirements__txt="", t__py="import six")  # fmt: skip
+    assert shared("submit", "t", "-p", "n=2", "--wait").code == 1
+    assert "Add six to jobs/t/requirements.txt" in shared("explain", "@last").out
+    assert "The image stays" not in shared("rerun", "@last", "--code", "--dry-run").err
+    (job / "requirements.txt").write_text("six\n")
+    again = shared("rerun", "@last", "--code", "--wait")
+    assert (again.code, again.err.count("The image stays as it was, although")) == (1, 1)
+    found = shared("explain", "@last", "--json").json
+    assert "jobs/t/requirements.txt has six now" in found["fix"]
+    assert found["command"] == f"batchml submit {job} -p n=2"

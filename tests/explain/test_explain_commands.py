@@ -76,7 +76,7 @@ def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:
     ("is_other", "command"),
     [
         (False, "batchml submit . -p config=a/small.yaml -p n=1"),
-        (True, "batchml submit . -p config=a/small.yaml -p n=1 -- python t.py --c a/small.yaml"),
+        (True, "batchml submit . -p config=a/small.yaml -- python t.py --c a/small.yaml"),
     ],
 )
 def test_a_wrong_path_is_corrected_in_the_parameter_that_has_it(
@@ -86,9 +86,21 @@ def test_a_wrong_path_is_corrected_in_the_parameter_that_has_it(
     run = replace(ended(1, params=params).run, command=("python", "t.py", "--c", "./a/smal.yaml"))
     line = "FileNotFoundError: [Errno 2] No such file or directory: './a/smal.yaml'"
     found = LocalFindings(FileState.ABSENT, "/p", suggestion=" Did you mean 'a/small.yaml'?")
-    commands = CommandWriter(job=".", is_other=is_other)
+    commands = CommandWriter(job=".", is_other=is_other, defaults={"config": ""})
     end = EndedRun(run, commands, lines=(line,), findings=found)
     assert why_ended(end).command == command
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [(("python", "t.py", "--c", "x"), "-p n=2"), (("python", "t.py", "{params}"), "-p n=2 -p c=x")],
+)
+def test_a_command_of_ones_own_is_proposed_only_with_parameters_that_it_takes(
+    words: tuple[str, ...], typed: str
+) -> None:
+    run = replace(ended(1, params={"n": 2, "c": "x"}).run, command=words)
+    writer = CommandWriter(job=".", defaults={"n": 1}, is_other=True)
+    assert writer.submit(run) == f"batchml submit . {typed} -- {shlex.join(words)}"
 
 
 def commands() -> Iterator[str]:

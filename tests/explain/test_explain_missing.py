@@ -17,9 +17,11 @@ from batchml.explain.missing import (
     LocalFindings,
     MissingItem,
     images_with,
+    names_package,
     search_folder,
     with_findings,
 )
+from batchml.explain.resumed import SavedFile
 from batchml.explain.suggest import CommandWriter
 from batchml.history import History
 from batchml.jobs.code import DEFAULT, find_files
@@ -270,6 +272,47 @@ def test_a_function_without_its_package_is_submitted_again_in_python(
     command = ("python3", "-m", MODULE, "score")
     found = why_ended(ended(NO_MODULE.format("numpy"), command=command, findings=findings))
     assert (found.fix, found.command) == (fix, "")
+
+
+def test_a_package_that_the_recipe_has_by_now_is_not_to_be_added_again() -> None:
+    findings = LocalFindings(FileState.ABSENT, requirements="requirements.txt", is_newer=True)
+    commands = CommandWriter("dev", job=".")
+    found = why_ended(ended(NO_MODULE.format("tqdm"), findings=findings, commands=commands))
+    assert "requirements.txt has tqdm now, but the run used the image of before" in found.fix
+    assert found.command == "batchml submit . --env dev"
+
+
+def test_a_package_is_found_in_the_lists_of_an_environment_yml(tmp_path: Path) -> None:
+    file = tmp_path / "environment.yml"
+    file.write_text("dependencies:\n  - python=3.11\n  - pip:\n    - scikit_learn==1\n")
+    assert names_package(file, "sklearn") and not names_package(file, "numpy")
+
+
+SAVED = SavedFile("77", "a", "{checkpoints}/m.pt", params={"n": 1})
+
+
+@pytest.mark.parametrize(
+    ("saved", "params", "command", "again"),
+    [
+        (SAVED, {"n": 2, "from": "./x/m.pt"}, ("python", "t.py"),
+         "rerun --resume 77 -p n=2 -p 'from={checkpoints}/m.pt'"),
+        (replace(SAVED, params=None), {"n": 2, "from": "x/m.pt"}, ("python", "t.py"),
+         "rerun --resume 77 -p 'from={checkpoints}/m.pt'"),
+        (replace(SAVED, is_partial=True), {"n": 1}, ("python", "t.py"),
+         "rerun --resume 77 --failed --code"),
+        (SAVED, {"n": 2}, ("python", "t.py", "x/m.pt"), "submit . -p n=2"),
+        (replace(SAVED, has_resumed=False), {"n": 1}, ("python", "t.py"), "rerun --resume 77"),
+    ],
+)  # fmt: skip
+def test_a_file_that_another_run_has_saved_is_named_as_it_is_after_resume(
+    saved: SavedFile, params: dict[str, Any], command: tuple[str, ...], again: str
+) -> None:
+    findings = LocalFindings(FileState.ABSENT, "/p", saved=saved)
+    end = ended(NO_FILE.format("x/m.pt"), command=command, findings=findings,
+                commands=CommandWriter(job="."))  # fmt: skip
+    found = why_ended(replace(end, run=replace(end.run, params=params)))
+    assert "{checkpoints}/m.pt" in found.verdict
+    assert found.command == f"batchml {again}"
 
 
 def test_an_item_of_map_without_its_package_is_mapped_again() -> None:

@@ -19,6 +19,7 @@ from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
+from batchml.runs.job_images import changed_image_notice
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.outputs import FolderOutputs
@@ -366,6 +367,7 @@ def prepare_again(
         for each in made.workers
     )
     made = replace(made, record=_at_commit(made.requests, made.record, commit), workers=workers)
+    made = _with_notice(made, changed_image_notice(context, found.record, wanted.spec))
     is_same = made.archive is not None and made.archive.name == wanted.code.rpartition("/")[2]
     return _with_notice(made, _SAME_CODE if is_same else "")
 
@@ -511,6 +513,7 @@ def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -
         folder=record.folder if record else "",
         commit=found.commit,
         dirty=record.dirty if record else None,
+        other=record.other if record else new.other,
         tags=tags,
     )
 
