@@ -101,8 +101,17 @@ class Session:
                     client = self._session.create_client(service, **arguments)
                 client.meta.events.register_first("before-call", self._before_call)
                 client.meta.events.register_last("after-call", self._after_call)
+            self._record(client)
             self._clients[key] = client
         return self._clients[key]
+
+    def _record(self, client: Any) -> None:
+        """Record the calls if the user wants that. Raises UsageError if the file is unusable."""
+        path = os.environ.get("BATCHML_RECORDING")
+        if path:
+            from batchml.aws.recording import CallRecorder
+
+            CallRecorder(path, self.is_local).watch(client)
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Keys, region and endpoints as the variables that `runtime/storage/credentials.py` reads.

@@ -7,7 +7,7 @@ from batchml.local.server.protocol import problems
 
 
 @cache
-def _model(service: str) -> Any:
+def service_model(service: str) -> Any:
     import botocore.session
 
     return botocore.session.get_session().get_service_model(service)
@@ -15,7 +15,7 @@ def _model(service: str) -> Any:
 
 def faults(service: str, operation: str, request: Any) -> list[str]:
     """What is wrong with a request: members, types, enums, lengths, ranges, patterns."""
-    shape = _model(service).operation_model(operation).input_shape
+    shape = service_model(service).operation_model(operation).input_shape
     return [f"{path} {text}" for path, text in problems(shape, request, strict=True)]
 
 
