@@ -167,7 +167,8 @@ LOG = (
         "shared-memory",
         r"(?i)DataLoader worker .*Bus error|insufficient shared memory|shared memory.*shm",
         "It ran out of shared memory, which data loaders use.",
-        'Set shm in [resources] of job.toml, for example "8 GiB".', "submit",
+        "Request more memory: /dev/shm is half of it, unless shm in [resources] of job.toml sets "
+        "its size. Or use fewer workers.", "submit",
     ),
     _clue(
         "gpu-memory",

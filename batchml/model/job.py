@@ -160,6 +160,7 @@ MIN_IDLE = 60  # seconds; the runtime measures use every 30 s
 MAX_IDLE = 10 * 86_400
 MAX_MEMORY = 100 * 1024**4  # bytes; the largest host of EC2 has 32 TiB
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
+MIN_SHM_MIB = 64  # Docker's default
 MIN_UNITLESS = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
@@ -175,11 +176,24 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True):
     vcpus: Annotated[int, Meta(ge=1, le=10_000)] = 1  # more than any host has: 1,920
     memory: str | int = "2 GiB"
     gpus: Annotated[int, Meta(ge=0, le=1_000)] = 0
-    shm: str | int | None = None  # the size of /dev/shm
+    shm: str | int | None = None  # the size of /dev/shm; None: half of the memory
 
     @property
     def memory_mib(self) -> int:
         return (parse_size(self.memory) or 0) // 1024**2
+
+    @property
+    def shm_mib(self) -> int:
+        """The size of /dev/shm in MiB: by default half of the memory, as on any Linux machine.
+
+        Pages of /dev/shm count as memory of the container, and only once they are written, so a
+        large size costs nothing. With half, a full /dev/shm is an error that the program sees, and
+        does not use up the container's memory. Docker's default, 64 MiB, is too small for a
+        DataLoader with workers. Source: tmpfs(5), `size`; Docker reference, `--shm-size`.
+        """
+        if self.shm is not None:
+            return (parse_size(self.shm) or 0) // 1024**2
+        return max(MIN_SHM_MIB, self.memory_mib // 2)
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -86,6 +86,28 @@ def test_runs_that_differ_only_in_what_can_be_overridden_share_a_definition() ->
     assert made(SPEC)[0]["jobDefinitionName"] != made(another)[0]["jobDefinitionName"]
 
 
+@pytest.mark.parametrize(
+    ("resources", "mib"),
+    [
+        (Resources(), 1024),  # 2 GiB of memory
+        (Resources(memory="15 GiB", gpus=1), 7680),
+        (Resources(memory="100 MiB"), 64),  # as in any container
+        (Resources(memory="15 GiB", shm="1 GiB"), 1024),
+        (Resources(memory="1 GiB", shm="8 GiB"), 8192),
+    ],
+)
+def test_shared_memory_is_half_of_the_memory_unless_the_job_sets_it(
+    resources: Resources, mib: int
+) -> None:
+    for nodes in (1, 2):
+        register, _ = made(msgspec.structs.replace(SPEC, resources=resources, nodes=nodes))
+        container = (
+            register.get("containerProperties")
+            or (register["nodeProperties"]["nodeRangeProperties"][0]["container"])
+        )
+        assert container["linuxParameters"]["sharedMemorySize"] == mib
+
+
 def test_names_stay_within_what_batch_takes() -> None:
     register, submit = made(msgspec.structs.replace(SPEC, name="x" * 128))
     assert len(register["jobDefinitionName"]) == 128

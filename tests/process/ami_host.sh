@@ -24,6 +24,8 @@ available() {
       printf '%s\n' "$each 570.86.15-1.amzn2023" "$each $driver-1.amzn2023"
     done
     printf '%s\n' "nvidia-fabric-manager 570.86.15-1" "nvidia-fabricmanager $driver-1"
+    # A version of which the other repository has not all parts yet.
+    printf '%s\n' "kmod-nvidia-open-dkms 580.200.01-1.amzn2023" "nvidia-modprobe 580.200.01-1.amzn2023"
   fi
 }
 
@@ -36,6 +38,15 @@ find_package() {
   done < <(available)
   [ -n "$found" ] || { echo "No match for argument: $1" >&2; return 1; }
   echo "$found"
+}
+
+# The versions of the packages that the pattern `$1` for name-version names.
+query() {
+  local package version
+  while read -r package version; do
+    # shellcheck disable=SC2053 # a pattern it is
+    if [[ $package-${version%%-*} == $1 ]]; then echo "${version%%-*}"; fi
+  done < <(available)
 }
 
 # A library that loads: any will do, under the driver's names.
@@ -91,6 +102,10 @@ play_dnf() {
       for word in "${found[@]}"; do install $word; done
       ;;
     list) available | grep "^${*: -1} " ;;
+    -q) # repoquery --qf %{version} NAME-VERSION.*
+      [ "$2 $3 $4" = 'repoquery --qf %{version}' ] || return 1
+      query "$5"
+      ;;
     versionlock) [ -e '/fake/packages/dnf-command(versionlock)' ] ;;
   esac
 }

@@ -47,6 +47,19 @@ def test_it_can_be_deployed_without_a_bucket() -> None:
     assert len(template_text().encode()) <= 51_200
 
 
+def test_no_component_is_longer_than_image_builder_takes() -> None:
+    """Image Builder API reference, CreateComponent: `data` has up to 16,000 characters."""
+    sizes = {name: len(text) for name, text in data().items()}
+    assert {name: size for name, size in sizes.items() if size > 16_000} == {}, sizes
+
+
+def test_the_driver_is_chosen_by_its_branch_unless_a_version_is_given() -> None:
+    """An exact default would fail wherever the parent's release offers another version."""
+    driver = template()["Parameters"]["DriverVersion"]
+    assert re.fullmatch(r"[0-9]{3}", str(driver["Default"]))
+    assert re.fullmatch(driver["AllowedPattern"], "580.159.03")
+
+
 def test_whatever_cannot_be_changed_has_the_version_that_changes_with_it() -> None:
     for resource in template()["Resources"].values():
         if resource["Type"] in ("AWS::ImageBuilder::Component", "AWS::ImageBuilder::ImageRecipe"):

@@ -24,7 +24,6 @@ from batchml.model.job import (
 )
 from batchml.model.names import keyed_name, to_name
 from batchml.model.secrets import SecretSource, arn_to_list, find_secret_arn, parse_secret
-from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     CRASH_LOOP,
@@ -404,9 +403,6 @@ def dated_registration(request: Mapping[str, Any], now: float) -> dict[str, Any]
 
 
 def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
-    linux: dict[str, Any] = {"initProcessEnabled": True}
-    if spec.resources.shm is not None:
-        linux["sharedMemorySize"] = (parse_size(spec.resources.shm) or 0) // 1024**2
     return {
         "image": image,
         "command": _definition_command(spec),
@@ -414,7 +410,10 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
             {"type": "VCPU", "value": "1"},
             {"type": "MEMORY", "value": "1024"},
         ],
-        "linuxParameters": linux,
+        "linuxParameters": {
+            "initProcessEnabled": True,
+            "sharedMemorySize": spec.resources.shm_mib,
+        },
         "logConfiguration": {
             "logDriver": "awslogs",
             "options": {"awslogs-stream-prefix": name},
