@@ -157,39 +157,47 @@ def _compute(operator: ast.operator, left: float, right: float) -> float | None:
     return None
 
 
-def flag_mistakes(
-    command: Sequence[str], folder: Path, new: Iterable[str], known: Iterable[str]
-) -> list[str]:
-    """The mistakes in parameters of any name, which `{params}` writes, by the program's source.
+class ProgramFlags(Struct, frozen=True):
+    """The flags of a command's program, if `{params}` in the command writes flags.
 
-    `new` are their names, `known` those of all parameters of the job. Unknown flags are none: a
-    program may read them without declaring them. No mistakes if no source can be read.
+    `script`: the program's file as the command names it. There are no flags if no source can be
+    read.
     """
-    script, flags = _flags_of_params(command, folder)
-    is_kebab = _is_kebab(command)
-    found = (_flag_mistake(script, name, flags, command, known, is_kebab) for name in new)
-    return list(filter(None, found))
+
+    command: tuple[str, ...]
+    script: str = ""
+    flags: tuple[Flag, ...] = ()
+
+    def known(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of `names` that are flags of the program, in any spelling."""
+        own = {name: _own_flag(name, _is_kebab(self.command)) for name in names}
+        return frozenset(name for name, flag in own.items() if _find_flag(name, flag, self.flags))
+
+    def mistakes(self, new: Iterable[str], known: Iterable[str]) -> list[str]:
+        """The mistakes in parameters of any name, which `{params}` writes.
+
+        `new` are their names, `known` those of all parameters of the job. Unknown flags are none: a
+        program may read them without declaring them.
+        """
+        is_kebab = _is_kebab(self.command)
+        found = (
+            _flag_mistake(self.script, name, self.flags, self.command, known, is_kebab)
+            for name in new
+        )
+        return list(filter(None, found))
 
 
-def names_of_flags(command: Sequence[str], folder: Path, names: Iterable[str]) -> frozenset[str]:
-    """Those of `names` that are flags of the program of a command, in any spelling."""
-    _, flags = _flags_of_params(command, folder)
-    own = {name: _own_flag(name, _is_kebab(command)) for name in names}
-    return frozenset(name for name, flag in own.items() if _find_flag(name, flag, flags))
-
-
-def _flags_of_params(command: Sequence[str], folder: Path) -> tuple[str, Sequence[Flag]]:
-    """The program of a command in which `{params}` writes flags, and its flags; none if no source
-    can be read.
-    """
-    script = next((word for word in command if word.endswith(".py")), "")
-    writes_flags = re.search(r"\{params(?::kebab)?\}", " ".join(command))
+def read_flags(command: Sequence[str], folder: Path) -> ProgramFlags:
+    """Read the flags of the program of a command; `folder` is that of the job's code."""
+    words = tuple(command)
+    script = next((word for word in words if word.endswith(".py")), "")
+    writes_flags = re.search(r"\{params(?::kebab)?\}", " ".join(words))
     if not (script and writes_flags and (folder / script).is_file()):
-        return script, ()
+        return ProgramFlags(words, script)
     try:
-        return script, read_program(folder / script, folder).flags
+        return ProgramFlags(words, script, tuple(read_program(folder / script, folder).flags))
     except (UsageError, RecursionError):
-        return script, ()
+        return ProgramFlags(words, script)
 
 
 def _is_kebab(command: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ of `Client.submit` and the lines `#BATCHML` of scripts are views of it.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path, PurePath
@@ -17,7 +17,7 @@ from msgspec import Struct
 from batchml.context import Context
 from batchml.errors import ConfigError, EmptyOption, UsageError
 from batchml.jobs.find import find_job, load_job
-from batchml.jobs.source import flag_mistakes, names_of_flags
+from batchml.jobs.source import ProgramFlags, read_flags
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
     JobSpec,
@@ -316,13 +316,16 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     env, own = spec.env, () if is_typed else tuple(spec.params)  # a typed command has no [params]
     spec = change_job(spec, request.changes, COMMAND_LINE)
     where = folder / spec.code if isinstance(spec.code, str) else folder
-    command, new = _template(spec, request), request.params.keys() - spec.params.keys()
+    new = request.params.keys() - spec.params.keys()
+    program = (
+        read_flags(_template(spec, request), where) if request.params.keys() - {*own} else None
+    )
     spec = with_params(
         spec, request.params, spec.name, request.command or (), keep_whole=bool(job),
-        of_program=names_of_flags(command, where, new) if new else (),
+        of_program=program.known(new) if program else (),
         is_rerun=request.spec is not None,
     )  # fmt: skip
-    mistakes = _flag_mistakes(spec, request, where, own)
+    mistakes = _flag_mistakes(spec, request.params, program, own) if program else []
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so
         # only the names of the job's parameters, and of folders, are replaced.
@@ -370,13 +373,12 @@ def _template(spec: JobSpec, request: RunRequest) -> Sequence[str]:
 
 
 def _flag_mistakes(
-    spec: JobSpec, request: RunRequest, folder: Path, own: Sequence[str]
+    spec: JobSpec, params: Iterable[str], program: ProgramFlags, own: Sequence[str]
 ) -> list[str]:
-    """The mistakes in parameters that are not the job's `own`, by its program in `folder`."""
-    command = _template(spec, request)
-    named = {name for word in command for name in placeholders(word, spec.params)}
-    new = [name for name in request.params if name not in own and name not in named]
-    return flag_mistakes(command, folder, new, spec.params) if new else []
+    """The mistakes in parameters that are not the job's `own`, by its program."""
+    named = {name for word in program.command for name in placeholders(word, spec.params)}
+    new = [name for name in params if name not in own and name not in named]
+    return program.mistakes(new, spec.params) if new else []
 
 
 def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:

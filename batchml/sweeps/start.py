@@ -23,7 +23,7 @@ from batchml.cost.service import quote_of
 from batchml.errors import BatchmlError, ConfigError, InputNotFound, NotFound
 from batchml.jobs.code import CodeArchive
 from batchml.jobs.find import ImageSource, find_job, find_source
-from batchml.jobs.source import flag_mistakes, names_of_flags
+from batchml.jobs.source import read_flags
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
@@ -150,8 +150,9 @@ def _mistakes_with_job(spec: SweepSpec, job: ResolvedJob) -> list[str]:
         return check_with_job(spec, job.spec)
     code = job.spec.code
     folder = job.folder / code if isinstance(code, str) else job.folder
-    mistakes = check_with_job(spec, job.spec, names_of_flags(command, folder, new))
-    of_flags = flag_mistakes(command, folder, new, job.spec.params)
+    program = read_flags(command, folder)
+    mistakes = check_with_job(spec, job.spec, program.known(new))
+    of_flags = program.mistakes(new, job.spec.params)
     return [*mistakes, *map(as_mistake_of_space, of_flags)]
 
 

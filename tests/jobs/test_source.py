@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from batchml.errors import UsageError
-from batchml.jobs.source import Flag, ProgramSource, flag_mistakes, read_program
+from batchml.jobs.source import Flag, ProgramSource, read_flags, read_program
 
 
 def read(folder: Path, text: str, **modules: str) -> ProgramSource:
@@ -201,7 +201,7 @@ def test_parameters_that_the_program_has_by_another_name(
     tmp_path: Path, command: str, name: str, known: list[str], words: str
 ) -> None:
     (tmp_path / "train.py").write_text(FLAGS)
-    found = flag_mistakes(command.split(), tmp_path, [name], [*known, name])
+    found = read_flags(command.split(), tmp_path).mistakes([name], [*known, name])
     assert words in "".join(found) and bool(found) == bool(words)
     (tmp_path / "train.py").write_text("not python(")
-    assert flag_mistakes(command.split(), tmp_path, [name], known) == []
+    assert read_flags(command.split(), tmp_path).mistakes([name], known) == []
