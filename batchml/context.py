@@ -22,6 +22,7 @@ from batchml.config.project import PROJECT_VARIABLE, choose_project, find_projec
 from batchml.config.settings import Settings
 from batchml.errors import UsageError
 from batchml.history import History
+from batchml.model.environment import DEFAULT_QUEUE, choose_queue
 from batchml.model.run import CANNOT_START, Run
 from batchml.resources import shipped_folder
 from batchml.runtime.storage.files import is_read_only, write_atomically
@@ -241,6 +242,12 @@ class Context:
         environments = ComputeApi(self.connect()).environments().values()
         reasons = (str(each.get("statusReason", "")) for each in environments)
         return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
+
+    def choose_queue(self, given: str, gpus: int) -> str:
+        """The queue of a run, as batchml.toml names it: `given`, or the default for its GPUs."""
+        if given or self.settings.is_local:  # here all hosts are this machine
+            return given or DEFAULT_QUEUE
+        return choose_queue(self.settings.environment, gpus)
 
     def queue(self, given: str) -> str:
         """Return the name that a queue of `batchml.toml` has in AWS; other names are unchanged.

@@ -54,13 +54,12 @@ if TYPE_CHECKING:
 
 HOST_DESCRIBED = 2 * 3_600_000  # ms after an attempt in which EC2 may still describe its host
 THIS_MACHINE = "this machine"
-DEFAULT_QUEUE = "default"
 # The suffix of a compute environment with which `setup` replaced another: `gpu-r2`.
 _REPLACED = re.compile(r"-r[0-9]+$")
 
 
 def quote_of(context: "Context", need: ContainerNeed, queue: str) -> Quote:
-    """Quote a run in a queue. `queue`: its name in job.toml.
+    """Quote a run in a queue. `queue`: its name in job.toml; "" if it names none.
 
     AWS is asked only for prices that are not cached, and for the compute environments of a queue
     that batchml.toml does not describe; then AWS Batch's errors are raised. Prices that stay
@@ -69,6 +68,7 @@ def quote_of(context: "Context", need: ContainerNeed, queue: str) -> Quote:
     if context.settings.is_local:
         return _local_quote(context, need)
     prices, region = context.prices, context.settings.environment.region
+    queue = context.choose_queue(queue, need.gpus)
     choices, why = _choices_in_file(context, queue), ""
     if not choices:
         choices = _with_disks(
@@ -89,7 +89,7 @@ def quote_of_job(
 
     `children`: the size of the array; 0 without one.
     """
-    queue = queue or spec.queue or DEFAULT_QUEUE
+    queue = queue or spec.queue
     if not spec.groups:
         return quote_of(context, need_of_job(spec, children), queue)
     head, *workers = [

@@ -14,6 +14,7 @@ from batchml.errors import UsageError
 from batchml.model.tables import parse_duration, parse_size
 
 LOCAL = "local"
+DEFAULT_QUEUE = "default"
 MAX_ENVIRONMENTS = 3  # compute environments of one queue; AWS Batch quotas
 MAX_TAGS = 45  # AWS allows 50; batchml adds up to 5 of its own
 SPOT_STRATEGIES = ("SPOT_CAPACITY_OPTIMIZED", "SPOT_PRICE_CAPACITY_OPTIMIZED")
@@ -190,6 +191,23 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     def gpu_mode(self) -> Literal["driver-mount", "toolkit"]:
         """How containers reach GPUs. Only the AMI that batchml builds has the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
+
+
+def choose_queue(environment: Environment, gpus: int) -> str:
+    """The queue of a run that names none, by its number of GPUs.
+
+    It is `default`. A run with GPUs could never start there if none of its hosts has GPUs: then it
+    is the first queue of the file that has such hosts.
+    """
+
+    def has_gpus(queue: Queue) -> bool:
+        return any(environment.compute[name].has_gpus for name in queue.compute)
+
+    default = environment.queues.get(DEFAULT_QUEUE)
+    if not gpus or default is None or has_gpus(default):
+        return DEFAULT_QUEUE
+    queues = environment.queues.items()
+    return next((name for name, queue in queues if has_gpus(queue)), DEFAULT_QUEUE)
 
 
 def is_gpu_type(instance_type: str) -> bool:

@@ -115,24 +115,25 @@ def group_jobs(
     keys: Sequence[str],
     token: str,
     *,
-    queue: Callable[[str], str] = lambda name: name,
+    queue: Callable[[str, int], str] = lambda name, gpus: name,
     rendezvous: str = "",
 ) -> list[GroupJob]:
     """The jobs that a job with groups is submitted as, the head first.
 
-    `keys` has a submission key for each group. `token` is the secret of all nodes, `queue` returns
-    the name of a queue in AWS. `rendezvous` is the s3:// URL by which head and workers find each
-    other; if it is empty, they use the workspace.
+    `keys` has a submission key for each group. `token` is the secret of all nodes. `queue` returns
+    the name of a queue in AWS, given its name in job.toml and the job's GPUs. `rendezvous` is the
+    s3:// URL by which head and workers find each other; if it is empty, they use the workspace.
     """
     head, *groups = zip(spec.groups, keys, strict=True)
     worker_jobs = [(group, key, _worker_spec(spec, group)) for group, key in groups]
+    head_job = _group_spec(spec, head[0])
     workers = tuple(
         WorkerGroup(
             name=group.name,
             size=group.count,
             least=min_workers(group),
             job_name=keyed_name(to_name(job.name), key),
-            queue=queue(job.queue),
+            queue=queue(job.queue, job.resources.gpus),
         )
         for group, key, job in worker_jobs
     )
@@ -140,12 +141,12 @@ def group_jobs(
     shared = {
         TOKEN: token,
         GANG_KEY: head[1],
-        GANG_HEAD: f"{queue(head[0].queue or spec.queue)}/{head_name}",
+        GANG_HEAD: f"{queue(head_job.queue, head_job.resources.gpus)}/{head_name}",
         GANG_ATTEMPTS: str(spec.retry.attempts),
         **({RENDEZVOUS: rendezvous} if rendezvous else {}),
     }
     plan = launch_plan(spec) or LaunchPlan(RAY)
-    jobs = [(*head, _group_spec(spec, head[0]), plan._replace(groups=workers))]
+    jobs = [(*head, head_job, plan._replace(groups=workers))]
     jobs += [(*each, plan._replace(role=WORKER)) for each in worker_jobs]
     return [
         GroupJob(
@@ -153,7 +154,7 @@ def group_jobs(
             spec=job,
             key=key,
             plan=job_plan,
-            queue=queue(job.queue),
+            queue=queue(job.queue, job.resources.gpus),
             env={VARIABLE: job_plan.to_json(), **shared},
             tags={GANG_TAG: head[1], GROUP_TAG: group.name},
             array=group.count if group.count > 1 else None,

@@ -35,7 +35,6 @@ from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.runtime.protocol.variables import placeholders, takes_all
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
-DEFAULT_QUEUE = "default"
 MAX_AFTER = 20  # dependencies of one job. Source: AWS Batch API Reference, SubmitJob
 RESERVED_TAG = "batchml:"
 FAULT_TAG = "batchml:chaos"  # users may set it: local/batch/fault_injection.py

@@ -24,6 +24,7 @@ from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import ConfigError, NoQueue
 from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
+from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
@@ -31,7 +32,6 @@ from batchml.model.run import DATA_VARIABLE, PROJECT_TAG, Record
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import check_image_runs, image_reference, own_image_notices
 from batchml.runs.options import (
-    DEFAULT_QUEUE,
     ResolvedJob,
     RunRequest,
     resolve_job,
@@ -129,7 +129,7 @@ def prepare(
     def make(spec: JobSpec, submission: SubmissionContext) -> tuple[SubmissionRequests, str]:
         image = images.get(submission.tags.get(GROUP_TAG, ""), "")
         image = image or image_reference(context, spec, source, cache)
-        queue = context.queue(spec.queue or DEFAULT_QUEUE)
+        queue = context.queue(context.choose_queue(spec.queue, spec.resources.gpus))
         made = make_submission(
             spec, image=image, queue=queue, submission=submission, platform=platform
         )
@@ -172,7 +172,8 @@ def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_ru
     if spec.nodes > 1 or spec.launch.kind != "plain":
         from batchml.runs.groups.submit import check_nodes
 
-        queue, asks = spec.queue or DEFAULT_QUEUE, not (dry_run or context.settings.is_local)
+        queue = context.choose_queue(spec.queue, spec.resources.gpus)
+        asks = not (dry_run or context.settings.is_local)
         check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)
 
 

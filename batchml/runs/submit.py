@@ -8,7 +8,6 @@ from batchml.errors import BatchmlError, NoQueue, SubmissionUnknown
 from batchml.model.run import Record
 from batchml.runs.in_flight import InFlight
 from batchml.runs.job_images import publish_image
-from batchml.runs.options import DEFAULT_QUEUE
 from batchml.runs.package import store_package
 from batchml.runs.prepare import PreparedRun, no_queue
 from batchml.runs.rate_limit import RateBucket
@@ -41,7 +40,8 @@ def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _:
         if prepared.cache is not None:  # the error may come from outdated values
             drop_cache(context)
         if isinstance(error, NoQueue):
-            given = prepared.spec.queue or DEFAULT_QUEUE
+            spec = prepared.spec
+            given = context.choose_queue(spec.queue, spec.resources.gpus)
             raise no_queue(context, given, error.known, prepared.queue_at) from error
         raise
     if prepared.cache is not None:

@@ -130,7 +130,7 @@ region = "@REGION@"
 #jobs = []                             # jobs whose definitions setup registers: ["hello"]
 #secrets = []                          # ARNs of SSM parameters and secrets that jobs may use
 #tags = {}                             # on all resources, such as { team = "research" }
-#controller_queue = ""                 # for detached sweeps, transfers, fallbacks (which need it)
+controller_queue = "default"           # for detached sweeps, transfers and fallbacks
 #quarantine = false                    # true: runs that ask for it may drain unfit hosts
 
 #[env.@ENV@.network]
@@ -155,9 +155,15 @@ region = "@REGION@"
 #email = "you@example.com"
 
 # Instances start when jobs wait and stop afterwards. With min_vcpus = 0 none runs without jobs.
+# For runs without GPUs. The quotas of a new account suffice for it.
+[env.@ENV@.compute.cpu]
+instance_types = ["m7i.large", "m7i.xlarge", "m7i.2xlarge"]
+max_vcpus = 8                          # limits the cost; an m7i.xlarge has 4 vCPUs
+
+# A new account has quotas of 0 for GPUs: `batchml doctor` prints the command that raises them.
 [env.@ENV@.compute.gpu]
 instance_types = ["g6.xlarge", "g5.xlarge"]   # or whole families: ["g6", "g5"]
-max_vcpus = 16                         # limits the cost; a g5.xlarge has 4 vCPUs
+max_vcpus = 16
 #min_vcpus = 0                         # vCPUs that run, and cost, even without jobs
 #spot = false
 #allocation_strategy = "BEST_FIT_PROGRESSIVE" # spot: SPOT_PRICE_CAPACITY_OPTIMIZED
@@ -177,7 +183,11 @@ spot = true
 max_vcpus = 16
 #bid_percentage = 100                  # of the on-demand price, at most
 
+# A run that names no queue goes to `default`; with GPUs, to the first queue whose hosts have some.
 [env.@ENV@.queues.default]
+compute = ["cpu"]
+
+[env.@ENV@.queues.gpu]
 compute = ["gpu-spot", "gpu"]          # in order of use
 #priority = 1                          # queues with a higher number are served first
 # The time after which a stuck run is cancelled: "10m" to "24h"; 0: never. no-capacity has no
@@ -185,7 +195,7 @@ compute = ["gpu-spot", "gpu"]          # in order of use
 #time_limits = { too-large-for-compute = "30m", too-large-for-instances = "30m" }
 
 # Without this section runs start in the order of their submission.
-#[env.@ENV@.queues.default.fair_share]
+#[env.@ENV@.queues.gpu.fair_share]
 #shares = { research = 2.0, students = 1.0 }  # a share of weight 2 gets twice that of one of 1
 #decay = 3600                          # seconds, or up to "7d": the time for which use counts
 #reservation = 0                       # percent kept free for shares without a run

@@ -32,7 +32,6 @@ from batchml.model.sweep import SweepSpec
 from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import image_reference, own_image_notices, publish_image
 from batchml.runs.options import (
-    DEFAULT_QUEUE,
     ResolvedJob,
     RunRequest,
     name_of,
@@ -304,7 +303,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
         project=context.project,
         spec=spec,
         job=msgspec.json.decode(msgspec.json.encode(job)),  # as it will be read from the store
-        queue=context.queue(job.queue or DEFAULT_QUEUE),
+        queue=context.queue(context.choose_queue(job.queue, job.resources.gpus)),
         image=image_reference(context, job, source, cache),
         created_at=context.clock.now(),
         user=user_name(),
@@ -400,7 +399,7 @@ def _hourly_cost(
 
     Raises ConfigError where it is unknown and `limits.cost` needs it.
     """
-    queue, why = job.queue or DEFAULT_QUEUE, ""
+    queue, why = context.choose_queue(job.queue, job.resources.gpus), ""
     try:
         quote = quote_of(context, need_of_job(job), queue)
         if quote.is_free:

@@ -72,7 +72,7 @@ KEYS = ["2headaaaaaaaaaaaa", "3decodersaaaaaaaa", "4oneaaaaaaaaaaaaa"]
 
 def split(spec: JobSpec = SPEC, **more: Any) -> list[GroupJob]:
     keys = KEYS[: len(spec.groups)]
-    return group_jobs(spec, keys, "ab" * 16, queue=lambda name: f"q-{name}", **more)
+    return group_jobs(spec, keys, "ab" * 16, queue=lambda name, gpus: f"q-{name}", **more)
 
 
 # --- what its jobs are ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from batchml.aws.capacity import quota_names, vcpus_of
 from batchml.config.environments import read_environments
 from batchml.config.settings import CONFIG_NAME
 from batchml.errors import UsageError
@@ -20,6 +21,7 @@ from batchml.model.environment import (
     Network,
     Queue,
     Storage,
+    choose_queue,
 )
 from batchml.model.job import read_job
 from batchml.setup.init import first_files, write_files
@@ -40,14 +42,14 @@ def test_the_file_as_it_is_written_parses_and_local_is_the_default() -> None:
     assert default == "local"
     dev = environments["dev"]
     assert dev.region == "eu-west-1"
-    assert dev.queues["default"].compute == ("gpu-spot", "gpu")
+    assert dev.queues["gpu"].compute == ("gpu-spot", "gpu")
     assert all(compute.min_vcpus == 0 for compute in dev.compute.values())
 
 
 def test_the_file_with_every_comment_taken_away_parses_as_well() -> None:
     _, environments = read_environments(tomllib.loads(uncommented()), "file")
     assert environments["dev"].budget == Budget(500, "you@example.com")
-    assert environments["dev"].queues["default"].fair_share is not None
+    assert environments["dev"].queues["gpu"].fair_share is not None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_the_file_with_every_comment_taken_away_parses_as_well() -> None:
     [
         (Environment, "env.dev"), (Network, "env.dev.network"), (Storage, "env.dev.storage"),
         (Logs, "env.dev.logs"), (Budget, "env.dev.budget"), (Compute, "env.dev.compute"),
-        (Queue, "env.dev.queues.default"), (FairShare, "env.dev.queues.default.fair_share"),
+        (Queue, "env.dev.queues.gpu"), (FairShare, "env.dev.queues.gpu.fair_share"),
     ],
 )  # fmt: skip
 def test_every_key_is_shown(kind: type[msgspec.Struct], path: str) -> None:
@@ -174,3 +176,18 @@ def test_a_failure_while_files_are_put_in_place_puts_the_old_ones_back(tmp_path:
     assert left["a.toml"] == "mine"
     assert left["jobs/x/c.py"] == "mine too"
     assert "jobs/x/b.toml" not in left
+
+
+def test_the_quota_of_a_new_account_suffices_for_the_default_queue_and_controllers() -> None:
+    """Source: EC2 User Guide, "Amazon EC2 service quotas": 5 vCPUs of Standard, 0 of GPU types."""
+    dev = read_environments(tomllib.loads(config()), "file")[1]["dev"]
+    assert choose_queue(dev, 0) == dev.controller_queue == "default"
+    new_account = {"Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 5}
+    for name in dev.queues["default"].compute:
+        compute = dev.compute[name]
+        assert not (compute.spot or compute.has_gpus)
+        assert any(
+            vcpus_of(each) <= new_account.get(quota_names(each, spot=False)[0], 0)
+            for each in compute.instance_types
+        )
+    assert choose_queue(dev, 1) == "gpu"

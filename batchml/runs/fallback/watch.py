@@ -54,7 +54,7 @@ from batchml.runs.fallback.move import (
 )
 from batchml.runs.job_images import read_platform
 from batchml.runs.names import bare_id
-from batchml.runs.options import DEFAULT_QUEUE, RunRequest
+from batchml.runs.options import RunRequest
 from batchml.runs.send import keep_one_job, listing_delay, look_up, user_share
 from batchml.runs.watch.events import RunEnded, RunEvent, RunMessage, StatusChanged
 
@@ -84,7 +84,7 @@ def with_fallback_tag(
             ],
         )
     target = context.queue(spec.fallback.queue)
-    if target == context.queue(spec.queue or DEFAULT_QUEUE):
+    if target == context.queue(context.choose_queue(spec.queue, spec.resources.gpus)):
         raise ConfigError(spec.name, [f"fallback.queue: {target} is the run's own queue."])
     return replace(
         submission, tags={**submission.tags, FALLBACK_TAG: f"{target}:{spec.fallback.seconds}"}

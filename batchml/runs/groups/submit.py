@@ -22,7 +22,7 @@ from batchml.model.names import new_key, to_name
 from batchml.model.run import Record, Run, RunName
 from batchml.runs.cancel import is_stopping
 from batchml.runs.in_flight import InFlight, UnsentRequests
-from batchml.runs.options import DEFAULT_QUEUE, RunRequest
+from batchml.runs.options import RunRequest
 from batchml.runs.send import Interrupted, Submitter, send_intent
 from batchml.runtime.protocol.launch import TORCHRUN, BadCommand, rank_command
 
@@ -231,7 +231,7 @@ def split_into_jobs(
         spec,
         keys,
         submission.token,
-        queue=lambda name: context.queue(name or DEFAULT_QUEUE),
+        queue=lambda name, gpus: context.queue(context.choose_queue(name, gpus)),
         rendezvous=rendezvous,
     )
     return [(member, _submission_context(submission, member, store)) for member in found]
