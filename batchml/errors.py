@@ -6,6 +6,7 @@ BatchmlError                     1
 │   └── OtherAccountOrRegion     2   `--after` names a run that AWS Batch cannot wait for
 ├── ConfigError                 78   a file has mistakes
 │   └── SweepDamaged            78   the spec of a started sweep cannot be read
+├── RecordingRefused            78   a file is no whole recording of AWS conversations
 ├── NotFound                     1   a job, run, queue or image that does not exist
 │   ├── InputNotFound           78   the job, script or image of a submission does not exist
 │   ├── NothingToRerun           1   a run has no checkpoints, or no known failed children
@@ -84,6 +85,12 @@ class ConfigError(BatchmlError):
         count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
         lines = "\n".join(f"  - {mistake}" for mistake in self.mistakes)
         super().__init__(f"{where}: {count}, nothing was sent.\n{lines}")
+
+
+class RecordingRefused(BatchmlError):
+    """A file is no recording, is cut off, or is of another version."""
+
+    exit_code = 78
 
 
 class NotFound(BatchmlError):

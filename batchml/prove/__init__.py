@@ -1,0 +1,1 @@
+"""Prove an environment: `batchml prove`, its recordings, and their comparison with our beliefs."""
