@@ -16,7 +16,7 @@ COMMANDS = tuple(
     f"{room}/commands"
     for room in (
         "jobs", "cost", "runs", "cluster", "explain", "sessions", "workspace", "setup", "sweeps",
-        "adopt",
+        "adopt", "prove",
     )
 )  # fmt: skip
 

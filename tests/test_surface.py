@@ -25,7 +25,7 @@ COMMANDS = [
     ["local", "adopt"], ["local", "clean"], ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
     ["env"], ["env", "list"], ["env", "show"], ["env", "use"],
-    ["setup"], ["teardown"],
+    ["setup"], ["teardown"], ["prove"],
     ["compute"], ["compute", "list"], ["compute", "create"], ["compute", "update"],
     ["compute", "delete"], ["compute", "score"], ["compute", "hosts"],
     ["queue"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "update"],

@@ -42,7 +42,7 @@ SECTIONS = {
     "Search": ("sweep", "sweeps"),
     "Work inside": ("shell", "notebook", "tensorboard", "forward", "alloc", "workspace"),
     "Money": ("cost",),
-    "Environments": ("init", "doctor", "setup", "env", "teardown"),
+    "Environments": ("init", "doctor", "setup", "env", "prove", "teardown"),
     "AWS Batch things": ("compute", "queue", "jobdef", "image"),
     "This machine": ("local", "completion"),
 }
@@ -66,6 +66,7 @@ _MODULES = {
     "rerun": ("runs.commands.rerun",), "reconcile": ("runs.commands.reconcile",),
     "setup": ("setup.commands.setup",), "teardown": ("setup.commands.setup",),
     "env": ("setup.commands.env",), "compute": ("setup.commands.compute",),
+    "prove": ("prove.commands",),
     "queue": ("setup.commands.queues",), "jobdef": ("setup.commands.definitions",),
     "image": ("jobs.commands",), "local": ("setup.commands.local",),
     "completion": (), "attend": ("runs.commands.reconcile",),

@@ -1,1 +1,1 @@
-"""Prove an environment: `batchml prove`, its recordings, and their comparison with our beliefs."""
+"""Prove an environment: `batchml prove`, its recordings, and what these say of our beliefs."""

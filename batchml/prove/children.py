@@ -1,0 +1,144 @@
+"""Run the commands that users type, as processes, with the time at which each line came."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.clock import Clock
+from batchml.runtime.processes import die_with_parent
+
+GRACE = 20.0  # seconds in which an interrupted command must end
+LIMIT = 1800.0  # seconds: no command takes longer; the longest is `setup`
+
+
+class CommandResult(Struct, frozen=True):
+    """What a command printed. `lines` are those of stdout, with seconds since the epoch."""
+
+    words: tuple[str, ...]
+    code: int
+    lines: tuple[tuple[float, str], ...]
+    err: str
+    seconds: float
+
+    @property
+    def out(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    @property
+    def document(self) -> Any:
+        """What it printed with --json; an empty document if it printed none."""
+        try:
+            return json.loads(self.out)
+        except ValueError:
+            return {}
+
+    def describe(self) -> str:
+        """The command and the end of its messages, for a claim that does not hold."""
+        messages = [line for line in self.err.splitlines() if line.strip()]
+        said = next(
+            (i for i, line in enumerate(messages) if line.startswith("batchml: ")),
+            max(len(messages) - 3, 0),
+        )
+        words = " ".join(self.words)
+        return f"batchml {words} ended with {self.code}: " + " | ".join(messages[said:][:8])
+
+
+class CommandInterrupted(Exception):
+    """The user has interrupted the proof, and with it this command."""
+
+
+class Commands:
+    """Runs one command at a time, in a folder, and ends it when the proof is interrupted.
+
+    A command is in a session of its own, so that Ctrl-C at a terminal reaches the proof alone,
+    which decides what happens to the command. It dies with the proof.
+    """
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, clock: Clock) -> None:
+        self.environ = dict(environ)
+        self.codes: list[int] = []
+        self._folder = folder
+        self._clock = clock
+        self._running: subprocess.Popen[str] | None = None
+        self._is_interrupted = False
+
+    def run(
+        self, *words: str, limit: float = LIMIT, watch: Callable[[str], object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> CommandResult:  # fmt: skip
+        """Run `batchml WORDS`. `watch` gets each line of stdout when it comes.
+
+        Raises CommandInterrupted if `interrupt` was called, before or meanwhile.
+        """
+        if self._is_interrupted:
+            raise CommandInterrupted
+        began = self._clock.monotonic()
+        lines = []
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "batchml", *words], cwd=self._folder, text=True,
+                env={**self.environ, **(environ or {})}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=err, errors="replace", start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )  # fmt: skip
+            self._running = process
+            timer = threading.Timer(limit, _kill, [process])
+            timer.daemon = True
+            timer.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    lines.append((self._clock.now(), line))
+                    if watch is not None:
+                        watch(line)
+                code = process.wait()
+            finally:
+                timer.cancel()
+                self._running = None
+                _kill(process)
+                process.wait()
+            err.seek(0)
+            messages = err.read()
+        self.codes.append(code)
+        if self._is_interrupted:
+            raise CommandInterrupted
+        seconds = self._clock.monotonic() - began
+        return CommandResult(words, code, tuple(lines), messages, seconds)
+
+    def resume(self) -> None:
+        """Let commands run again after an interruption, to take away what was made."""
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Interrupt the running command, as Ctrl-C does; kill it if it goes on too long.
+
+        A signal handler may call this.
+        """
+        self._is_interrupted = True
+        process = self._running
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGINT)
+        except ProcessLookupError:
+            return
+        timer = threading.Timer(GRACE, _kill, [process])
+        timer.daemon = True
+        timer.start()
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has just ended

@@ -1,0 +1,274 @@
+"""`batchml prove`: prove by experiment what batchml claims, and leave a page of the results."""
+
+import json
+import os
+import secrets
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from msgspec import Struct
+
+from batchml.cli.app import app
+from batchml.cli.options import Json
+from batchml.cli.output import confirm, print_json, print_line, say
+from batchml.cli.render import printable
+from batchml.clock import SystemClock
+from batchml.config.environments import read_environments
+from batchml.config.settings import CONFIG_NAME, Settings, load_settings
+from batchml.errors import ConfigError, UsageError
+from batchml.local.home import Home
+from batchml.model.environment import LOCAL
+from batchml.prove.children import Commands
+from batchml.prove.claims import BY_ID, World
+from batchml.prove.everyday import ask_teardown
+from batchml.prove.folder import (
+    ProofFolder,
+    aws_config,
+    find_leftovers,
+    local_config,
+    make_folder,
+    reopen_folder,
+)
+from batchml.prove.page import make_document, render_page
+from batchml.prove.proof import Proof
+from batchml.prove.service import ProofResult, StepResult, prove
+from batchml.prove.steps import estimate, exit_code, steps_of
+from batchml.setup.commands.shared import Yes
+
+_MOST_USD = 1000.0
+# Variables that choose an environment, a project or a state folder for the user's own commands.
+_CHOICES = ("BATCHML_ENV", "BATCHML_CONFIG", "BATCHML_PROJECT", "BATCHML_HOME")
+
+
+class ProofSubject(Struct, frozen=True):
+    """What is proven. `env` is empty for a throw-away environment in AWS, which gets a name."""
+
+    world: World
+    env: str
+    region: str = ""
+    profile: str = ""
+    endpoint: str = ""
+
+    @property
+    def is_throw_away(self) -> bool:
+        return self.world == "local" or not self.env
+
+
+@app.command("prove", epilog="Example: batchml prove --region us-east-1 --max-cost 1")
+def prove_command(
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="NAME", help="Prove this environment; nothing is set up."),
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(metavar="REGION", help="Prove AWS there, in a throw-away environment."),
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also ask what needs a GPU.")] = False,
+    nodes: Annotated[bool, typer.Option("--nodes", help="Also run on two nodes.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the throw-away environment.")] = False,
+    max_cost: Annotated[
+        float, typer.Option(metavar="USD", help="Take it away before it costs more.")
+    ] = 2.0,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Prove the AWS that answers there, such as moto's."),
+    ] = None,
+    yes: Yes = False,
+    json_: Json = False,
+) -> None:
+    """Prove by experiment what batchml claims, and write a page of the results.
+
+    It runs the commands that users type, in an environment that it makes and takes away. Without
+    options: the embedded AWS Batch, or AWS if the folder's default environment is there.
+    Exit code 0: every claim that was asked held.
+    """
+    _check_options(env, region, endpoint, max_cost)
+    settings = load_settings(os.environ, Path.cwd(), env)
+    subject = choose_subject(settings, env, region, endpoint, os.environ)
+    options = tuple(name for name, given in (("gpu", gpu), ("nodes", nodes)) if given)
+    name = f"prove-{secrets.token_hex(3)}"
+    config = _make_config(subject, name, options)
+    home = Home(Path(settings.home.value))
+    home.prepare()
+    _look_after_leftovers(home.root)
+    _confirm_cost(subject, name, options, max_cost, yes=yes)
+    clock = SystemClock()
+    folder = make_folder(
+        home.root, name, config, began=clock.now(), world=subject.world,
+        env=subject.env or name, throw_away=subject.is_throw_away, endpoint=subject.endpoint,
+        config_path="" if subject.is_throw_away else settings.config or "",
+    )  # fmt: skip
+    try:
+        commands = Commands(child_environ(os.environ, folder), Path(folder.record.work), clock)
+        proof = Proof(
+            subject.world, folder.record.env, folder, commands, options,
+            throw_away=subject.is_throw_away,
+        )  # fmt: skip
+        result = prove(
+            proof, clock, max_cost=max_cost, keep=keep, say=say,
+            tell=(lambda _: None) if json_ else _print_step,
+        )  # fmt: skip
+        _write_page(folder, result, json_=json_)
+    finally:
+        folder.close()
+    code = exit_code(
+        list(result.answers.values()), commands.codes, interrupted=result.is_interrupted
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+def _check_options(
+    env: str | None, region: str | None, endpoint: str | None, max_cost: float
+) -> None:
+    """Raise UsageError with every mistake."""
+    mistakes = []
+    if env is not None and region is not None:
+        mistakes.append("--env and --region exclude each other: an environment has its region.")
+    if not 0 <= max_cost <= _MOST_USD:  # also refuses nan
+        mistakes.append(f"--max-cost {max_cost:g}: write dollars from 0 to {_MOST_USD:g}.")
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            mistakes.append(f"--endpoint {endpoint}: write a URL such as http://127.0.0.1:5000.")
+        if env == LOCAL:
+            mistakes.append("--endpoint is for AWS; --env local is the embedded AWS Batch.")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+
+
+def choose_subject(
+    settings: Settings, env: str | None, region: str | None, endpoint: str | None,
+    environ: Mapping[str, str],
+) -> ProofSubject:  # fmt: skip
+    """What to prove: the environment of --env as it is, else a throw-away environment.
+
+    That is in AWS with --region, with --endpoint, or if the default environment is in AWS; else
+    the embedded server has one.
+    """
+    world: World = "endpoint" if endpoint else "aws"
+    default = settings.environment
+    if env is not None and env != LOCAL:
+        return ProofSubject(world, env, default.region, default.profile, endpoint or "")
+    if env is None and (region or endpoint or not settings.is_local):
+        usual = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        found = region or default.region or usual
+        return ProofSubject(world, "", found, default.profile, endpoint or "")
+    return ProofSubject("local", LOCAL)
+
+
+def _make_config(subject: ProofSubject, name: str, options: tuple[str, ...]) -> str:
+    """The batchml.toml of a throw-away environment. Raises UsageError for an impossible region."""
+    if subject.world == "local":
+        return local_config(name)
+    text = aws_config(name, subject.region, subject.profile, options)
+    try:
+        read_environments(tomllib.loads(text), CONFIG_NAME)
+    except (ConfigError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(
+            f"--region {subject.region!r}: write a region such as us-east-1."
+        ) from error
+    return text
+
+
+def child_environ(environ: Mapping[str, str], folder: ProofFolder) -> dict[str, str]:
+    """The variables of the proof's commands, which know nothing of the user's own runs."""
+    record = folder.record
+    return {
+        **{name: text for name, text in environ.items() if name not in _CHOICES},
+        "BATCHML_HOME": record.home,
+        "BATCHML_CONFIG": record.config,
+        "BATCHML_PROJECT": record.id,
+        "BATCHML_RECORDING": str(folder.recording),
+        "NO_COLOR": "1",
+        **({"AWS_ENDPOINT_URL": record.endpoint} if record.endpoint else {}),
+    }
+
+
+def _look_after_leftovers(state: Path) -> None:
+    """Take away what killed proofs of the embedded server have left; name what is left in AWS."""
+    for record in find_leftovers(state):
+        folder = reopen_folder(state, record)
+        if folder is None:
+            continue
+        if not record.made:
+            pass  # `close` deletes the folder of its jobs
+        elif record.world == "local":
+            say(f"Takes away what the proof {record.id} has left, which was killed.")
+            _remove_local(folder)
+        else:
+            say(f"The proof {record.id} has left something in AWS. To remove it: "
+                f"{record.removal()}")  # fmt: skip
+        folder.close()
+
+
+def _remove_local(folder: ProofFolder) -> None:
+    record = folder.record
+    commands = Commands(child_environ(os.environ, folder), Path(record.work), SystemClock())
+    proof = Proof("local", LOCAL, folder, commands, (), throw_away=True)
+    for answer in ask_teardown(proof):
+        if not answer.held:
+            say(f"That was not possible: {answer.why}. To remove it: {record.removal()}")
+
+
+def _confirm_cost(
+    subject: ProofSubject, name: str, options: tuple[str, ...], max_cost: float, *, yes: bool
+) -> None:
+    """Ask before anything that costs. Raises typer.Exit if the user does not agree."""
+    if subject.world != "aws":
+        return
+    steps = steps_of("aws", options, throw_away=subject.is_throw_away)
+    usd = sum(estimate(step, "aws") for step in steps)
+    minutes = round(sum(step.seconds for step in steps) / 60)
+    what = f"runs jobs in {subject.env}"
+    if subject.is_throw_away:
+        what = f"makes the environment {name} in {subject.region}, and takes it away"
+    question = (
+        f"This {what}: about {minutes} minutes and ${usd:.2f}, at most ${max_cost:.2f}. "
+        "Go on? [y/N]"
+    )
+    if not confirm(question, "--yes", yes=yes):
+        say("Nothing was done.")
+        raise typer.Exit(1)
+
+
+def _print_step(result: StepResult) -> None:
+    held = sum(each.held is True for each in result.answers)
+    asked = sum(each.held is not None for each in result.answers)
+    name = result.step.name
+    if not asked:
+        print_line(f"{name:<12} not asked: {result.why or result.answers[0].why}")
+        return
+    figures = f"{held} of {asked} held {result.seconds:>6.1f} s  ${result.usd:.2f}"
+    print_line(f"{name:<12} {figures}  {result.step.title}")
+    for each in result.answers:
+        if each.held is False:
+            print_line(f"{'':<12} does not hold: {BY_ID[each.claim].text}")
+            print_line(f"{'':<12}   {printable(each.why)}")
+
+
+def _write_page(folder: ProofFolder, result: ProofResult, *, json_: bool) -> None:
+    """Write both files of the results, and print where they are."""
+    document = make_document(folder.record, result)
+    page, data = folder.root / "proof.html", folder.root / "proof.json"
+    document["page"] = str(page)
+    document["recording"] = str(folder.recording) if folder.recording.exists() else None
+    data.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    page.write_text(render_page(document), "utf-8")
+    if json_:
+        print_json(document)
+        return
+    print_line(
+        f"{result.count(True)} claims held, {result.count(False)} did not, "
+        f"{result.count(None)} were not asked; {result.seconds:.0f} s, ${result.usd:.2f}."
+    )
+    if result.left:
+        print_line(f"Something is left. To remove it: {result.left}")
+    print_line(f"Page: {page}")
+    if document["recording"]:
+        print_line(f"Recording: {document['recording']}")

@@ -1,0 +1,200 @@
+"""Carry a proof out: ask each step, note time and cost, and take away what was made."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.clock import Clock
+from batchml.prove import account, everyday
+from batchml.prove.children import CommandInterrupted
+from batchml.prove.claims import BY_ID, CLAIMS, claims_of, why_not_asked
+from batchml.prove.proof import Asker, Proof
+from batchml.prove.steps import (
+    Ask,
+    ClaimAnswer,
+    ProofState,
+    ProofStep,
+    Skip,
+    cost_of,
+    end_of,
+    next_action,
+    steps_of,
+)
+
+ASKERS: Mapping[str, Asker] = {**everyday.ASKERS, **account.ASKERS}
+
+
+class StepResult(Struct, frozen=True):
+    """What a step has brought. `why`: why it was not asked, or not to its end."""
+
+    step: ProofStep
+    answers: tuple[ClaimAnswer, ...]
+    seconds: float = 0.0
+    usd: float = 0.0
+    why: str = ""
+
+
+class ProofResult(Struct, frozen=True):
+    steps: tuple[StepResult, ...]
+    answers: Mapping[str, ClaimAnswer]  # of every claim
+    seconds: float
+    usd: float
+    is_interrupted: bool = False
+    left: str = ""  # the command that takes away what is left
+
+    def count(self, held: bool | None) -> int:
+        return sum(each.held is held for each in self.answers.values())
+
+
+class Interruptions:
+    """Counts Ctrl-C and SIGTERM. The first ends the running step, and then the environment is
+    taken away; the second ends that, too.
+    """
+
+    def __init__(self, proof: Proof, say: Callable[[str], None]) -> None:
+        self.count = 0
+        self.is_removing = False
+        self._proof = proof
+        self._say = say
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count == 1:
+            self._say("Interrupted: takes away what was made. Again: leave it.")
+            if self.is_removing:
+                return
+        self._proof.commands.interrupt()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Handle signals in the block, and let none end this process."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def prove(
+    proof: Proof, clock: Clock, *, max_cost: float, keep: bool,
+    tell: Callable[[StepResult], None] = lambda _: None, say: Callable[[str], None],
+    askers: Mapping[str, Asker] = ASKERS,
+) -> ProofResult:  # fmt: skip
+    """Ask every step, and take away what was made, also when the user interrupts.
+
+    `tell` gets each step when it has ended.
+    """
+    began = clock.monotonic()
+    steps = steps_of(proof.world, proof.options, throw_away=proof.throw_away)
+    interruptions = Interruptions(proof, say)
+    state, results = ProofState(), list[StepResult]()
+    with interruptions.caught():
+        while True:
+            state = replace(
+                state, made=proof.folder.record.made, interrupted=interruptions.count > 0
+            )
+            action = next_action(steps, state, world=proof.world, max_cost=max_cost, keep=keep)
+            if action is None:
+                break
+            if isinstance(action, Skip):
+                result = _skip(proof, action)
+                state = replace(state, capped=state.capped or (action.why if action.capped else ""))
+            else:
+                interruptions.is_removing = action.step.removes
+                if action.step.removes and interruptions.count < 2:
+                    proof.commands.resume()
+                result = _ask(proof, action, askers, clock, state)
+            results.append(result)
+            tell(result)
+            ended = end_of(result.answers) if isinstance(action, Ask) else "skipped"
+            state = replace(
+                state, ended={**state.ended, result.step.name: ended},
+                spent=state.spent + result.usd,
+            )  # fmt: skip
+        if keep and proof.folder.record.made:
+            proof.folder.update(kept=True)
+        if not proof.throw_away and proof.folder.record.made:
+            _end_runs(proof, interruptions, keep=keep)
+    return ProofResult(
+        tuple(results), _answers(proof, results), clock.monotonic() - began, state.spent,
+        interruptions.count > 0, proof.folder.record.removal() if proof.folder.record.made else "",
+    )  # fmt: skip
+
+
+def _ask(
+    proof: Proof, action: Ask, askers: Mapping[str, Asker], clock: Clock, state: ProofState
+) -> StepResult:
+    began = clock.monotonic()
+    answers: list[ClaimAnswer] = []
+    why = ""
+    try:
+        for each in askers[action.step.name](proof):
+            answers.append(each)
+    except CommandInterrupted:
+        why = "interrupted"
+    except Exception as error:
+        # A command printed what no version of it prints, or the disk is full. Whatever it was, the
+        # environment has to be taken away.
+        why = f"the answer could not be read: {type(error).__name__}: {error}"
+    seconds = clock.monotonic() - began
+    asked = {each.claim for each in answers}
+    for claim in claims_of(action.step.name, proof.world, proof.options):
+        if claim.id not in asked:
+            # Without an answer in spite of an ended step, a claim does not hold.
+            held = None if why == "interrupted" else False
+            answers.append(ClaimAnswer(claim.id, held, why or _because(answers)))
+    stands = proof.folder.record.made or state.made
+    usd = cost_of(action.step, seconds, proof.world, stands=stands)
+    return StepResult(action.step, tuple(answers), seconds, usd, why)
+
+
+def _because(answers: Sequence[ClaimAnswer]) -> str:
+    return next((f"as {each.claim}: {each.why}" for each in answers if each.held is False), "")
+
+
+def _skip(proof: Proof, action: Skip) -> StepResult:
+    claims = claims_of(action.step.name, proof.world, proof.options)
+    answers = tuple(ClaimAnswer(claim.id, None, action.why) for claim in claims)
+    return StepResult(action.step, answers, why=action.why)
+
+
+def _answers(proof: Proof, results: Sequence[StepResult]) -> dict[str, ClaimAnswer]:
+    found = {each.claim: each for result in results for each in result.answers}
+    for claim in CLAIMS:
+        why = why_not_asked(claim, proof.world, proof.options)
+        why = why or "the environment is yours: prove leaves it as it is"
+        found.setdefault(claim.id, ClaimAnswer(claim.id, None, why))
+    return {claim: found[claim] for claim in BY_ID}
+
+
+def _end_runs(proof: Proof, interruptions: Interruptions, *, keep: bool) -> None:
+    """Cancel what still runs in an environment of the user's own."""
+    interruptions.is_removing = True
+    if interruptions.count < 2:
+        proof.commands.resume()
+    try:
+        if not keep:
+            everyday.cancel_runs(proof)
+        proof.folder.update(made=False)
+    except (CommandInterrupted, OSError):
+        pass  # `removal` says what is left
+
+
+def to_json(result: StepResult) -> dict[str, Any]:
+    """A step as JSON: seconds, dollars, and the number of claims that held."""
+    return {
+        "step": result.step.name,
+        "title": result.step.title,
+        "seconds": round(result.seconds, 1),
+        "usd": round(result.usd, 4),
+        "held": sum(each.held is True for each in result.answers),
+        "refuted": sum(each.held is False for each in result.answers),
+        "why": result.why or None,
+    }
