@@ -59,7 +59,8 @@ class SetupSpec(Struct, frozen=True):
     `templates`: the texts of `cfn/` by name. `definitions`: a function from a platform to the
     RegisterJobDefinition requests of the environment's jobs, by name. `project`: the project to
     which the resources on `local` belong. `shared`: compute environments that queues use by their
-    names in AWS, because batchml.toml does not describe them.
+    names in AWS, because batchml.toml does not describe them. `rebuild_of`: the ContentVersion of
+    the machine image that is to be built anew.
     """
 
     name: str
@@ -68,6 +69,7 @@ class SetupSpec(Struct, frozen=True):
     definitions: Callable[[Platform], Mapping[str, dict[str, Any]]]
     project: str = ""
     shared: frozenset[str] = frozenset()
+    rebuild_of: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -93,7 +95,7 @@ def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
         return WantedState(**batch, definitions=dict(spec.definitions(Platform())))
     platform = make_platform(spec.name, spec.environment, flat)
     return WantedState(
-        stacks=tuple(_blueprint(spec, short, outputs) for short in wanted_stacks(spec)),
+        stacks=tuple(_blueprint(spec, short, outputs, current) for short in wanted_stacks(spec)),
         **_launch(spec, site),
         **batch,
         definitions=dict(spec.definitions(platform)),
@@ -241,7 +243,7 @@ def _outputs(spec: SetupSpec, current: CurrentState) -> dict[str, dict[str, str]
         if stack is None or not _has_resources(stack.status):
             found[short] = {key: _unknown(short, key) for key in _OUTPUTS[short]}
             continue
-        parameters = _blueprint(spec, short, found).parameters
+        parameters = _blueprint(spec, short, found, current).parameters
         inputs, results = _CHANGES_OUTPUTS.get(short, ((), ()))
         will_change = any(parameters[key] != stack.parameters.get(key) for key in inputs)
         unknown = {key: _unknown(short, key) for key in results} if will_change else {}
@@ -266,14 +268,19 @@ def _unknown(short: str, key: str) -> str:
     return f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
-def _blueprint(spec: SetupSpec, short: str, outputs: Mapping[str, Mapping[str, str]]) -> Blueprint:
+def _blueprint(
+    spec: SetupSpec, short: str, outputs: Mapping[str, Mapping[str, str]], current: CurrentState
+) -> Blueprint:
     environment = spec.environment
     parameters = {
         "EnvironmentName": spec.name,
         **_PARAMETERS[short](spec.name, environment, outputs),
     }
     if short == "ami":
-        parameters["ContentVersion"] = content_version(spec.templates[short])
+        deployed = deployed_content(current.stacks.get(spec.stack(short)))
+        parameters["ContentVersion"] = content_version(
+            spec.templates[short], deployed, rebuild=bool(deployed) and deployed == spec.rebuild_of
+        )
     holds_data = short in DATA_STACKS
     return Blueprint(
         name=spec.stack(short),
@@ -343,14 +350,23 @@ def _ami(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]
     return {"Subnet": subnet, "SecurityGroup": network["SecurityGroupId"]}
 
 
-def content_version(template: str) -> str:
-    """A version `1.x.y` that changes with the template.
+def deployed_content(stack: Stack | None) -> str:
+    """The ContentVersion of the stack with the machine image; "" if there is none."""
+    return stack.parameters.get("ContentVersion", "") if stack is not None else ""
 
-    Image Builder's components and recipes cannot be changed, so a change needs a new version. Each
-    part may be up to 2^30 - 1. Source: Image Builder API reference, CreateComponent.
+
+def content_version(template: str, deployed: str = "", *, rebuild: bool = False) -> str:
+    """The version `1.x.y` of a machine image: x changes with the template, y with each rebuild.
+
+    `deployed`: the version in AWS, which stays if the template is the same. Image Builder's
+    components and recipes cannot be changed, so a change needs a new version. Each part may be up
+    to 2^30 - 1. Source: Image Builder API reference, CreateComponent.
     """
     digest = int(hashlib.sha256(template.strip().encode()).hexdigest(), 16)
-    return f"1.{digest % 2**30}.{(digest >> 30) % 2**30}"
+    content = f"1.{digest % 2**30}"
+    same, _, count = deployed.rpartition(".")
+    built = int(count) if same == content and count.isdecimal() else 0
+    return f"{content}.{(built + rebuild) % 2**30}"
 
 
 def _network_parameters(environment: Environment, outputs: Outputs, *, vpc: bool) -> dict[str, str]:

@@ -5,8 +5,10 @@ What a command says and does in a person's terminal is seen here; `tests/setup/t
 has every failure and interruption.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +137,46 @@ def test_credentials_that_are_missing_are_told_with_the_way_out(aws: Aws) -> Non
 def test_the_embedded_server_of_the_client_is_left_alone(aws: Aws) -> None:
     aws("setup", "--plan")
     assert control.find_server(Home(aws.cli.folder / "client")) is None
+
+
+def test_the_images_of_hosts_are_refreshed_when_it_is_asked_and_agreed(aws: Aws) -> None:
+    assert aws("setup", "--yes")[0] == 0
+    refresh = ("compute", "update", "gpu", "--refresh")
+    code, out, err = aws(*refresh)
+    assert (code, "add --yes" in err, "no hosts now" in err) == (2, True, True), out + err
+    assert "updatePolicy" not in environment_of(aws)
+
+    code, out, err = aws(*refresh, "--job-time", "2h", "--yes")
+    assert code == 0, out + err
+    found = environment_of(aws)
+    assert found["updatePolicy"] == {
+        "terminateJobsOnUpdate": False, "jobExecutionTimeoutMinutes": 120,
+    }  # fmt: skip
+    assert "updateToLatestImageVersion" not in found["computeResources"], "AWS does not return it"
+    code, out, err = aws("setup", "--plan")
+    assert (code, "Nothing to do." in out) == (0, True), out + err
+
+    code, out, err = aws("env", "show", "dev")
+    line = next(line for line in out.splitlines() if line.startswith("compute.gpu.image"))
+    words = ["ECS_AL2023_NVIDIA: not known until a host has started", "AWS"]
+    assert re.split(" {2,}", line)[1:] == words
+
+    for wrong, said in (
+        (("--refresh", "--job-time", "6d"), "1m to 5d"),
+        (("--refresh", "--job-time", "soon"), "write a duration"),
+        (("--job-time", "1h"), "only for --refresh"),
+    ):
+        code, out, err = aws("compute", "update", "gpu", *wrong)
+        assert (code, said in err) == (2, True), (wrong, code, out + err)
+
+
+def environment_of(aws: Aws) -> dict[str, Any]:
+    found = aws.batch.describe_compute_environments(computeEnvironments=["batchml-dev-gpu"])
+    return dict(found["computeEnvironments"][0])
+
+
+def test_env_show_without_credentials_shows_the_file_and_says_what_is_missing(aws: Aws) -> None:
+    del aws.environ["AWS_ACCESS_KEY_ID"]
+    code, out, err = aws("env", "show", "dev")
+    assert (code, "compute.gpu.max_vcpus" in out) == (0, True), out + err
+    assert "images of its hosts are not known" in err

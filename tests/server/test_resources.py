@@ -14,6 +14,7 @@ from batchml.aws.batch.resources import (
 )
 from batchml.aws.naming import make_site
 from batchml.config.environments import read_environments
+from batchml.setup.images import refresh_members
 from tests.support.server_rig import Rig
 
 TABLE = {
@@ -75,3 +76,20 @@ def test_an_environment_of_the_file_is_made_and_a_run_goes_through_it(rig: Rig) 
     rig.start(job)
     rig.end(job)
     assert batch.describe_jobs(jobs=[job])["jobs"][0]["status"] == "SUCCEEDED"
+
+
+def test_a_refresh_of_images_changes_nothing_that_is_described_but_the_policy(rig: Rig) -> None:
+    _, environments = read_environments(TABLE, "batchml.toml")
+    local, batch = environments["local"], rig.client("batch")
+    request = compute_environment_request(
+        make_site("local", local, {}), "gpu", local.compute["gpu"], None
+    )
+    batch.create_compute_environment(**request)
+    only = {"computeEnvironments": ["gpu"]}
+    (before,) = batch.describe_compute_environments(**only)["computeEnvironments"]
+    batch.update_compute_environment(computeEnvironment="gpu", **refresh_members(60))
+    (after,) = batch.describe_compute_environments(**only)["computeEnvironments"]
+    policy = {"terminateJobsOnUpdate": False, "jobExecutionTimeoutMinutes": 60}
+    assert after.pop("updatePolicy") == policy
+    before.pop("updatePolicy", None)
+    assert after == before

@@ -80,6 +80,31 @@ def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
     assert all(0 <= int(part) < 2**30 for part in parts)
 
 
+def test_an_image_is_rebuilt_only_when_asked_and_only_once() -> None:
+    text = TEMPLATES["ami"]
+    first = content_version(text)
+
+    def version(deployed: str, rebuild_of: str = "") -> str:
+        stack = Stack(
+            "id",
+            "batchml-dev-ami",
+            "CREATE_COMPLETE",
+            outputs={"ImageId": "ami-01234567"},
+            parameters={"ContentVersion": deployed},
+        )
+        asked = replace(spec(ami="build"), rebuild_of=rebuild_of)
+        stacks = wanted_state(asked, CurrentState(stacks={stack.name: stack})).stacks
+        return {b.name: b for b in stacks}[stack.name].parameters["ContentVersion"]
+
+    second = version(first, rebuild_of=first)
+    assert second != first and second.rpartition(".")[0] == first.rpartition(".")[0]
+    assert version(second, rebuild_of=first) == second, "the plan after the build has nothing to do"
+    assert version(second) == second, "nor has the next setup"
+    older = first.rpartition(".")[0] + ".77"  # of an earlier version of batchml
+    assert version(older) == older
+    assert version("1.5.9") == first, "another template is another image"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "what"),
     [

@@ -7,8 +7,8 @@ import typer
 from msgspec.structs import replace
 
 from batchml.cli.app import command_group
-from batchml.cli.options import Env, Json, open_context
-from batchml.cli.output import print_json, print_line, say
+from batchml.cli.options import Env, Json, open_context, read_seconds
+from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.terminal import screen
 from batchml.cluster.service import HostPrices, open_poller
 from batchml.cluster.snapshot import ClusterSnapshot
@@ -47,6 +47,17 @@ from batchml.setup.commands.shared import (
     print_table,
     refuse_existing,
     report_update,
+)
+from batchml.setup.images import (
+    JOB_MINUTES,
+    LATEST,
+    MAX_JOB_MINUTES,
+    check_refresh,
+    describe_refresh,
+    host_images,
+    newer_image_lines,
+    own_details,
+    refresh_members,
 )
 
 compute_app = command_group(
@@ -107,6 +118,8 @@ def compute_list(env: Env = None, json_: Json = False) -> None:
         )
     print_table(rows, "No compute environments. `batchml setup` makes them.")
     for line in warm.lines():
+        say(line)
+    for line in newer_image_lines(own_details(details, context.env), context.env):
         say(line)
 
 
@@ -191,6 +204,17 @@ def compute_update(
     ] = None,
     scale_down_delay: ScaleDownDelay = None,
     enable: Enable = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Replace hosts by hosts with AWS's newest image.")
+    ] = False,
+    job_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="With --refresh: give runs on the hosts this time to end: 1m to 5d; default: 30m.",
+        ),
+    ] = None,
+    yes: Yes = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -199,9 +223,10 @@ def compute_update(
     Hosts that --warm keeps cost money without jobs: their price is printed, and the command that
     ends them.
 
-    New types replace the instances; other changes disturb no run. For other properties, such as the
-    disk, change batchml.toml and run setup.
+    New types and --refresh replace the instances; other changes disturb no run. For other
+    properties, such as the disk, change batchml.toml and run setup.
     """
+    minutes = _job_minutes(job_time, refresh)
     context = open_context(env)
     aws_name, detail = find_resource(
         context, name, "Compute environment", compute_api(context).environments()
@@ -212,7 +237,9 @@ def compute_update(
         instance_types=instance_type, max_vcpus=max_vcpus, min_vcpus=min_vcpus,
         scale_down_delay=scale_down_delay,
     )  # fmt: skip
-    if not table and enable is None:
+    if refresh:
+        check_refresh(name, detail, is_local=context.settings.is_local)
+    if not table and enable is None and not refresh:
         raise UsageError("Nothing to change was given: see batchml compute update --help.")
     checked = _checked(name, detail, table)
     request: dict[str, Any] = {"computeEnvironment": aws_name}
@@ -220,10 +247,42 @@ def compute_update(
         request["state"] = "ENABLED" if enable else "DISABLED"
     if table:
         request["computeResources"] = _resources(checked, table)
+    if refresh:
+        _add_refresh(request, name, detail, minutes, yes)
     compute_api(context).update_environment(request)
     report_update(context, "compute environment", request, json_)
     if table:
         report_cost(context, name, detail, checked, table)
+
+
+def _job_minutes(job_time: str | None, refresh: bool) -> int:
+    """The minutes that runs get to end at a refresh. Raises UsageError."""
+    seconds = read_seconds(job_time, "--job-time")
+    if seconds is None:
+        return JOB_MINUTES
+    if not refresh:
+        raise UsageError("--job-time is only for --refresh.")
+    if not 60 <= seconds <= MAX_JOB_MINUTES * 60:
+        raise UsageError(f"--job-time {job_time}: AWS Batch takes 1m to 5d.")
+    return seconds // 60
+
+
+def _add_refresh(
+    request: dict[str, Any], name: str, detail: Mapping[str, Any], minutes: int, yes: bool
+) -> None:
+    """Add a refresh to an UpdateComputeEnvironment request, if the user agrees."""
+    images = host_images(detail)
+    if images and all(each.status == LATEST for each in images) and len(request) == 1:
+        say(f"{name} has the newest image already. Nothing was changed.")
+        raise typer.Exit(0)
+    for line in describe_refresh(name, detail, minutes):
+        say(line)
+    if not confirm("Refresh it? [y/N]", "--yes", yes=yes):
+        say("Nothing was changed.")
+        raise typer.Exit(1)
+    added = refresh_members(minutes)
+    resources = {**request.get("computeResources", {}), **added.pop("computeResources")}
+    request.update(added, computeResources=resources)
 
 
 def _checked(name: str, detail: Mapping[str, Any], table: Mapping[str, Any]) -> Compute:

@@ -22,6 +22,7 @@ from batchml.local.executors.choice import DOCKER, read_choice
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL
 from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
+from batchml.setup.images import ask_images, check_images
 from batchml.setup.init import FIRST_JOB, first_files, write_files
 from batchml.setup.machine import check_config, check_machine, check_plugin, examine_machine
 
@@ -109,7 +110,9 @@ def _examine_account(settings: Settings) -> Iterator[Finding]:
     environment = settings.environment
     home = Session(Access(home_region(environment.region), environment.profile))
     session = Session(Access(environment.region, environment.profile))
-    return check_account(ask_account(home, session, settings.env.value, environment, SystemClock()))
+    account = ask_account(home, session, settings.env.value, environment, SystemClock())
+    yield from check_account(account)
+    yield from check_images(ask_images(session, account))
 
 
 def _lines(finding: Finding) -> Sequence[str]:

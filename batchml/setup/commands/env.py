@@ -1,19 +1,22 @@
 """batchml env list, show and use."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from batchml.aws.batch.resources import ComputeApi
 from batchml.cli.app import command_group
 from batchml.cli.options import Env, Json, open_context
-from batchml.cli.output import print_json, print_line
+from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import table
 from batchml.config.environments import with_default
-from batchml.errors import NotFound, UsageError
+from batchml.context import Context
+from batchml.errors import BatchmlError, NotFound, UsageError
 from batchml.model.environment import Compute, Environment, Queue
+from batchml.setup.images import host_images, newer_image_lines, own_details
 
 env_app = command_group(
     "env",
@@ -62,8 +65,12 @@ def show(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Show the values of an environment, and the source of each."""
-    settings = open_context(name or env).settings
+    """Show the values of an environment, and the source of each.
+
+    For an environment in AWS also the state of its hosts' images, if AWS can be asked.
+    """
+    context = open_context(name or env)
+    settings = context.settings
     found: list[dict[str, Any]] = [
         {"key": "env", "value": settings.env.value, "source": settings.env.source},
         {"key": "home", "value": settings.home.value, "source": settings.home.source},
@@ -82,11 +89,30 @@ def show(
         is_default = key in defaults and defaults[key] == value
         source = "default" if is_default or settings.config is None else settings.config
         found.append({"key": key, "value": value, "source": source})
+    details = _compute_in_aws(context)
+    found += [
+        {"key": f"compute.{name}.image", "value": f"{image.type}: {image.describe()}",
+         "source": "AWS"}
+        for name, detail in details.items() for image in host_images(detail)
+    ]  # fmt: skip
     if json_:
         return print_json(found)
     rows = [["KEY", "VALUE", "FROM"]]
     rows += [[each["key"], _text(each["value"]), each["source"]] for each in found]
     print_line(table(rows))
+    for line in newer_image_lines(details, context.env):
+        say(line)
+
+
+def _compute_in_aws(context: Context) -> dict[str, Mapping[str, Any]]:
+    """The environment's compute environments in AWS by short name; none if AWS cannot be asked."""
+    if context.settings.is_local or not context.settings.environment.compute:
+        return {}
+    try:
+        return own_details(ComputeApi(context.connect()).environments(), context.env)
+    except BatchmlError as error:
+        say(f"The images of its hosts are not known: {str(error).splitlines()[0]}")
+        return {}
 
 
 @env_app.command(epilog="Example: batchml env use dev")

@@ -28,6 +28,7 @@ from batchml.setup.commands.shared import (
     open_tools,
     read_subject,
 )
+from batchml.setup.desired import SetupSpec, deployed_content
 from batchml.setup.doctor import quota_findings
 from batchml.setup.plan import make_plan, refusals
 from batchml.setup.sharing import Action, CurrentState, PlanStep, WantedState
@@ -56,6 +57,10 @@ def setup(
         list[str] | None,
         typer.Option(metavar="NAME", help="Allow a resource to lose data. May be repeated."),
     ] = None,
+    rebuild_image: Annotated[
+        bool,
+        typer.Option("--rebuild-image", help="Build the machine image anew, for AWS's patches."),
+    ] = False,
     continue_rollback: ContinueRollback = False,
     skip_resource: SkipResource = None,
     like: Annotated[
@@ -74,12 +79,27 @@ def setup(
     tools = open_tools(
         context, "setup", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
     )
+    if rebuild_image:
+        subject = replace(subject, spec=_with_rebuild(subject.spec, tools))
     with explain_interrupt(f"batchml setup --env {context.env}") as command:
         _plan_and_apply(
             context, subject, tools, command,
             lambda current: desired.wanted_state(subject.spec, current),
             PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ())),
         )  # fmt: skip
+
+
+def _with_rebuild(spec: SetupSpec, tools: SetupTools) -> SetupSpec:
+    """The spec with which setup builds the machine image anew. Raises UsageError without one."""
+    if spec.is_local or not desired.needs_image(spec.environment):
+        raise UsageError(
+            f'--rebuild-image: {spec.name} has no image of its own (ami = "build"). For AWS\'s '
+            "newest image: batchml compute update NAME --refresh"
+        )
+    deployed = deployed_content(tools.stacks.read(spec.stack("ami")))
+    if not deployed:
+        raise UsageError("--rebuild-image: the image is not built yet. First: batchml setup")
+    return replace(spec, rebuild_of=deployed)
 
 
 @app.command(epilog="Example: batchml teardown --env dev --plan")
