@@ -37,7 +37,7 @@ CLAIMS = (
     Claim("output-kept", "get brings a file that the program wrote", "probe", _RUNS),
     Claim("checkpoint-kept", "get --checkpoints brings the checkpoint", "probe", _RUNS),
     Claim("batch-reachable", "a program reaches AWS Batch", "probe", _RUNS),
-    Claim("shared-memory", "/dev/shm has at least 64 MiB", "probe", _RUNS),
+    Claim("shared-memory", "/dev/shm has half of the job's memory", "probe", _RUNS),
     Claim("user-1000", "the program runs as user 1000", "probe", _ACCOUNT),
     Claim("metadata-blocked", "the program cannot reach the host's metadata", "probe", _ACCOUNT),
     Claim("role-limited", "the program's role is the job's, and limited", "probe", _ACCOUNT),

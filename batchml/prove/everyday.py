@@ -20,6 +20,7 @@ FOLLOWED = 10  # and in the mode `lines`
 # Seconds from a line's printing to its arrival. CloudWatch takes some; a busy laptop does, too.
 LATENCY = {"local": 5.0, "endpoint": 15.0, "aws": 15.0}
 GRACE = 5.0  # of the probe's job.toml
+SHARED_MEMORY = 128  # MiB: half of the memory there
 CANCELLED = 143
 
 
@@ -76,7 +77,7 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
     status = batch.get("answer", 0)
     yield answer("batch-reachable", bool(status), str(batch.get("error", "no fact")), status=status)
     mib = facts.find("shared-memory").get("mib", 0)
-    yield answer("shared-memory", mib >= 64, f"{mib} MiB", mib=mib)
+    yield answer("shared-memory", mib >= SHARED_MEMORY, f"{mib} MiB", mib=mib)
     if proof.world != "aws":
         return
     uid = facts.find("user").get("uid")
@@ -87,11 +88,13 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
     yield answer("metadata-blocked", blocked, why)
     role = facts.find("role")
     denied = role.get("denied")
-    why = f"role {role.get('role') or 'none'}; a call beyond its policy: {denied or 'not refused'}"
+    refusal = role.get("error") or f"a call beyond its policy: {denied or 'not refused'}"
+    why = f"role {role.get('role') or 'none'}; {refusal}"
     yield answer("role-limited", bool(role.get("role") and denied), why, refused=denied)
-    missing = facts.find("missing-key").get("answer")
-    why = f"the runtime took the answer for {missing or 'nothing that the probe could print'}"
-    yield answer("missing-key", missing == "missing", why)
+    key = facts.find("missing-key")
+    missing = key.get("answer") == "missing"
+    why = str(key.get("error") or f"the store took it for {key.get('answer', 'nothing known')}")
+    yield answer("missing-key", missing, why, status=key.get("status"))
 
 
 def _judge_file(proof: Proof, claim: str, *flags: str) -> ClaimAnswer:
@@ -241,7 +244,7 @@ def judge_resumed(run: CommandResult, facts: FactTable) -> ClaimAnswer:
 
 
 def ask_gpu(proof: Proof) -> Iterator[ClaimAnswer]:
-    words = ["--gpus", "1", "--image", "pytorch"]
+    words = ["--gpus", "1", "--image", "pytorch", "--memory", "6 GiB"]
     if proof.world == "aws" and proof.throw_away:
         words += ["--queue", "gpu"]
     run = proof.submit("gpu", *words)

@@ -57,6 +57,7 @@ def look_around() -> None:
     if "BATCHML_ENDPOINT_URL" not in os.environ:  # not on the embedded server
         say("metadata", **reach_metadata())
         say("role", **look_at_role())
+        say("missing-key", **get_missing_key())
     for number in range(1, 21):
         say("line", number=number)
 
@@ -89,15 +90,44 @@ def reach_metadata() -> "dict[str, Any]":
 
 
 def look_at_role() -> "dict[str, Any]":
-    """The name of the role whose credentials the container agent gives, without its keys."""
+    """The name of the role whose credentials the container agent gives, and what it may not do."""
     path = os.environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "")
     if not path:
         return {"role": ""}
     try:
         with urllib.request.urlopen(f"http://169.254.170.2{path}", timeout=5) as answer:
-            return {"role": str(json.load(answer).get("RoleArn", "")).rpartition("/")[2]}
+            role = str(json.load(answer).get("RoleArn", "")).rpartition("/")[2]
     except (OSError, ValueError) as error:
         return {"role": "", "error": str(error)}
+    # Jobs read code, and only submitters write it: cfn/roles.yaml.
+    try:
+        status = open_bucket().send("PUT", f"code/proof-{token()}", accept=(403,)).status
+    except (ImportError, LookupError, OSError) as error:
+        return {"role": role, "denied": "", "error": str(error)}
+    return {"role": role, "denied": "PUT of code/" if status == 403 else ""}
+
+
+def get_missing_key() -> "dict[str, Any]":
+    """What S3 answers for a key that is not there, and what batchml's store makes of it."""
+    key = f"runs/proof-{token()}/missing"
+    try:
+        from batchml.runtime.storage.backends import open_store
+
+        client = open_bucket()
+        status = client.send("GET", key, accept=(403, 404)).status
+        bucket = os.environ["BATCHML_STORE"].split("/")[2]
+        value = open_store(f"s3://{bucket}", os.environ).get(key)
+    except (ImportError, LookupError, OSError) as error:
+        return {"answer": "", "error": str(error)}
+    return {"answer": "missing" if value is None else "a value", "status": status}
+
+
+def open_bucket() -> Any:
+    """The environment's bucket, with the job's role."""
+    from batchml.runtime.storage.s3 import S3Client
+    from batchml.runtime.storage.store import BRIEF
+
+    return S3Client(os.environ["BATCHML_STORE"].split("/")[2], os.environ, limits=BRIEF)
 
 
 def ask(request: urllib.request.Request, limit: float) -> "dict[str, Any]":

@@ -1,0 +1,229 @@
+"""A proof whose steps answer at once: what it asks, notes, and takes away, whatever happens."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.prove.children import Commands
+from batchml.prove.claims import CLAIMS, World, claims_of
+from batchml.prove.folder import aws_config, find_leftovers, make_folder
+from batchml.prove.page import make_document, render_page
+from batchml.prove.proof import Asker, Proof, answer
+from batchml.prove.service import ProofResult, StepResult, prove
+from batchml.prove.steps import STEPS, ClaimAnswer
+
+NAMES = [step.name for step in STEPS]
+
+
+class StoppedClock:
+    """A clock that goes on by a second at each look."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return 1_790_000_000.0
+
+    def monotonic(self) -> float:
+        self.seconds += 1
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Trial:
+    """A proof with steps of the test's own. `asked` are the steps that it has asked."""
+
+    def __init__(self, state: Path, world: World = "aws", *, throw_away: bool = True) -> None:
+        self.state = state
+        self.clock = StoppedClock()
+        name = f"prove-{os.urandom(3).hex()}"
+        folder = make_folder(
+            state, name, aws_config(name, "us-east-1", ""), began=0.0, world=world,
+            env=name, throw_away=throw_away,
+        )  # fmt: skip
+        commands = Commands({}, Path(folder.record.work), self.clock)
+        self.proof = Proof(world, name, folder, commands, ("gpu", "nodes"), throw_away=throw_away)
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self.told: list[StepResult] = []
+        self.askers: dict[str, Asker] = {name: self.holding(name) for name in NAMES}
+
+    def holding(self, step: str) -> Asker:
+        """A step all of whose claims hold; `setup` makes something, `teardown` takes it away."""
+
+        def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+            self.asked.append(step)
+            if step in ("setup", "teardown"):
+                proof.folder.update(made=step == "setup")
+            for claim in claims_of(step, proof.world, proof.options):
+                yield answer(claim.id, True)
+
+        return ask
+
+    def run(self, *, max_cost: float = 2.0, keep: bool = False) -> ProofResult:
+        result = prove(
+            self.proof, self.clock, max_cost=max_cost, keep=keep, say=self.said.append,
+            tell=self.told.append, askers=self.askers,
+        )  # fmt: skip
+        self.proof.folder.close()
+        return result
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return Trial(tmp_path / "state")
+
+
+def test_every_step_is_asked_once_in_its_order(trial: Trial) -> None:
+    result = trial.run()
+    assert trial.asked == NAMES == [each.step.name for each in trial.told]
+    assert all(each.held for each in result.answers.values())
+    assert not os.path.exists(trial.proof.folder.record.work)
+
+
+@pytest.mark.parametrize("at", NAMES)
+@pytest.mark.parametrize("fault", ["denied", "nonsense", "silent"])
+def test_whatever_goes_wrong_in_a_step_what_was_made_is_taken_away(
+    trial: Trial, at: str, fault: str
+) -> None:
+    made = trial.askers[at]
+
+    def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+        for each in made(proof):
+            if at == "teardown":
+                proof.folder.update(made=True)
+            if fault == "denied":
+                yield answer(each.claim, False, "AWS denies ec2:CreateVpc")
+            elif fault == "nonsense":
+                raise KeyError("findings")
+
+    trial.askers[at] = ask
+    result = trial.run()
+    refuted = {each.claim for each in result.answers.values() if each.held is False}
+    assert refuted == {claim.id for claim in claims_of(at, "aws", trial.proof.options)}
+    if at == "doctor":
+        assert trial.asked == ["doctor"]
+    elif at == "teardown":
+        assert "batchml teardown --env prove-" in result.left
+        assert trial.asked[-1] == "teardown"
+    else:
+        assert trial.asked[-2:] == ["teardown", "search"]
+        assert not result.left
+
+
+@pytest.mark.parametrize("at", NAMES)
+def test_ctrl_c_in_a_step_leads_to_the_removal_of_what_was_made(trial: Trial, at: str) -> None:
+    made = trial.askers[at]
+
+    def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+        found = list(made(proof))
+        os.kill(os.getpid(), signal.SIGINT)
+        if at not in ("teardown", "search"):
+            proof.commands.run("doctor")  # raises, as every command after Ctrl-C
+        yield from found
+
+    trial.askers[at] = ask
+    result = trial.run()
+    assert result.is_interrupted and len(trial.said) == 1
+    assert not result.left and not find_leftovers(trial.state)
+    after = trial.asked[trial.asked.index(at) + 1 :]
+    removal = ["teardown", "search"]
+    assert after == {"doctor": [], "teardown": ["search"], "search": []}.get(at, removal)
+    if at not in ("teardown", "search"):
+        assert all(result.answers[claim.id].why == "interrupted" for claim in
+                   claims_of(at, "aws", trial.proof.options))  # fmt: skip
+
+
+def test_a_second_ctrl_c_leaves_everything_and_says_the_command(trial: Trial) -> None:
+    def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        proof.commands.run("teardown")
+        yield from ()
+
+    trial.askers["teardown"] = ask
+    result = trial.run()
+    record = trial.proof.folder.record
+    assert result.answers["teardown"].why == "interrupted"
+    assert result.left == record.removal() and f"--env {record.env} --delete-data" in result.left
+    assert os.path.exists(record.config), "the command needs the file"
+    assert [each.id for each in find_leftovers(trial.state)] == [record.id]
+
+
+def test_with_keep_it_is_left_and_is_no_leftover(trial: Trial) -> None:
+    result = trial.run(keep=True)
+    assert "teardown" not in trial.asked and "batchml teardown" in result.left
+    assert not find_leftovers(trial.state)
+
+
+def test_at_the_cap_it_takes_away_and_says_why_the_rest_was_not_asked(trial: Trial) -> None:
+    result = trial.run(max_cost=0.15)
+    assert trial.asked[-2:] == ["teardown", "search"] and "gpu" not in trial.asked
+    why = result.answers["gpu-smi"].why
+    assert why.startswith("the cap: $0.0") and "of $0.15 are spent" in why
+    assert result.usd <= 0.15
+
+
+def test_what_a_step_costs_counts_by_its_real_time(trial: Trial) -> None:
+    def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+        trial.clock.sleep(3600)
+        yield answer("workspace-shared", True)
+
+    trial.askers["second"] = ask
+    trial.run()
+    [second] = [each for each in trial.told if each.step.name == "second"]
+    assert second.usd == pytest.approx(0.172, abs=0.001)
+
+
+def test_an_environment_of_the_users_own_stays(tmp_path: Path) -> None:
+    trial = Trial(tmp_path / "state", throw_away=False)
+    result = trial.run()
+    assert not {"setup", "teardown", "search"} & set(trial.asked)
+    assert result.answers["setup"].why == "the environment is yours: prove leaves it as it is"
+
+
+def test_two_proofs_at_once_do_not_meet(tmp_path: Path) -> None:
+    first, second = Trial(tmp_path / "state"), Trial(tmp_path / "state")
+    first.proof.folder.update(made=True)
+    assert not find_leftovers(tmp_path / "state"), "a proof that goes on is none"
+    one, other = first.proof.folder.record, second.proof.folder.record
+    assert one.env != other.env and one.home != other.home and one.config != other.config
+    second.run()
+    assert os.path.isdir(one.work)
+    first.proof.folder.close()
+    assert [each.id for each in find_leftovers(tmp_path / "state")] == [one.id]
+
+
+def test_a_record_that_is_cut_or_of_a_later_version_is_ignored(trial: Trial) -> None:
+    trial.proof.folder.update(made=True)
+    trial.proof.folder.close()
+    path = trial.proof.folder.root / "record.json"
+    path.write_text('{"id": "prove-')
+    assert find_leftovers(trial.state) == []
+
+
+def document_of(trial: Trial, result: ProofResult) -> dict[str, Any]:
+    document = make_document(trial.proof.folder.record, result)
+    parsed: dict[str, Any] = json.loads(json.dumps(document))
+    return parsed
+
+
+def test_the_page_has_every_claim_and_says_what_is_known_of_each_assumption(trial: Trial) -> None:
+    trial.askers["host"] = lambda _: iter([answer("host-lost", False, "no <second> attempt")])
+    document = document_of(trial, trial.run())
+    assert len(document["claims"]) == len(CLAIMS) and document["refuted"] == 1
+    rows = {(each["file"], each["words"]): each for each in document["assumptions"]}
+    hosts = rows["docs/decisions/034-cluster-view.md", "in ListContainerInstances"]
+    assert (hosts["result"], hosts["why"]) == ("did not", "no <second> attempt")
+    shell = rows["docs/decisions/028-inside-a-run.md", "the target's form"]
+    assert shell["result"] == "held"
+    page = render_page(document)
+    assert "no &lt;second&gt; attempt" in page and "<script" not in page
