@@ -317,12 +317,15 @@ _IDENTITY_VARIABLES = (
 
 
 class EnvironmentFacts(Struct, frozen=True):
-    """The content of the file: stack outputs, and references with digests by `batchml/NAME:TAG`."""
+    """The content of the file: stack outputs, references with digests by `batchml/NAME:TAG`, and
+    the processors of queues that batchml.toml does not describe.
+    """
 
     of: str  # a hash of the user and of the settings
     at: float  # seconds since the epoch
     outputs: dict[str, str] = {}
     images: dict[str, str] = {}
+    processors: dict[str, str] = {}
 
 
 class EnvironmentCache:
@@ -346,6 +349,12 @@ class EnvironmentCache:
         if reference not in self._facts.images:
             self._learn(images={**self._facts.images, reference: ask()})
         return self._facts.images[reference]
+
+    def processor(self, queue: str, ask: Callable[[], str]) -> str:
+        """The processor of a queue's hosts; `ask` returns it if it is not cached."""
+        if queue not in self._facts.processors:
+            self._learn(processors={**self._facts.processors, queue: ask()})
+        return self._facts.processors[queue]
 
     def save(self) -> None:
         """Write the file if its content has changed."""

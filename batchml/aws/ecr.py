@@ -36,10 +36,11 @@ from batchml.model.image import Recipe
 KEEP = 50  # images in a repository
 _PREFIX = "batchml/"
 
-# The permissions for a push: ECR User Guide, "Required permissions for pushing an image".
+# The permissions for a push: ECR User Guide, "Required permissions for pushing an image"; and to
+# read the processor of an image that was pushed before.
 PUSH_ACTIONS = (
     "ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload",
-    "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart",
+    "ecr:GetDownloadUrlForLayer", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart",
 )  # fmt: skip
 
 
@@ -299,12 +300,25 @@ _FULL = (
 )
 
 
+_OTHER_BASE = (
+    "{reference} was built for {built}, not for {wanted}: its base image {base} in the Docker "
+    "engine is for {built}, or the Dockerfile names a platform. Fetch the base image for {wanted}, "
+    "then repeat the command: docker pull --platform linux/{wanted} {base}"
+)
+_NO_EMULATION = (
+    "{reference} cannot be built{where}: this Docker engine cannot run programs for {wanted}. "
+    "Install an emulator (docker run --privileged --rm tonistiigi/binfmt --install {wanted}), use "
+    "Docker Desktop, which has one, or build on a machine with such a processor."
+)
+
+
 class EngineImage(Struct, frozen=True):
     """An image in the Docker engine."""
 
     reference: str
     id: str
     size: int  # bytes, unpacked
+    processor: str = ""  # `amd64`, `arm64`; "" in lists, where the engine does not tell it
 
 
 class ImageEngine:
@@ -325,6 +339,11 @@ class ImageEngine:
             self._api_client = docker.APIClient(version="auto", timeout=SILENCE, **where)
         return self._api_client
 
+    def processor(self) -> str:
+        """The processor of the engine's machine: `amd64`, `arm64`."""
+        with _engine():
+            return str(self._api.version()["Arch"])
+
     def find(self, reference: str) -> EngineImage | None:
         """The image with this name in the engine, or None."""
         with _engine():
@@ -334,7 +353,21 @@ class ImageEngine:
                 found = self._api.inspect_image(reference)
             except docker.errors.ImageNotFound:
                 return None
-            return EngineImage(reference, found["Id"], int(found["Size"]))
+            return EngineImage(
+                reference, found["Id"], int(found["Size"]), str(found.get("Architecture", ""))
+            )
+
+    def processors_in_registry(self, reference: str, login: RegistryLogin) -> frozenset[str]:
+        """The processors for which an image in a registry is made; one call of the engine.
+
+        The engine reads the image index, or the manifest and the image's configuration.
+        Source: Docker Engine API, "Get image information from the registry".
+        """
+        auth = {"username": login.user, "password": login.password}
+        with _engine():
+            found = self._api.inspect_distribution(reference, auth_config=auth)
+        platforms = found.get("Platforms") or ()
+        return frozenset(str(each.get("architecture", "")) for each in platforms) - {"", "unknown"}
 
     def list_images(self) -> list[EngineImage]:
         """The images `batchml/*` in the engine."""
@@ -347,24 +380,43 @@ class ImageEngine:
         ]
 
     def build(self, recipe: Recipe, notify: NotifyBuild) -> EngineImage:
-        """Build an image. The engine names it only after the last step.
+        """Build an image for its processor. The engine names it only after the last step.
 
-        Raises ImageError with the step that failed and the last lines of its output.
+        An engine's builder may take a step of another processor from its cache; then the image is
+        built again without the cache. Raises ImageError with the step that failed and the last
+        lines of its output, and for an image that is still for another processor.
         """
-        output = BuildOutput()
+        for nocache in (False, True):
+            output = BuildOutput()
+            found = self._build(recipe, notify, output, nocache=nocache)
+            if found.processor == recipe.processor:
+                return found
+            with _engine():
+                self._api.remove_image(recipe.reference)  # removes only this name of the image
+        raise ImageError(
+            _OTHER_BASE.format(
+                reference=recipe.reference, built=found.processor, wanted=recipe.processor,
+                base=output.base,
+            )
+        )  # fmt: skip
+
+    def _build(
+        self, recipe: Recipe, notify: NotifyBuild, output: "BuildOutput", *, nocache: bool
+    ) -> EngineImage:
         with _engine(), io.BytesIO(_context(recipe)) as context:
             stream = self._api.build(
                 fileobj=context, custom_context=True, tag=recipe.reference, rm=True, forcerm=True,
-                decode=True, buildargs=dict(recipe.args),
+                decode=True, buildargs=dict(recipe.args), platform=f"linux/{recipe.processor}",
+                nocache=nocache,
             )  # fmt: skip
             for entry in stream:
                 if "error" in entry:
-                    raise output.failure(recipe.reference, str(entry["error"]).strip())
+                    raise output.failure(recipe, str(entry["error"]).strip())
                 for line, is_step in output.read(str(entry.get("stream", ""))):
                     notify(f"building {recipe.reference}: {line}", is_step)
         found = self.find(recipe.reference)
         if found is None:
-            raise output.failure(recipe.reference, "the engine's answer ended early")
+            raise output.failure(recipe, "the engine's answer ended early")
         return found
 
     def push(
@@ -422,6 +474,7 @@ class BuildOutput:
 
     def __init__(self) -> None:
         self.step = ""
+        self.base = ""  # the image of the first FROM
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     def read(self, text: str) -> Iterator[tuple[str, bool]]:
@@ -429,17 +482,25 @@ class BuildOutput:
         for line in filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())):
             if line.startswith("Step "):
                 self.step = _short(" ".join(line.split()))
+                words = self.step.partition(" : ")[2].split()
+                if not self.base and words[:1] == ["FROM"]:
+                    self.base = next(word for word in [*words[1:], ""] if word[:2] != "--")
                 self._lines.clear()
                 yield self.step, True
             elif not line.startswith(("--->", "Removing intermediate")):
                 self._lines.append(line)
                 yield line, False
 
-    def failure(self, reference: str, error: str) -> ImageError:
-        if "no space left on device" in (error + "".join(self._lines)).lower():
+    def failure(self, recipe: Recipe, error: str) -> ImageError:
+        reference, text = recipe.reference, (error + "".join(self._lines)).lower()
+        if "no space left on device" in text:
             return ImageError(_FULL.format(text=error))
         output = "".join(f"\n  {line}" for line in self._lines)
         where = f" at {self.step!r}" if self.step else ""
+        if "exec format error" in text:
+            return ImageError(
+                _NO_EMULATION.format(reference=reference, where=where, wanted=recipe.processor)
+            )
         return ImageError(f"{reference} cannot be built: it failed{where}: {error}{output}")
 
 

@@ -158,8 +158,8 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     "image push": {
         ANY: "ecr:GetAuthorizationToken",
         "repository": "CreateRepository DescribeRepositories DescribeImages BatchGetImage "
-        "BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart CompleteLayerUpload "
-        "PutImage GetLifecyclePolicy PutLifecyclePolicy PutImageTagMutability "
+        "GetDownloadUrlForLayer BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart "
+        "CompleteLayerUpload PutImage GetLifecyclePolicy PutLifecyclePolicy PutImageTagMutability "
         "PutImageScanningConfiguration TagResource",
     },
     "teardown": {

@@ -105,9 +105,10 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
     engine: ImageEngine | None = ImageEngine()
     ecr = None if context.settings.is_local else Ecr(context.connect())
     sources = _sources(context, names) if names else _with_jobs(context, _sources(context, None))
+    processors = () if context.settings.is_local else context.settings.environment.processors
     while True:
         try:
-            rows = images.list_images(engine, ecr, sources)
+            rows = images.list_images(engine, ecr, sources, processors)
             break
         except ImageError as error:
             say(f"{error}\nImages of the Docker engine are not listed.")
@@ -148,11 +149,11 @@ def _recipes(
     base: str,
     args: list[str] | None,
 ) -> "list[Recipe]":
-    from batchml.jobs.images import flavors_of, read_recipes
+    from batchml.jobs.images import read_recipes, variants_of
 
-    flavors = (flavor,) if flavor else flavors_of(context.settings.environment, context.env)
+    variants = variants_of(context.settings.environment, context.env, flavor or "")
     pairs = read_pairs(args, "--build-arg")
-    return read_recipes(_sources(context, names), flavors, base=base, build_args=pairs)
+    return read_recipes(_sources(context, names), variants, base=base, build_args=pairs)
 
 
 def _sources(context: "Context", names: list[str] | None) -> "list[ImageSource]":

@@ -1,15 +1,22 @@
 """Build images, push them to ECR, and list them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from shlex import quote
 
 from msgspec import Struct
 
-from batchml.aws.ecr import Ecr, ImageEngine, NotifyBuild, PushedImage, Repository, image_not_pushed
+from batchml.aws.ecr import (
+    Ecr,
+    ImageEngine,
+    NotifyBuild,
+    PushedImage,
+    RegistryLogin,
+    Repository,
+    image_not_pushed,
+)
 from batchml.aws.session import Session
 from batchml.clock import Clock
-from batchml.errors import ConfigError, ServiceUnreachable, TagTaken
+from batchml.errors import ConfigError, ImageError, ServiceUnreachable, TagTaken
 from batchml.jobs.find import ImageSource
 from batchml.model.environment import LOCAL, Environment
 from batchml.model.image import DOCKERFILE, Recipe, parse_reference
@@ -40,17 +47,19 @@ class PushTarget(Struct, frozen=True):
     kms_key: str = ""  # ARN; "": AWS's own key for ECR
 
 
+class ImageVariant(Struct, frozen=True):
+    """A flavor of an image for a processor."""
+
+    flavor: str
+    processor: str = ""  # "": that of the engine
+
+
 # --- Recipes --------------------------------------------------------------------------------------
-
-
-def read_recipe(folder: Path, flavor: str = "cpu", *, base: str = "") -> Recipe:
-    """Read the recipe of a folder below images/. Raises ConfigError with every mistake."""
-    return ImageSource(folder).recipe(flavor, base=base)
 
 
 def read_recipes(
     sources: Iterable[ImageSource],
-    flavors: Sequence[str],
+    variants: Sequence[ImageVariant],
     *,
     base: str = "",
     build_args: Mapping[str, str] | None = None,
@@ -61,8 +70,9 @@ def read_recipes(
     """
     recipes: dict[str, Recipe] = {}
     for source in sources:
-        for flavor in flavors:
-            recipe = source.recipe(flavor, base=base, build_args=build_args)
+        for variant in variants:
+            recipe = source.recipe(variant.flavor, base=base, build_args=build_args)
+            recipe = recipe.built_for(variant.processor)
             if not recipe.has_dockerfile:
                 where = str(source.folder)
                 raise ConfigError(where, [f"{DOCKERFILE}: missing. The image is built from it."])
@@ -70,18 +80,34 @@ def read_recipes(
     return list(recipes.values())
 
 
-def flavors_of(environment: Environment, name: str) -> tuple[str, ...]:
-    """Choose the flavors for an environment's jobs: cpu, and cuda if it has GPUs."""
-    has_gpus = any(compute.has_gpus for compute in environment.compute.values())
-    return ("cpu", "cuda") if has_gpus and name != LOCAL else ("cpu",)
+def variants_of(environment: Environment, name: str, flavor: str = "") -> list[ImageVariant]:
+    """Choose the variants of an image that the hosts of an environment need.
+
+    That is the flavor cpu for each processor, and cuda for the processors of hosts with GPUs; or
+    only the given flavor. On `local` the engine's processor counts, so none is named.
+    """
+    if name == LOCAL:
+        return [ImageVariant(flavor or "cpu")]
+    with_gpus = {each.processor for each in environment.compute.values() if each.has_gpus}
+    chosen = {"cpu": environment.processors, "cuda": tuple(sorted(with_gpus))}
+    if flavor:
+        return [ImageVariant(flavor, each) for each in chosen.get(flavor) or environment.processors]
+    return [ImageVariant(each, processor) for each in chosen for processor in chosen[each]]
 
 
 # --- Build and push -------------------------------------------------------------------------------
 
 
 def build(engine: ImageEngine, recipe: Recipe, notify: NotifyBuild) -> ImageRow:
-    """Build the image, unless the engine has it. Raises ImageError."""
+    """Build the image, unless the engine has it. Raises ImageError.
+
+    A recipe without a processor is built for that of the engine.
+    """
+    if not recipe.processor:
+        recipe = recipe.built_for(engine.processor())
     existing = engine.find(recipe.reference)
+    if existing is not None and existing.processor != recipe.processor:
+        existing = None  # somebody else gave an image this name
     image = existing or engine.build(recipe, notify)
     return _row(recipe, recipe.reference, None, image.size, built=existing is None)
 
@@ -91,17 +117,19 @@ def push(
 ) -> ImageRow:
     """Push the image to ECR, unless it is there; build it first, if the engine does not have it.
 
-    Raises ImageError, AccessError with the policy statement to add, ServiceError,
-    ServiceUnreachable.
+    Before an image counts as being there, its processor is read from its manifest. Raises
+    ImageError, AccessError with the policy statement to add, ServiceError, ServiceUnreachable.
     """
     repository, is_new = target.ecr.ensure(recipe.name, target.env, target.tags, target.kms_key)
     if is_new:
         notify(f"made the repository {repository.name}", True)
     pushed = target.ecr.find(recipe.name, recipe.tag)
+    login = target.ecr.login()
     if pushed is not None:
+        _check_processor(engine, repository, recipe, pushed, login)
         return _row(recipe, pin(repository, pushed.digest), pushed.digest, pushed.size)
     built = build(engine, recipe, notify)
-    digest = _push(engine, target.ecr, repository, recipe, notify, clock)
+    digest = _push(engine, target.ecr, repository, recipe, login, notify, clock)
     pushed = target.ecr.find(recipe.name, recipe.tag)
     if pushed is not None:  # if another client pushed the tag meanwhile, its digest
         digest = pushed.digest
@@ -110,10 +138,9 @@ def push(
 
 
 def _push(
-    engine: ImageEngine, ecr: Ecr, repository: Repository, recipe: Recipe, notify: NotifyBuild,
-    clock: Clock,
+    engine: ImageEngine, ecr: Ecr, repository: Repository, recipe: Recipe, login: RegistryLogin,
+    notify: NotifyBuild, clock: Clock,
 ) -> str:  # fmt: skip
-    login = ecr.login()
     pause = _PAUSE
     for attempt in range(1, TRIES + 1):
         try:
@@ -122,6 +149,7 @@ def _push(
             pushed = ecr.find(recipe.name, recipe.tag)
             if pushed is None:
                 raise
+            _check_processor(engine, repository, recipe, pushed, login)
             return pushed.digest
         except ServiceUnreachable as error:
             if attempt == TRIES:
@@ -132,14 +160,31 @@ def _push(
     raise AssertionError("unreachable: the last try returns or raises")
 
 
+def _check_processor(
+    engine: ImageEngine,
+    repository: Repository,
+    recipe: Recipe,
+    pushed: PushedImage,
+    login: RegistryLogin,
+) -> None:
+    """Raise ImageError if the image that ECR has under the recipe's tag is for another processor.
+
+    The tag is immutable, and hosts would fetch that image.
+    """
+    found = engine.processors_in_registry(pin(repository, pushed.digest), login)
+    if recipe.processor not in found:
+        what = " and ".join(sorted(found)) or "an unknown processor"
+        raise ImageError(
+            f"{repository.name}:{recipe.tag} in ECR is an image for {what}, not for "
+            f"{recipe.processor}, and tags are immutable. Delete it, then push again: "
+            f"aws ecr batch-delete-image --repository-name {repository.name} --image-ids "
+            f"imageTag={recipe.tag}"
+        )
+
+
 def pin(repository: Repository, digest: str) -> str:
     """`REGISTRY/batchml/NAME@sha256:...`, which always names the same image."""
     return f"{repository.uri}@{digest}"
-
-
-def pinned(session: Session, folder: Path) -> str:
-    """Return `pinned_recipe` of a folder below images/. Raises ConfigError, too."""
-    return pinned_recipe(session, read_recipe(folder), folder.name)
 
 
 def pinned_recipe(session: Session, recipe: Recipe, push_argument: str) -> str:
@@ -162,10 +207,22 @@ def pinned_recipe(session: Session, recipe: Recipe, push_argument: str) -> str:
 
 
 def list_images(
-    engine: ImageEngine | None, ecr: Ecr | None, sources: Iterable[ImageSource]
+    engine: ImageEngine | None,
+    ecr: Ecr | None,
+    sources: Iterable[ImageSource],
+    processors: Sequence[str] = (),
 ) -> list[ImageRow]:
-    """List the images of the sources, of the engine and of ECR (if given), by name and tag."""
-    recipes = [source.recipe(flavor) for source in sources for flavor in ("cuda", "cpu")]
+    """List the images of the sources, of the engine and of ECR (if given), by name and tag.
+
+    The images of the sources are listed for `processors`, or without any for that of the engine.
+    """
+    processors = processors or ((engine.processor(),) if engine else ("",))
+    recipes = [
+        source.recipe(flavor).built_for(processor)
+        for source in sources
+        for flavor in ("cuda", "cpu")
+        for processor in processors
+    ]
     flavors = {recipe.reference: recipe.flavor for recipe in recipes}
     in_engine = {each.reference: each for each in engine.list_images()} if engine else {}
     in_ecr: dict[str, tuple[Repository, PushedImage]] = {}

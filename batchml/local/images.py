@@ -1,8 +1,9 @@
 """Images of jobs: folders with a requirements.txt, environment.yml or Dockerfile, named by content.
 
 A client publishes an image to the state folder as it would push a built image to a registry, and
-names it `batchml/NAME:TAG` in the job definition. The folder is the whole build context: an image
-that is built from it is the same as the one that `batchml image build` makes.
+names it `batchml/NAME:HASH` in the job definition. The folder is the whole build context: an image
+that is built from it is the same as the one that `batchml image build` makes. Its name in the
+Docker engine also has the engine's processor.
 """
 
 import os
@@ -85,11 +86,6 @@ def uv_program() -> str:
         return shutil.which("uv") or ""
 
 
-def reference(source: Path) -> str:
-    """The reference of an image's folder, derived from its content. Raises ConfigError."""
-    return _recipe(source).reference
-
-
 def publish(images: Path, source: Path) -> str:
     """Copy an image's files into the state folder; return its reference."""
     return publish_recipe(images, _recipe(source))
@@ -97,7 +93,7 @@ def publish(images: Path, source: Path) -> str:
 
 def publish_recipe(images: Path, image: Recipe) -> str:
     """Copy the files of a recipe into the state folder; return its reference."""
-    _store_files(images / f"{image.name}-{image.tag}", image.files, image.programs)
+    _store_files(images / f"{image.name}-{image.content}", image.files, image.programs)
     return image.reference
 
 
@@ -142,8 +138,8 @@ def find(images: Path, reference: str) -> LocalImage | None:
     parsed = parse_reference(reference)
     if parsed is None:
         return None
-    folder = images / f"{parsed.name}-{parsed.tag}"
-    return LocalImage(parsed.name, parsed.tag, folder) if folder.is_dir() else None
+    folder = images / f"{parsed.name}-{parsed.content}"
+    return LocalImage(parsed.name, parsed.content, folder) if folder.is_dir() else None
 
 
 def publish_runtime(runtimes: Path) -> Path:

@@ -4,7 +4,7 @@ Also the entries of its workspace (the shared folder), and the progress of trans
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -105,6 +105,11 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
         return any(is_arm_type(name) for name in self.instance_types)
 
     @property
+    def processor(self) -> str:
+        """The processor of its hosts, in the words of images: see `model.image.PROCESSORS`."""
+        return processor_of(self.instance_types)
+
+    @property
     def disk_gib(self) -> int:
         return (parse_size(self.disk) or 0) // 1024**3
 
@@ -188,6 +193,17 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     queues: dict[str, Queue] = {}
 
     @property
+    def processors(self) -> tuple[str, ...]:
+        """The processors of its hosts: x86 if it describes no compute environment."""
+        return tuple(sorted({each.processor for each in self.compute.values()})) or ("amd64",)
+
+    def processor_of_queue(self, queue: str) -> str:
+        """The processor of a queue's hosts; "" for a queue that the file does not describe."""
+        if queue not in self.queues:
+            return ""
+        return next((self.compute[each].processor for each in self.queues[queue].compute), "")
+
+    @property
     def gpu_mode(self) -> Literal["driver-mount", "toolkit"]:
         """How containers reach GPUs. Only the AMI that batchml builds has the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
@@ -221,6 +237,11 @@ def is_arm_type(instance_type: str) -> bool:
     return instance_type == "default_arm64" or bool(
         _ARM_FAMILY.fullmatch(instance_type.partition(".")[0])
     )
+
+
+def processor_of(instance_types: Iterable[str]) -> str:
+    """The processor of hosts of these types. The types of a queue have one processor."""
+    return "arm64" if any(map(is_arm_type, instance_types)) else "amd64"
 
 
 def sharers(owner: str, environments: Mapping[str, Environment]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""The recipe of an image: its files and build arguments, whose hash is the image's tag.
+"""The recipe of an image: its files and build arguments, whose hash is in the image's tag.
 
-The name of an image is `batchml/NAME:TAG` in batchml, in the Docker engine and in ECR. An image
-whose tag exists is never built again.
+The name of an image is `batchml/NAME:HASH-PROCESSOR` in the Docker engine and in ECR. An image
+whose tag exists is never built again. On `local` a job names its image without the processor: the
+embedded server adds that of its engine.
 """
 
 import hashlib
@@ -11,11 +12,13 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.tables import read_struct
 
 FLAVORS = ("cpu", "cuda")
+PROCESSORS = ("amd64", "arm64")  # of hosts, in the words of Docker and of image manifests
 
 DOCKERFILE = "Dockerfile"
 REQUIREMENTS = "requirements.txt"
@@ -28,15 +31,22 @@ FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTING
 
 _TAG_LENGTH = 12
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
-_REFERENCE = re.compile(rf"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{{{_TAG_LENGTH}}})")
+_REFERENCE = re.compile(
+    rf"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{{{_TAG_LENGTH}}})(?:-({'|'.join(PROCESSORS)}))?"
+)
 _PINNED = re.compile(r".+@sha256:[0-9a-f]{64}|[^@]*[^/:@]:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class ImageTag(NamedTuple):
-    """The parts of `batchml/NAME:TAG`."""
+    """The parts of `batchml/NAME:HASH-PROCESSOR`. Without a processor it is ""."""
 
     name: str
-    tag: str
+    content: str
+    processor: str
+
+    @property
+    def tag(self) -> str:
+        return make_tag(self.content, self.processor)
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,13 +72,23 @@ class Recipe(Struct, frozen=True):
     args: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()  # executable files
     has_flavors: bool = False  # whether the flavors are different images
+    processor: str = ""  # one of PROCESSORS; "": that of the engine that builds the image
+
+    def built_for(self, processor: str) -> "Recipe":
+        """The recipe of the same image for a processor."""
+        return replace(self, processor=processor)
 
     @property
-    def tag(self) -> str:
+    def content(self) -> str:
+        """The hash of the files and arguments: the tag without the processor."""
         # Hash the files one by one: the image of a job may copy hundreds of megabytes.
         files = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in self.files)
         content = (files, self.args)
         return digest((*content, self.programs) if self.programs else content)
+
+    @property
+    def tag(self) -> str:
+        return make_tag(self.content, self.processor)
 
     @property
     def reference(self) -> str:
@@ -133,10 +153,14 @@ def flavor_for(gpus: int) -> str:
     return "cuda" if gpus else "cpu"
 
 
+def make_tag(content: str, processor: str) -> str:
+    return f"{content}-{processor}" if processor else content
+
+
 def parse_reference(text: str) -> ImageTag | None:
-    """The parts of `batchml/NAME:TAG`; None for other references."""
+    """The parts of `batchml/NAME:HASH-PROCESSOR`; None for other references."""
     match = _REFERENCE.fullmatch(text)
-    return ImageTag(match[1], match[2]) if match else None
+    return ImageTag(match[1], match[2], match[3] or "") if match else None
 
 
 def is_pinned(reference: str) -> bool:

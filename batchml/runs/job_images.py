@@ -8,10 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from batchml.aws.batch.hosts import fetch_host_pools
 from batchml.aws.batch.requests import definition_request
 from batchml.aws.naming import Platform, make_platform
 from batchml.context import Context, EnvironmentCache, open_cache, read_stack_outputs
-from batchml.errors import BatchmlError, ConfigError, NotFound
+from batchml.errors import AccessError, BatchmlError, ConfigError, NotFound
 from batchml.jobs.find import (
     ImageSource,
     find_job,
@@ -21,10 +22,18 @@ from batchml.jobs.find import (
     unused_files_notice,
 )
 from batchml.jobs.images import pinned_recipe
+from batchml.model.environment import processor_of
 from batchml.model.image import flavor_for, is_reference
 from batchml.model.job import JobSpec
 from batchml.model.run import Record
-from batchml.runs.options import COMMAND_LINE, DEFAULT_IMAGE, ResolvedJob, RunRequest
+from batchml.runs.options import (
+    COMMAND_LINE,
+    DEFAULT_IMAGE,
+    ResolvedJob,
+    RunRequest,
+)
+
+_PINNED = re.compile(r"/batchml/[^/@]+@sha256:")  # images that batchml pushed
 
 
 class JobWithImage(Struct, frozen=True):
@@ -60,7 +69,7 @@ def image_reference(
     source: ImageSource | None,
     cache: EnvironmentCache | None = None,
 ) -> str:
-    """The reference of a job's image.
+    """The reference of a job's image, for the processor of its queue's hosts.
 
     Raises ConfigError for mistakes in the image's folder, and NotFound, with the command that
     pushes the image, if it is not in the registry.
@@ -69,12 +78,69 @@ def image_reference(
         return spec.image
     if context.settings.is_local:
         return source.recipe().reference
-    recipe = source.recipe(flavor_for(spec.resources.gpus))
+    gpus = spec.resources.gpus
+    queue = context.choose_queue(spec.queue, gpus)
+    return pinned_image(context, source, queue, cache, flavor_for(gpus))
+
+
+def pinned_image(
+    context: Context,
+    source: ImageSource,
+    queue: str,
+    cache: EnvironmentCache | None,
+    flavor: str = "cpu",
+) -> str:
+    """The reference, with its digest, of an image in ECR for the hosts of a queue.
+
+    Raises ConfigError for mistakes in the image's folder, and NotFound if it is not in ECR.
+    """
+    recipe = source.recipe(flavor).built_for(queue_processor(context, queue, cache))
 
     def pin() -> str:
         return pinned_recipe(context.connect(), recipe, source.push_argument(context.folder))
 
     return pin() if cache is None else cache.image(recipe.reference, pin)
+
+
+def queue_processor(context: Context, queue: str, cache: EnvironmentCache | None) -> str:
+    """The processor of a queue's hosts in AWS: `amd64`, `arm64`.
+
+    A queue that batchml.toml does not describe is looked up in AWS, in two calls. Where that is
+    not allowed, and for a queue that does not exist, it is the first processor of the file's hosts.
+    """
+    environment = context.settings.environment
+    name = context.queue(queue)
+
+    def ask() -> str:
+        try:
+            pools = fetch_host_pools(context.connect()).get(name, ())
+        except AccessError:
+            pools = ()
+        types = [each for pool in pools for each in pool.types]
+        return processor_of(types) if types else environment.processors[0]
+
+    known = environment.processor_of_queue(context.bare(name))
+    return known or (ask() if cache is None else cache.processor(name, ask))
+
+
+def check_kept_image(context: Context, image: str, before: str, queue: str) -> None:
+    """Raise ConfigError if an image made for the hosts of the queue `before` goes to a queue of
+    another processor, as batchml.toml describes the queues.
+
+    An image that batchml did not build may be for several processors.
+    """
+    environment = context.settings.environment
+    names = [context.bare(context.queue(each)) for each in (before, queue)]
+    old, new = map(environment.processor_of_queue, names)
+    if old and new and old != new and _PINNED.search(image) and not context.settings.is_local:
+        raise ConfigError(
+            COMMAND_LINE,
+            [
+                f"queue {context.bare(queue)} has hosts with {new} processors, and the image that "
+                f"is kept is for {old}, as in the queue {context.bare(before)}. Submit the job "
+                "anew: it gets the image of that queue."
+            ],
+        )
 
 
 def read_platform(context: Context) -> Platform:

@@ -30,7 +30,12 @@ from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
 from batchml.model.run import DATA_VARIABLE, PROJECT_TAG, Record
 from batchml.runs.fit import fit_to_machine
-from batchml.runs.job_images import check_image_runs, image_reference, own_image_notices
+from batchml.runs.job_images import (
+    check_image_runs,
+    check_kept_image,
+    image_reference,
+    own_image_notices,
+)
 from batchml.runs.options import (
     ResolvedJob,
     RunRequest,
@@ -150,6 +155,9 @@ def prepare(
     if spec.fallback.queue:
         from batchml.runs.fallback.watch import check_target, make_plan
 
+        if source is None:
+            queue = context.choose_queue(spec.queue, spec.resources.gpus)
+            check_kept_image(context, spec.image, queue, spec.fallback.queue)
         if context.settings.is_local or not dry_run:
             check_target(context, spec.fallback.queue)
         budget = _cost_limit_variables(

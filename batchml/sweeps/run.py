@@ -11,7 +11,7 @@ from batchml.aws.batch.requests import SubmissionRequests, dated_registration
 from batchml.aws.naming import Platform
 from batchml.context import Context, Notify, open_cache
 from batchml.errors import BatchmlError, ConfigError, NotFound, SweepHasController
-from batchml.jobs.images import pinned, read_recipe
+from batchml.jobs.find import ImageSource
 from batchml.model.names import new_key, to_name
 from batchml.model.run import Record
 from batchml.runs.controllers import (
@@ -22,6 +22,7 @@ from batchml.runs.controllers import (
     ensure_queue,
     find_controller_folder,
 )
+from batchml.runs.job_images import pinned_image
 from batchml.runs.send import make_submitter, user_name
 from batchml.runs.submit import submit
 from batchml.sweeps.control.controller import Controller
@@ -206,10 +207,10 @@ def _run_in_aws(context: Context, sweep: StartedSweep, store: SweepStore) -> Con
     check_method(sweep, (folder / "requirements.txt").read_text("utf-8"))
     cache = open_cache(context)
     platform = controller_platform(sweep.platform, cache.outputs(), context.env)
-    image = cache.image(read_recipe(folder).reference, lambda: pinned(context.connect(), folder))
+    queue = context.queue(context.settings.environment.controller_queue) or sweep.queue
+    image = pinned_image(context, ImageSource(folder), queue, cache)
     _register_trials(context, sweep)
     cache.save()
-    queue = context.queue(context.settings.environment.controller_queue) or sweep.queue
     region = context.settings.environment.region
     arguments = ControllerArguments(sweep.key, context.env, sweep.store, region, digest_of(store))
     command = ("python", "-m", "batchml", *ATTEND, *arguments.options)

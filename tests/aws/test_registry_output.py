@@ -6,7 +6,9 @@ import pytest
 
 from batchml.aws.ecr import BuildOutput, PushOutput, to_push_error
 from batchml.errors import AccessError, BatchmlError, ImageError, ServiceUnreachable, TagTaken
+from batchml.model.image import Recipe
 
+RECIPE = Recipe("x", "cpu", ())
 ARN = "arn:aws:ecr:us-east-1:123456789012:repository/batchml/x"
 
 
@@ -42,7 +44,7 @@ def test_the_last_lines_are_those_of_the_failing_step() -> None:
     for text in ("Step 1/2 : RUN a\n", "old\n", " ---> Running in 1\n", "Step 2/2 : RUN b\n"):
         list(told.read(text))
     list(told.read("".join(f"line {number}\n" for number in range(100))))
-    lines = str(told.failure("batchml/x:1", "it ended")).splitlines()
+    lines = str(told.failure(RECIPE, "it ended")).splitlines()
     assert "Step 2/2 : RUN b" in lines[0]
     assert lines[1:] == [f"  line {number}" for number in range(85, 100)]
 
@@ -59,7 +61,7 @@ def test_a_full_disk_is_named_so(where: str) -> None:
     words = "write /var/lib/docker/tmp/x: no space left on device"
     told = BuildOutput()
     list(told.read(f"{words}\n" if where == "output" else "fine\n"))
-    text = str(told.failure("x", words if where == "error" else "non-zero code: 1"))
+    text = str(told.failure(RECIPE, words if where == "error" else "non-zero code: 1"))
     assert "disk is full" in text
     assert "docker system df" in text
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ import pytest
 
 from batchml.aws.ecr import Ecr, ImageEngine
 from batchml.errors import AccessError, ImageError, NotFound, ServiceUnreachable
-from batchml.jobs.images import ImageRow, PushTarget, build, pinned, push, read_recipe
+from batchml.jobs.find import ImageSource
+from batchml.jobs.images import ImageRow, PushTarget, build, pinned_recipe, push
 from batchml.local.home import Home
 from batchml.local.images import publish
+from batchml.model.image import Recipe
 from tests.support.cli import Cli, write_job
-from tests.support.executor_rig import IMAGE, docker, need_engine
+from tests.support.executor_rig import IMAGE, PROCESSOR, docker, need_engine
 from tests.support.fakes import FakeClock
 from tests.support.registry_rig import TOKEN, Answer, Registry, need_registry
 
+OTHER = "amd64" if PROCESSOR == "arm64" else "arm64"
+HOSTS = {"amd64": "m7i.large", "arm64": "m7g.large"}
 SMALL = (
     "FROM scratch\nCOPY requirements.txt /one\nCOPY batchml /opt/batchml/batchml\n"
     'ENTRYPOINT ["python", "-m", "batchml.runtime.run"]\n'
@@ -45,19 +50,20 @@ class Rig:
     def target(self) -> PushTarget:
         return PushTarget(Ecr(self.registry.session()), "dev", {"team": "vision"})
 
-    def push(self) -> ImageRow:
-        return push(self.engine, self.target, read_recipe(self.folder), self.tell, self.clock)
+    def push(self, processor: str = PROCESSOR) -> ImageRow:
+        recipe = recipe_of(self.folder, processor)
+        return push(self.engine, self.target, recipe, self.tell, self.clock)
 
-    def build(self) -> ImageRow:
-        return build(self.engine, read_recipe(self.folder), self.tell)
+    def build(self, processor: str = PROCESSOR) -> ImageRow:
+        return build(self.engine, recipe_of(self.folder, processor), self.tell)
 
     @property
     def repository(self) -> str:
         return f"batchml/{self.folder.name}"
 
-    def there(self) -> tuple[str, int] | None:
+    def there(self, processor: str = PROCESSOR) -> tuple[str, int] | None:
         """What the registry itself has."""
-        return self.registry.manifest(self.repository, read_recipe(self.folder).tag)
+        return self.registry.manifest(self.repository, recipe_of(self.folder, processor).tag)
 
 
 @pytest.fixture
@@ -78,6 +84,10 @@ def image_folder(below: Path, dockerfile: str = SMALL) -> Path:
     (folder / "requirements.txt").write_text(f"# {folder.name}\n")
     (folder / "Dockerfile").write_text(dockerfile)
     return folder
+
+
+def recipe_of(folder: Path, processor: str = PROCESSOR) -> Recipe:
+    return ImageSource(folder).recipe().built_for(processor)
 
 
 @pytest.fixture
@@ -131,7 +141,7 @@ def test_a_build_that_fails_says_which_step_and_why(rig: Rig) -> None:
     assert "non-zero code: 9" in text
     assert text.endswith("\n  first\n  the reason")
     assert "earlier" not in text
-    assert rig.engine.find(read_recipe(rig.folder).reference) is None
+    assert rig.engine.find(recipe_of(rig.folder).reference) is None
 
 
 def test_a_dockerfile_that_is_none_is_the_engines_word(rig: Rig) -> None:
@@ -142,9 +152,10 @@ def test_a_dockerfile_that_is_none_is_the_engines_word(rig: Rig) -> None:
 
 def test_the_server_builds_the_same_image(rig: Rig, home: Home) -> None:
     """What the embedded server would build, byte for byte: one tag, one image."""
-    assert publish(home.images, rig.folder) == rig.build().reference
-    wanted = read_recipe(rig.folder)
-    kept = home.images / f"{wanted.name}-{wanted.tag}"
+    built = rig.build().reference
+    assert f"{publish(home.images, rig.folder)}-{PROCESSOR}" == built
+    wanted = recipe_of(rig.folder)
+    kept = home.images / f"{wanted.name}-{wanted.content}"
     files = {str(path.relative_to(kept)): path.read_bytes()
              for path in kept.rglob("*") if path.is_file()}  # fmt: skip
     assert files == dict(wanted.files)
@@ -166,7 +177,7 @@ def test_the_digest_is_the_registrys_and_a_second_push_pushes_nothing(rig: Rig) 
     second = rig.push()
     assert (second.reference, second.size) == (first.reference, first.size)
     assert (second.built, second.pushed) == (False, False)
-    assert rig.registry.requests == []
+    assert rig.registry.writes() == [], "its processor was read, and nothing was sent"
     assert rig.steps == []
 
 
@@ -174,7 +185,7 @@ def test_what_was_pushed_can_be_pulled_by_its_reference(rig: Rig) -> None:
     import docker as engine
 
     shown = rig.push()
-    docker("image", "rm", "-f", read_recipe(rig.folder).reference)
+    docker("image", "rm", "-f", recipe_of(rig.folder).reference)
     api = engine.APIClient(version="auto")
     api.pull(shown.reference, auth_config={"username": "AWS", "password": TOKEN})
     try:
@@ -212,7 +223,7 @@ def test_a_push_that_stays_broken_leaves_nothing_half_done(rig: Rig) -> None:
         rig.push()
     assert rig.clock.naps == [5.0, 10.0, 20.0]
     assert rig.there() is None
-    assert rig.target.ecr.find(rig.folder.name, read_recipe(rig.folder).tag) is None
+    assert rig.target.ecr.find(rig.folder.name, recipe_of(rig.folder).tag) is None
     rig.registry.fault = lambda method, path: None
     rig.registry.requests.clear()
     assert rig.push().pushed
@@ -287,15 +298,140 @@ def test_someone_who_was_faster_is_no_mistake(rig: Rig) -> None:
 def test_pinned_names_what_was_pushed_or_how_to_push_it(rig: Rig) -> None:
     session = rig.registry.session()
     with pytest.raises(NotFound, match=f"batchml image push {rig.folder.name}$"):
-        pinned(session, rig.folder)
+        pinned_recipe(session, recipe_of(rig.folder), rig.folder.name)
     shown = rig.push()
-    assert pinned(session, rig.folder) == shown.reference
+    assert pinned_recipe(session, recipe_of(rig.folder), rig.folder.name) == shown.reference
     (rig.folder / "requirements.txt").write_text("# another\n")
     with pytest.raises(NotFound):
-        pinned(session, rig.folder)
+        pinned_recipe(session, recipe_of(rig.folder), rig.folder.name)
+
+
+# --- processors ---------------------------------------------------------------------------------
+
+
+def processor_in_engine(reference: str) -> str:
+    return docker("image", "inspect", "--format", "{{.Architecture}}", reference).stdout.strip()
+
+
+def test_each_processor_has_an_image_and_a_tag_of_its_own(rig: Rig) -> None:
+    rows = [rig.push(processor) for processor in (PROCESSOR, OTHER)]
+    assert [row.tag.rpartition("-")[2] for row in rows] == [PROCESSOR, OTHER]
+    assert [row.pushed for row in rows] == [True, True]
+    assert rows[0].digest != rows[1].digest
+    for row, processor in zip(rows, (PROCESSOR, OTHER), strict=True):
+        assert processor_in_engine(f"{rig.repository}:{row.tag}") == processor
+        assert rig.registry.configuration(rig.repository, row.tag)["architecture"] == processor
+        assert not rig.push(processor).pushed, "it is there"
+    session = rig.registry.session()
+    pinned = [
+        pinned_recipe(session, recipe_of(rig.folder, each), "x") for each in (PROCESSOR, OTHER)
+    ]
+    assert pinned == [row.reference for row in rows]
+
+
+def test_an_image_of_another_processor_in_the_engine_is_built_again(rig: Rig) -> None:
+    wrong = rig.build(OTHER)
+    wanted = recipe_of(rig.folder).reference
+    docker("image", "tag", wrong.reference, wanted)
+    assert processor_in_engine(wanted) == OTHER
+    assert rig.build().built
+    assert processor_in_engine(wanted) == PROCESSOR
+
+
+@pytest.mark.parametrize("form", ["image", "index"])
+def test_an_image_of_another_processor_in_ecr_is_refused(rig: Rig, form: str) -> None:
+    other = rig.push(OTHER)
+    tag = recipe_of(rig.folder).tag
+    rig.registry.put_copy(rig.repository, other.tag, tag, [OTHER] if form == "index" else [])
+    rig.registry.requests.clear()
+    with pytest.raises(ImageError) as refused:
+        rig.push()
+    text = str(refused.value)
+    assert f"{rig.repository}:{tag} in ECR is an image for {OTHER}, not for {PROCESSOR}" in text
+    assert (
+        f"batch-delete-image --repository-name {rig.repository} --image-ids imageTag={tag}" in text
+    )
+    assert rig.registry.writes() == []
+
+
+def test_an_image_index_with_the_processor_is_there(rig: Rig) -> None:
+    other = rig.push(OTHER)
+    tag = recipe_of(rig.folder).tag
+    rig.registry.put_copy(rig.repository, other.tag, tag, [OTHER, PROCESSOR])
+    assert not rig.push().pushed
+
+
+def test_someone_elses_image_of_another_processor_is_refused(rig: Rig) -> None:
+    """Another client was faster, and its image has the tag but not the processor."""
+    other = rig.push(OTHER)
+    tag = recipe_of(rig.folder).tag
+    words = "The image tag already exists: the repository is immutable."
+
+    def fault(method: str, path: str) -> Answer | None:
+        if method != "PUT" or not path.endswith(tag):
+            return None
+        rig.registry.put_copy(rig.repository, other.tag, tag)
+        return Answer(400, "TAG_INVALID", words)
+
+    rig.registry.fault = fault
+    with pytest.raises(ImageError, match=f"is an image for {OTHER}"):
+        rig.push()
+
+
+@contextmanager
+def base_of_other_processor(rig: Rig, folder: Path) -> Iterator[str]:
+    """A base image in the engine, with a shell that this machine cannot run."""
+    name = f"batchml-test/{rig.folder.name}:1"
+    made = folder / "base"
+    made.mkdir()
+    header = bytes.fromhex("7f454c460201010000000000000000000200")
+    machine = {"amd64": b"\x3e\x00", "arm64": b"\xb7\x00"}[OTHER]
+    (made / "sh").write_bytes(header + machine + bytes(44))
+    (made / "sh").chmod(0o755)
+    (made / "Dockerfile").write_text("FROM scratch\nCOPY sh /bin/sh\n")
+    built = docker("build", "--no-cache", "--platform", f"linux/{OTHER}", "-t", name, str(made))
+    assert built.returncode == 0, built.stdout + built.stderr
+    try:
+        assert processor_in_engine(name) == OTHER
+        yield name
+    finally:
+        docker("image", "rm", "-f", name)
+
+
+def test_a_base_image_of_another_processor_gives_no_image(rig: Rig, tmp_path: Path) -> None:
+    with base_of_other_processor(rig, tmp_path) as base:
+        (rig.folder / "Dockerfile").write_text(f"FROM {base}\nCOPY requirements.txt /one\n")
+        with pytest.raises(ImageError) as failed:
+            rig.push()
+    # Newer engines look for the base image of this processor in the registry.
+    is_old = f"was built for {OTHER}, not for {PROCESSOR}" in str(failed.value)
+    assert is_old or base in str(failed.value)
+    assert not is_old or f"docker pull --platform linux/{PROCESSOR} {base}" in str(failed.value)
+    assert rig.engine.find(recipe_of(rig.folder).reference) is None
+    assert rig.there() is None
+
+
+def test_an_engine_without_emulation_says_how_to_get_it(rig: Rig, tmp_path: Path) -> None:
+    with base_of_other_processor(rig, tmp_path) as base:
+        (rig.folder / "Dockerfile").write_text(f"FROM {base}\nRUN true\n")
+        with pytest.raises(ImageError) as failed:
+            rig.build(OTHER)
+    assert str(failed.value).count("\n") == 0
+    assert "at 'Step 2/2 : RUN true'" in str(failed.value)
+    assert f"docker run --privileged --rm tonistiigi/binfmt --install {OTHER}" in str(failed.value)
+    assert "Docker Desktop" in str(failed.value)
 
 
 # --- as a user does it --------------------------------------------------------------------------
+
+
+def config(*processors: str) -> str:
+    """A batchml.toml with one queue for each processor."""
+    lines = ["[env.dev]", 'region = "us-east-1"']
+    for each in processors:
+        lines += [f"[env.dev.compute.{each}]", f'instance_types = ["{HOSTS[each]}"]',
+                  "max_vcpus = 4", f"[env.dev.queues.{each}]", f'compute = ["{each}"]']  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 class Away:
@@ -303,7 +439,7 @@ class Away:
 
     def __init__(self, cli: Cli, registry: Registry) -> None:
         self.cli = cli
-        (cli.folder / "batchml.toml").write_text('[env.dev]\nregion = "us-east-1"\n')
+        (cli.folder / "batchml.toml").write_text(config(PROCESSOR))
         cli.environ |= {
             "AWS_ENDPOINT_URL_ECR": registry.url, "AWS_ACCESS_KEY_ID": "AKIDTEST",
             "AWS_SECRET_ACCESS_KEY": "s", "HOME": str(cli.folder.parent), "NO_PROXY": "127.0.0.1",
@@ -323,7 +459,7 @@ def test_the_commands_push_list_and_keep_no_password(cli: Cli, rig: Rig, tmp_pat
     (one,) = shown.json
     there = rig.there()
     assert there is not None
-    recipe = read_recipe(rig.folder)
+    recipe = recipe_of(rig.folder)
     assert one == {
         "name": name, "flavor": "cpu", "tag": recipe.tag,
         "reference": f"{rig.registry.host}/{rig.repository}@{there[0]}", "digest": there[0],
@@ -339,6 +475,20 @@ def test_the_commands_push_list_and_keep_no_password(cli: Cli, rig: Rig, tmp_pat
     for path in tmp_path.rglob("*"):
         if path.is_file() and "registry" not in path.parts:
             assert TOKEN.encode() not in path.read_bytes(), path
+
+
+def test_an_environment_with_both_processors_gets_an_image_of_each(cli: Cli, rig: Rig) -> None:
+    Away(cli, rig.registry)
+    (cli.folder / "batchml.toml").write_text(config(PROCESSOR, OTHER))
+    os.rename(rig.folder.parent, cli.folder / "images")
+    rig.folder = cli.folder / "images" / rig.folder.name
+    name = rig.folder.name
+    shown = cli("image", "push", name, "--env", "dev", "--json")
+    assert shown.code == 0, shown.err
+    assert sorted(row["tag"].rpartition("-")[2] for row in shown.json) == ["amd64", "arm64"]
+    assert rig.there(PROCESSOR) is not None and rig.there(OTHER) is not None
+    table = cli("image", "list", name, "--env", "dev").out.splitlines()[1:]
+    assert [line.split()[1].rpartition("-")[2] for line in table] == ["amd64", "arm64"]
 
 
 def test_ctrl_c_leaves_nothing_half_done(cli: Cli, rig: Rig) -> None:
@@ -379,7 +529,7 @@ def test_on_local_the_job_runs_in_the_image_that_was_built(cli: Cli, rig: Rig) -
     built = cli("image", "build", folder.name, "--json")
     assert built.code == 0, built.err
     (one,) = built.json
-    assert (one["built"], one["tag"]) == (True, read_recipe(folder).tag)
+    assert (one["built"], one["tag"]) == (True, recipe_of(folder).tag)
     job = f'image = "{folder.name}"\ncommand = ["python3", "-c", "print(40 + 2)"]\n'
     write_job(cli.folder, "mine", job)
     assert cli("local", "start", "--executor", "docker").code == 0
@@ -387,7 +537,7 @@ def test_on_local_the_job_runs_in_the_image_that_was_built(cli: Cli, rig: Rig) -
     assert ran.code == 0, ran.err
     assert "42" in ran.out
     (log,) = cli.home.attempts.glob("*/log")
-    assert f"image={one['reference']}" in log.read_text()
+    assert f"image={one['reference']}".removesuffix(f"-{PROCESSOR}") in log.read_text()
     assert "building" not in ran.out + ran.err
     pushed = cli("image", "push", folder.name)
     assert pushed.code == 0
@@ -443,7 +593,7 @@ def test_a_base_without_python_and_with_another_user_will_do(rig: Rig, tmp_path:
     built = docker("build", "-t", base, str(made))
     assert built.returncode == 0, built.stdout + built.stderr
     shipped = Path(__file__).parent.parent.parent / "images" / "python"
-    wanted = read_recipe(shipped, base=base)
+    wanted = ImageSource(shipped).recipe(base=base).built_for(PROCESSOR)
     try:
         build(rig.engine, wanted, rig.tell)
         variables = inside(wanted.reference, "env")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from batchml.jobs.images import read_recipe
-from batchml.local.images import reference
+from batchml.jobs.find import ImageSource
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.e2e.test_training import LIMIT, check_training, real_mnist
 from tests.support.cli import Cli
 from tests.support.executor_rig import IMAGE as BASE
-from tests.support.executor_rig import docker, need_engine
+from tests.support.executor_rig import PROCESSOR, docker, need_engine
 
 ROOT = Path(__file__).parent.parent.parent
 TAG = "batchml-test/python"
@@ -32,6 +31,11 @@ def fill(context: Path, name: str) -> None:
         ignore=shutil.ignore_patterns("__pycache__"),
     )  # fmt: skip
     shutil.copy(ROOT / "batchml" / "__init__.py", context / "batchml")
+
+
+def engine_name(name: str) -> str:
+    """The name in the Docker engine of an image below images/."""
+    return ImageSource(ROOT / "images" / name).recipe().built_for(PROCESSOR).reference
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def build(name: str, context: Path) -> str:
     download = [sys.executable, "-m", "pip", "download", "--quiet"]
     where = ["--dest", str(context / "wheels"), "--requirement", str(context / "requirements.txt")]
     subprocess.run([*download, *where], check=True)
-    tag = reference(ROOT / "images" / name)
+    tag = engine_name(name)
     built = docker("build", "--build-arg", "PIP_ARGS=--no-index", "-t", tag, str(context))
     assert built.returncode == 0, built.stdout + built.stderr
     return tag
@@ -116,7 +120,7 @@ def builds(
     need_engine()
     calls = [getattr(item, "callspec", None) for item in request.session.items]
     asked = {call.params["framework"] for call in calls if call and "framework" in call.params}
-    tags = {name: reference(ROOT / "images" / name) for name in sorted(asked)}
+    tags = {name: engine_name(name) for name in sorted(asked)}
     there = {tag for tag in tags.values() if docker("image", "inspect", tag).returncode == 0}
     with ThreadPoolExecutor() as pool:
         made = {name: pool.submit(build, name, tmp_path_factory.mktemp(name)) for name in tags}
@@ -159,7 +163,7 @@ def test_the_image_of_controllers_has_what_a_controller_imports(tmp_path: Path) 
     """It comes as far as asking S3 for its sweep."""
     need_engine()
     context = tmp_path / "context"
-    for name, content in read_recipe(ROOT / "images" / "controller").files:
+    for name, content in ImageSource(ROOT / "images" / "controller").recipe().files:
         (context / name).parent.mkdir(parents=True, exist_ok=True)
         (context / name).write_bytes(content)
     download = [sys.executable, "-m", "pip", "download", "--quiet"]

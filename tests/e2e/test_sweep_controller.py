@@ -8,7 +8,7 @@ import pytest
 from batchml.client import Client
 from batchml.context import open_cache
 from batchml.errors import SweepHasController
-from batchml.jobs.images import read_recipe
+from batchml.jobs.find import ImageSource
 from batchml.local.home import Home, ServerEndpoint
 from batchml.resources import shipped_folder
 from batchml.runs.controllers import context_in_aws
@@ -56,7 +56,8 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
     ready = prepare_sweep(context, SweepOptions(table=TABLE))
     store = start_sweep(context, ready)
     known = open_cache(context)
-    known.image(read_recipe(shipped_folder("images") / "controller").reference, lambda: PINNED)
+    recipe = ImageSource(shipped_folder("images") / "controller").recipe().built_for("amd64")
+    known.image(recipe.reference, lambda: PINNED)
     known.save()
     switch(home, server, "DISABLED")  # the run waits: here it would have none of AWS's keys
     run = submit_controller(context, ready.sweep, store)

@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
 from batchml.jobs.find import ImageSource
-from batchml.jobs.images import flavors_of, read_recipe, read_recipes
+from batchml.jobs.images import ImageVariant, read_recipes, variants_of
 from batchml.local.home import Home
-from batchml.local.images import find, publish, reference
+from batchml.local.images import find, publish
 from batchml.model.environment import Compute, Environment
-from batchml.model.image import flavor_for, has_cuda, is_pinned, make_recipe, parse_reference
+from batchml.model.image import (
+    PROCESSORS,
+    flavor_for,
+    has_cuda,
+    is_pinned,
+    make_recipe,
+    parse_reference,
+)
 from batchml.resources import shipped_folder
 from batchml.runtime.package import sources
 
@@ -26,6 +33,7 @@ FOLDER = {
     "image.toml": b'[cuda]\nbase = "nvidia/cuda:1"\nbuild_args = { A = "b" }\n',
 }
 RUNTIME = {"batchml/__init__.py": b"", "batchml/runtime/run.py": b"go()\n"}
+BOTH = [ImageVariant("cpu"), ImageVariant("cuda")]
 PLAIN = {name: FOLDER[name] for name in ("Dockerfile", "requirements.txt")}
 
 
@@ -87,7 +95,7 @@ def test_two_recipes_share_a_tag_only_if_they_are_one(
     one = make_recipe("x", files, RUNTIME, build_args=args)
     other = make_recipe("x", others, RUNTIME, build_args=more)
     assert (one.tag == other.tag) == ((files, args) == (others, more))
-    assert parse_reference(one.reference) == ("x", one.tag)
+    assert parse_reference(one.reference) == ("x", one.tag, "")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +125,8 @@ def test_every_mistake_is_told_at_once() -> None:
 
 def test_the_embedded_server_and_the_command_have_one_notion(tmp_path: Path, home: Home) -> None:
     for folder in shipped_folder("images").iterdir():
-        wanted = read_recipe(folder)
-        assert reference(folder) == wanted.reference == publish(home.images, folder)
+        wanted = ImageSource(folder).recipe()
+        assert wanted.reference == publish(home.images, folder)
         kept = find(home.images, wanted.reference)
         assert kept is not None
         there = {str(p.relative_to(kept.folder)): p for p in kept.folder.rglob("*") if p.is_file()}
@@ -142,27 +150,58 @@ def test_a_virtual_environment_outlives_what_only_a_container_has(
     assert first.label == second.label != third.label
 
 
-def test_an_environment_gets_the_flavors_that_its_jobs_may_need() -> None:
-    cpus, gpus = (Compute(instance_types=(kind,)) for kind in ("c6i.large", "g5.xlarge"))
-    with_gpus = Environment(compute={"a": cpus, "b": gpus})
-    assert flavors_of(with_gpus, "dev") == ("cpu", "cuda")
-    assert flavors_of(with_gpus, "local") == ("cpu",)
-    assert flavors_of(Environment(compute={"a": cpus}), "dev") == ("cpu",)
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_the_processor_is_the_end_of_the_tag(processor: str) -> None:
+    one = make_recipe("x", FOLDER, RUNTIME)
+    built = one.built_for(processor)
+    assert built.tag == f"{one.tag}-{processor}"
+    assert built.content == one.content == one.tag
+    found = parse_reference(built.reference)
+    assert found is not None
+    assert (found.name, found.content, found.processor) == ("x", one.tag, processor)
+    assert found.tag == built.tag
+    assert parse_reference(f"{one.reference}-riscv64") is None
+
+
+def test_an_environment_gets_the_variants_that_its_jobs_may_need() -> None:
+    cpus, gpus, arm = (
+        Compute(instance_types=(kind,)) for kind in ("c6i.large", "g5.xlarge", "m7g.large")
+    )
+    pairs = {name: [(each.flavor, each.processor) for each in found] for name, found in {
+        "gpus": variants_of(Environment(compute={"a": cpus, "b": gpus}), "dev"),
+        "all": variants_of(Environment(compute={"a": arm, "b": gpus}), "dev"),
+        "cuda": variants_of(Environment(compute={"a": arm, "b": gpus}), "dev", "cuda"),
+        "cuda without GPUs": variants_of(Environment(compute={"a": arm}), "dev", "cuda"),
+        "Arm": variants_of(Environment(compute={"a": arm}), "dev"),
+        "none": variants_of(Environment(), "dev"),
+        "local": variants_of(Environment(compute={"a": arm, "b": gpus}), "local"),
+        "cuda on local": variants_of(Environment(), "local", "cuda"),
+    }.items()}  # fmt: skip
+    assert pairs == {
+        "gpus": [("cpu", "amd64"), ("cuda", "amd64")],
+        "all": [("cpu", "amd64"), ("cpu", "arm64"), ("cuda", "amd64")],
+        "cuda": [("cuda", "amd64")],
+        "cuda without GPUs": [("cuda", "arm64")],
+        "Arm": [("cpu", "arm64")],
+        "none": [("cpu", "amd64")],
+        "local": [("cpu", "")],
+        "cuda on local": [("cuda", "")],
+    }
     assert (flavor_for(0), flavor_for(2)) == ("cpu", "cuda")
 
 
 def test_the_shipped_images_come_in_these_flavors() -> None:
     folders = sorted(shipped_folder("images").iterdir())
-    found = [
-        (one.name, one.flavor) for one in read_recipes(map(ImageSource, folders), ("cpu", "cuda"))
-    ]
+    found = [(one.name, one.flavor) for one in read_recipes(map(ImageSource, folders), BOTH)]
     assert found == [
         ("controller", "cpu"), ("mxnet", "cpu"), ("mxnet", "cuda"), ("nlp", "cpu"),
         ("nlp", "cuda"), ("notebook", "cpu"), ("python", "cpu"), ("pytorch", "cpu"),
         ("pytorch", "cuda"), ("ray", "cpu"), ("tensorboard", "cpu"),
     ]  # fmt: skip
     (mxnet,) = (
-        one for one in read_recipes(map(ImageSource, folders), ("cuda",)) if one.name == "mxnet"
+        one
+        for one in read_recipes(map(ImageSource, folders), [ImageVariant("cuda")])
+        if one.name == "mxnet"
     )
     assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
     assert b"mxnet-cu112==" in dict(mxnet.files)["requirements.txt"]
@@ -176,9 +215,7 @@ def test_the_shipped_dockerfiles_are_as_a_linter_wants_them() -> None:
 
 
 def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
-    for one in read_recipes(
-        map(ImageSource, sorted(shipped_folder("images").iterdir())), ("cpu", "cuda")
-    ):
+    for one in read_recipes(map(ImageSource, sorted(shipped_folder("images").iterdir())), BOTH):
         lines = dict(one.files)["Dockerfile"].decode().splitlines()
         assert [line for line in lines if line.startswith("USER ")][-1] == "USER 1000:1000"
         bases = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
@@ -188,7 +225,7 @@ def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
 
 def test_the_image_of_controllers_has_all_of_batchml_and_what_that_imports() -> None:
     """What a controller does in AWS is `batchml sweeps attend`; nothing there serves or builds."""
-    wanted = read_recipe(shipped_folder("images") / "controller")
+    wanted = ImageSource(shipped_folder("images") / "controller").recipe()
     files = dict(wanted.files)
     assert {"batchml/__main__.py", "batchml/cli/app.py", "batchml/aws/session.py"} <= files.keys()
     assert not any("share/" in name or "__pycache__" in name for name in files)
@@ -201,4 +238,4 @@ def test_an_image_without_a_dockerfile_is_for_processes_alone(tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "requirements.txt").touch()
     with pytest.raises(ConfigError, match="Dockerfile: missing"):
-        read_recipes([ImageSource(tmp_path / "mine")], ("cpu",))
+        read_recipes([ImageSource(tmp_path / "mine")], [ImageVariant("cpu")])

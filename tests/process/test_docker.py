@@ -28,7 +28,15 @@ from batchml.local.images import publish
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.support.cli import Cli, write_job
-from tests.support.executor_rig import IMAGE, Rig, attempt_of, docker, job_of, need_engine
+from tests.support.executor_rig import (
+    IMAGE,
+    PROCESSOR,
+    Rig,
+    attempt_of,
+    docker,
+    job_of,
+    need_engine,
+)
 from tests.support.local_server import client_for, define, identity_of, wait_for, wait_for_job
 
 COUNT = "i=0; while [ $i -lt 20 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 6"
@@ -180,7 +188,7 @@ def test_an_image_of_ours_that_is_not_known_here_says_how_to_build_it(rig: Rig) 
     name = f"batchml/python:{uuid.uuid4().hex[:12]}"
     done = rig.outcome(rig.start_job(with_image(name, ["true"])))
     assert done.exit.start_failure.startswith("CannotPullContainerError: ")
-    assert f"docker build -t {name} " in done.exit.start_failure
+    assert f"docker build -t {name}-{PROCESSOR} " in done.exit.start_failure
     assert len(done.exit.start_failure) <= 255
 
 
@@ -202,7 +210,7 @@ def image_folder(tmp_path: Path) -> Path:
 def published(rig: Rig, image_folder: Path) -> Iterator[str]:
     name = publish(rig.home.images, image_folder)
     yield name
-    docker("image", "rm", "-f", name)
+    docker("image", "rm", "-f", f"{name}-{PROCESSOR}")
 
 
 def test_a_published_image_is_built_when_it_is_first_wanted(rig: Rig, published: str) -> None:

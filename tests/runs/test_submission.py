@@ -13,7 +13,7 @@ from batchml.context import Context
 from batchml.errors import ConfigError, NoQueue, NotFound
 from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
-from batchml.runs.job_images import read_platform, resolve_jobs
+from batchml.runs.job_images import check_kept_image, read_platform, resolve_jobs
 from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import prepare
 from batchml.runs.submit import submit_run
@@ -278,6 +278,94 @@ def test_an_image_of_ours_is_named_by_its_digest(tmp_path: Path, aws: Aws) -> No
         assert container["user"] == "1000:1000"
     asked = {params["imageIds"][0]["imageTag"] for params in session.asked("DescribeImages")}
     assert len(asked) == 2  # with GPUs it is another flavor
+
+
+BOTH = (
+    CONFIG
+    + """
+[env.dev.compute.arm]
+instance_types = ["m7g"]
+max_vcpus = 4
+[env.dev.queues.arm]
+compute = ["arm"]
+"""
+)
+
+
+def image_tags(session: ScriptedSession) -> list[str]:
+    """The processors of the images that ECR was asked for."""
+    asked = [params["imageIds"][0]["imageTag"] for params in session.asked("DescribeImages")]
+    return [tag.rpartition("-")[2] for tag in asked]
+
+
+def place_with_arm(folder: Path, answer: Answer) -> tuple[Context, ScriptedSession]:
+    write(folder, JOB.replace("docker.io/library/python:3.12", "python"))
+    place_in(folder, answer)
+    (folder / "batchml.toml").write_text(BOTH)
+    settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "dev")
+    context = Context(settings, FakeClock(1_800_000_000.0), folder)
+    context._session = session = ScriptedSession(answer)
+    return context, session
+
+
+def test_an_image_is_that_of_the_processor_of_the_queue(tmp_path: Path, aws: Aws) -> None:
+    place, session = place_with_arm(tmp_path, aws.answer)
+    for queue in ("gpu", "arm"):
+        prepare(place, order(queue=queue, resources={"gpus": 0}), dry_run=True)
+    assert image_tags(session) == ["amd64", "arm64"]
+    assert not session.asked("DescribeJobQueues"), "the file describes both"
+
+
+@pytest.mark.parametrize(("instance", "processor"), [("m7g.large", "arm64"), ("m7i", "amd64")])
+def test_a_queue_that_the_file_does_not_describe_is_asked_for_its_processor_once(
+    tmp_path: Path, aws: Aws, instance: str, processor: str
+) -> None:
+    def answer(operation: str, params: dict[str, Any]) -> Any:
+        if operation == "DescribeJobQueues":
+            order = [{"order": 1, "computeEnvironment": "theirs"}]
+            return {"jobQueues": [{"jobQueueName": "theirs", "computeEnvironmentOrder": order}]}
+        if operation == "DescribeComputeEnvironments":
+            resources = {"type": "EC2", "instanceTypes": [instance]}
+            return {"computeEnvironments": [
+                {"computeEnvironmentName": "theirs", "computeResources": resources}
+            ]}  # fmt: skip
+        return aws.answer(operation, params)
+
+    place, session = place_with_arm(tmp_path, answer)
+    (tmp_path / "home").mkdir()
+    for _ in range(2):
+        ready = prepare(place, order(queue="theirs"), dry_run=True)
+        assert ready.cache is not None
+        ready.cache.save()
+    assert image_tags(session) == [processor]
+    assert len(session.asked("DescribeJobQueues")) == 1
+
+
+def test_who_may_not_ask_for_queues_gets_the_image_of_the_files_processor(
+    tmp_path: Path, aws: Aws
+) -> None:
+    place, session = place_with_arm(
+        tmp_path,
+        lambda operation, params: (
+            "AccessDeniedException: no"
+            if operation.startswith(("DescribeJobQ", "DescribeComp"))
+            else aws.answer(operation, params)
+        ),
+    )
+    prepare(place, order(queue="theirs"), dry_run=True)
+    assert image_tags(session) == ["amd64"]
+
+
+def test_an_image_is_not_kept_for_a_queue_of_another_processor(tmp_path: Path, aws: Aws) -> None:
+    place, _ = place_with_arm(tmp_path, aws.answer)
+    ours = OURS.partition('"')[2].rstrip('"')
+    digest = ours.partition("sha256:")[0] + "sha256:" + "0" * 64
+    check_kept_image(place, digest, "batchml-dev-gpu", "gpu")
+    check_kept_image(place, digest, "theirs", "arm")
+    check_kept_image(place, "docker.io/library/python:3.12", "gpu", "arm")
+    with pytest.raises(ConfigError, match="queue arm has hosts with arm64 processors") as refused:
+        check_kept_image(place, digest, "batchml-dev-gpu", "arm")
+    assert "is for amd64, as in the queue gpu" in str(refused.value)
 
 
 def test_an_image_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import shutil
 import subprocess
 import uuid
@@ -36,6 +37,10 @@ from batchml.model.logcheck import LogCheck, LogState
 from tests.support.needs import unavailable
 
 IMAGE = "python:3.11-slim-bookworm"
+
+
+# Of this machine and its Docker engine, in the words of image manifests.
+PROCESSOR = "arm64" if platform.machine() in ("aarch64", "arm64") else "amd64"
 
 
 def need_engine() -> None:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from tests.support.needs import unavailable
 TOKEN = "a-token-of-ecr"
 _HTPASSWD = "AWS:$2b$04$WphfSDY2R6PzOlMjZbGIGeA6oss/C.MRbkTVsVlT75alSfjgJJVxa\n"  # of TOKEN
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 _ACCOUNT = "123456789012"
 _PROGRAM = shutil.which("docker-registry", path=f"{os.environ['PATH']}:/usr/bin")
 
@@ -126,15 +127,44 @@ class Registry:
 
     def manifest(self, repository: str, reference: str) -> tuple[str, int] | None:
         """The digest and the size of an image, as the registry itself says."""
-        answer, body = self._ask("GET", f"/v2/{repository}/manifests/{reference}", {
-            "Accept": _MANIFEST,
-            "Authorization": "Basic " + base64.b64encode(f"AWS:{TOKEN}".encode()).decode(),
-        }, b"")  # fmt: skip
+        answer, body = self._ask("GET", f"/v2/{repository}/manifests/{reference}", _headers(), b"")
         if answer.status != 200:
             return None
         parts = json.loads(body)
+        if parts["mediaType"] == _INDEX:
+            return str(answer.headers["Docker-Content-Digest"]), len(body)
         size = parts["config"]["size"] + sum(layer["size"] for layer in parts["layers"])
         return str(answer.headers["Docker-Content-Digest"]), size
+
+    def configuration(self, repository: str, tag: str) -> dict[str, Any]:
+        """The configuration of an image, as the registry has it."""
+        _, body = self._ask("GET", f"/v2/{repository}/manifests/{tag}", _headers(), b"")
+        digest = json.loads(body)["config"]["digest"]
+        _, body = self._ask("GET", f"/v2/{repository}/blobs/{digest}", _headers(), b"")
+        return dict(json.loads(body))
+
+    def put_copy(self, repository: str, tag: str, new: str, processors: Sequence[str] = ()) -> None:
+        """Give an image another tag, as a client other than batchml would; with processors, as an
+        image index that says so of them.
+        """
+        answer, body = self._ask("GET", f"/v2/{repository}/manifests/{tag}", _headers(), b"")
+        kind = _MANIFEST
+        if processors:
+            kind = _INDEX
+            entries = [
+                {
+                    "mediaType": _MANIFEST,
+                    "size": len(body),
+                    "digest": answer.headers["Docker-Content-Digest"],
+                    "platform": {"architecture": each, "os": "linux"},
+                }
+                for each in processors
+            ]
+            index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries}
+            body = json.dumps(index).encode()
+        headers = {**_headers(), "Content-Type": kind}
+        answer, body = self._ask("PUT", f"/v2/{repository}/manifests/{new}", headers, body)
+        assert answer.status == 201, body
 
     def _ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes
@@ -287,6 +317,11 @@ def _handler(rig: Registry) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
     return Handler
+
+
+def _headers() -> dict[str, str]:
+    login = base64.b64encode(f"AWS:{TOKEN}".encode()).decode()
+    return {"Accept": f"{_MANIFEST}, {_INDEX}", "Authorization": f"Basic {login}"}
 
 
 def _free_port() -> int:

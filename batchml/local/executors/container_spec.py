@@ -29,6 +29,7 @@ from batchml.local.executors.spec import (
     runner_spec,
 )
 from batchml.local.home import Home
+from batchml.model.image import parse_reference
 from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder, kept_folder
 from batchml.runtime.protocol.variables import RuntimeEnv
 
@@ -66,9 +67,6 @@ CAPABILITIES = (
 _HARMLESS_DEVICES = re.compile(
     r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|dri/\w+|kfd)"
 )
-
-# The names of `batchml/NAME` images, which no registry has.
-_OURS = re.compile(r"batchml/[^/]+:[0-9a-f]{12}")
 
 
 def spec_maker(host: ExecutorHost, permits: Permits) -> SpecMaker:
@@ -121,6 +119,7 @@ def container_spec(
     if container.get("user"):
         config["User"] = container["user"]
     published = images.find(host.home.images, container["image"])
+    parsed = parse_reference(container["image"])
     return {
         "task_id": attempt.task_id,
         "name": container_name(host.identity, attempt.task_id),
@@ -131,7 +130,8 @@ def container_spec(
         "runtime": str(host.runtime),
         "wrap": needs_runtime(env),
         "build": str(published.folder) if published else "",
-        "pull": _OURS.fullmatch(container["image"]) is None,
+        "pull": parsed is None,  # no registry has the images `batchml/NAME`
+        "add_processor": parsed is not None and not parsed.processor,
         "engine": host.environ.get("DOCKER_HOST", ""),
         "lock": str(host.home.local / "engine.lock"),
         "network": _network(host, job, attempt),

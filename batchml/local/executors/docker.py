@@ -115,6 +115,11 @@ def pull(api: Any, name: str, call: BackgroundCall) -> None:
             call.report(f"fetching the image {name} ({done:.0f} of {total:.0f} MB)")
 
 
+def processor(api: Any) -> str:
+    """The processor for which the engine builds images: `amd64`, `arm64`."""
+    return str(api.version()["Arch"])
+
+
 def build(api: Any, name: str, folder: str, runtime: str, call: BackgroundCall) -> None:
     """Build a published image from its folder, which is the whole build context."""
     try:
@@ -129,11 +134,13 @@ def build(api: Any, name: str, folder: str, runtime: str, call: BackgroundCall) 
         if not os.path.exists(os.path.join(folder, "batchml")):  # an older version published it
             tar.add(os.path.join(runtime, "batchml"), "batchml", filter=_make_readable)
     context.seek(0)
+    wanted = processor(api)
     call.report(f"building the image {name}")
     last = ""
     for entry in api.build(
-        fileobj=context, custom_context=True, tag=name, rm=True, forcerm=True, decode=True
-    ):
+        fileobj=context, custom_context=True, tag=name, rm=True, forcerm=True, decode=True,
+        platform=f"linux/{wanted}",  # a base image in the engine may be for another processor
+    ):  # fmt: skip
         if call.abandoned:
             return
         if "error" in entry:

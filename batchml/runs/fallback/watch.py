@@ -26,7 +26,7 @@ from batchml.errors import (
     ServiceError,
     ServiceUnreachable,
 )
-from batchml.jobs.images import pinned, read_recipe
+from batchml.jobs.find import ImageSource
 from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done, moved_to
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, short_duration, to_name
@@ -52,7 +52,7 @@ from batchml.runs.fallback.move import (
     record_after_move,
     successor,
 )
-from batchml.runs.job_images import read_platform
+from batchml.runs.job_images import pinned_image, read_platform
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.send import keep_one_job, listing_delay, look_up, user_share
@@ -430,7 +430,7 @@ def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> Submissi
     bucket = known.outputs().get("BucketName", "")
     folder = find_controller_folder(context)
     platform = controller_platform(read_platform(context), known.outputs(), context.env)
-    image = known.image(read_recipe(folder).reference, lambda: pinned(context.connect(), folder))
+    image = pinned_image(context, ImageSource(folder), environment.controller_queue, known)
     data = encode_plan(plan)
     BucketStore(context.connect(), bucket).put(f"runs/{plan.key}/{PLAN}", data)
     flags = {

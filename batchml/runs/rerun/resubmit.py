@@ -19,7 +19,7 @@ from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
-from batchml.runs.job_images import changed_image_notice
+from batchml.runs.job_images import changed_image_notice, check_kept_image
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.outputs import FolderOutputs
@@ -481,6 +481,9 @@ def _prepare(
         # For code that was sent before, the user has agreed.
         include_secrets=changes.include_secrets or not is_new,
     )
+    before = found.record.queue if found.record else found.run.queue if found.run else ""
+    queue = str(changes.changes.get("queue") or before)
+    check_kept_image(context, spec.image, before, queue)
     made = prepare(context, request, dry_run=dry_run, images=images)
     if wanted.own_tags and not made.store.is_read:
         raise UsageError(

@@ -92,7 +92,10 @@ class ContainerSetup:
 
     def _image(self) -> dict[str, Any]:
         """The configuration of the image, which is fetched or built if it is missing."""
-        name = self._spec["config"]["Image"]
+        config = self._spec["config"]
+        if self._spec.get("add_processor"):
+            config["Image"] += f"-{self.ask(docker.processor)}"
+        name = config["Image"]
         for get in (self._get_image, None):
             try:
                 image = self.ask(lambda api: api.inspect_image(name))
