@@ -10,7 +10,7 @@ endif
 # Without bytecode every session of pytest would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test full slow torture clients check lint types bench help-texts picture wheel clean
+.PHONY: demo test full slow torture clients check lint types bench help-texts permissions picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -55,6 +55,9 @@ bench: .venv/installed-dev  ## prints ratios to a lower bound or to another tool
 
 help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
 	$(BIN)/python -m tests.store_help
+
+permissions: .venv/installed-dev  ## the IAM permissions of the stacks, after a template has changed
+	$(BIN)/python -m tests.support.stack_permissions
 
 picture: .venv/installed-dev  ## docs/*.svg, from real runs in a real terminal (needs tmux)
 	$(BIN)/python docs/picture.py

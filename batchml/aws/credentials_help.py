@@ -366,19 +366,6 @@ def allow_statement(actions: Iterable[str], resources: Iterable[str]) -> dict[st
     }
 
 
-def allow_statements(missing: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """The policy statements that allow each (action, resource).
-
-    Actions without resources have a statement of their own, so that its `"*"` does not widen the
-    statement of the other actions.
-    """
-    pairs = list(missing)
-    named = [pair for pair in pairs if pair[1] != "*"]
-    free = [action for action, resource in pairs if resource == "*"]
-    found = [allow_statement(*zip(*named, strict=True))] if named else []
-    return [*found, *([allow_statement(free, ["*"])] if free else [])]
-
-
 def explain_denial(operation: str, denial: Denial) -> str:
     """One line that names the missing permission, and below it lines with fixes."""
     action = denial.action or operation

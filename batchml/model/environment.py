@@ -204,6 +204,12 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         return next((self.compute[each].processor for each in self.queues[queue].compute), "")
 
     @property
+    def builds_image(self) -> bool:
+        """Whether a compute environment uses an AMI that `setup` builds."""
+        images = {compute.ami or self.ami for compute in self.compute.values()}
+        return "build" in (images or {self.ami})
+
+    @property
     def gpu_mode(self) -> Literal["driver-mount", "toolkit"]:
         """How containers reach GPUs. Only the AMI that batchml builds has the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")

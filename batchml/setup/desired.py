@@ -224,15 +224,9 @@ def wanted_stacks(spec: SetupSpec) -> list[str]:
     unneeded = set()
     if environment.network.is_given:
         unneeded.add("network")
-    if not needs_image(environment):
+    if not environment.builds_image:
         unneeded.add("ami")
     return [short for short in STACKS if short not in unneeded]
-
-
-def needs_image(environment: Environment) -> bool:
-    """Whether a compute environment uses an AMI that setup builds."""
-    images = {compute.ami or environment.ami for compute in environment.compute.values()}
-    return "build" in images or (not images and environment.ami == "build")
 
 
 def _outputs(spec: SetupSpec, current: CurrentState) -> dict[str, dict[str, str]]:

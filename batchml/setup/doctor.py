@@ -1,9 +1,10 @@
-"""Check an AWS account for `doctor`, by about fifteen read-only calls.
+"""Check an AWS account for `doctor`, by about twenty read-only calls.
 
 A failed call is an answer, too: pure functions convert the answers into findings.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -11,8 +12,8 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws import iam
 from batchml.aws import session as identity
+from batchml.aws import simulation
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.capacity import (
     ENDED_STATES,
@@ -24,15 +25,18 @@ from batchml.aws.capacity import (
     needed_quotas,
     read_quotas,
 )
-from batchml.aws.credentials_help import (
-    MAX_SKEW,
-    allow_statements,
-    clock_skew,
-    explain_clock_skew,
-)
+from batchml.aws.credentials_help import MAX_SKEW, clock_skew, explain_clock_skew
 from batchml.aws.errors import call
-from batchml.aws.iam import Command, PermissionCheck, needed_permissions
+from batchml.aws.iam import (
+    Command,
+    Permission,
+    needed_permissions,
+    scope_of,
+    statements,
+    unknown_account,
+)
 from batchml.aws.session import CallerIdentity, Session
+from batchml.aws.simulation import PermissionCheck
 from batchml.clock import Clock
 from batchml.cost.capacity import describe_reservation
 from batchml.errors import AccessError, BatchmlError
@@ -192,8 +196,8 @@ def _ask_region(session: Session, account: AccountCheck) -> AccountCheck:
     )
     if isinstance(account.verdicts, FailedQuestion):
         probes: dict[str, FailedQuestion | None] = {}
-        for action in iam.PROBES:
-            answer = _ask(partial(iam.probe, session, action))
+        for action in simulation.PROBES:
+            answer = _ask(partial(simulation.probe, session, action))
             probes[action] = answer if isinstance(answer, FailedQuestion) else None
         account = replace(account, probes=probes)
     network = account.environment.network
@@ -214,14 +218,15 @@ def _simulate_permissions(
     if who.is_root:
         return ()
     environment = account.environment
-    needed = iam.needed_permissions(environment).values()
-    wanted: Iterable[iam.Permission] = {each for group in needed for each in group}
+    needed = needed_permissions(environment).values()
+    wanted: Iterable[Permission] = {each for group in needed for each in group}
     principal = _ask(lambda: identity.principal_arn(home, who))
     if isinstance(principal, FailedQuestion):
         principal = who.role_arn  # right for a role without a path
     if not principal:
         return FailedQuestion(f"Policies of {who.arn} cannot be simulated.")
-    return _ask(lambda: iam.simulate(home, principal, wanted, who, environment.region, account.env))
+    scope = scope_of(who, environment.region, account.env)
+    return _ask(lambda: simulation.simulate(home, principal, wanted, scope))
 
 
 def _count(session: Session, operation: str, member: str) -> int:
@@ -308,6 +313,8 @@ def check_region(account: AccountCheck) -> Iterator[Finding]:
 
 # --- permissions ----------------------------------------------------------------------------
 
+_MOST_STATEMENTS = 5  # to print; a command prints more of them as policies
+
 _OTHER_DENIALS = {
     "denied": "an explicit deny in your policies forbids them, and no statement can undo that",
     "organization": "a policy of the organization (SCP) forbids them: ask its administrator",
@@ -342,16 +349,32 @@ def _check_command(
         return
     mark = _mark_of(account, command)
     if missing:
-        actions = _actions(missing)
-        text = f"{name}: {len(actions)} missing. Add to one of your policies:"
-        statements = allow_statements([(each.permission.action, each.arn) for each in missing])
-        fix = tuple(map(json.dumps, statements))
-        yield Finding("permissions", mark, text, fix, is_access=True)
+        yield Finding("permissions", mark, *_missing(account, command, missing), is_access=True)
     for result, why in _OTHER_DENIALS.items():
         denied = _actions(each for each in verdicts if each.result == result)
         if denied:
             text = f"{name}: {', '.join(denied)}: {why}"
             yield Finding("permissions", mark, text, is_access=True)
+
+
+def _missing(
+    account: AccountCheck, command: Command, missing: Iterable[PermissionCheck]
+) -> tuple[str, tuple[str, ...]]:
+    """The text and the fix: the statements to add, or the command that prints whole policies."""
+    who = account.identity
+    region = account.environment.region
+    scope = (
+        scope_of(who, region, account.env)
+        if isinstance(who, CallerIdentity)
+        else unknown_account(region, account.env)
+    )
+    permissions = {each.permission for each in missing}
+    text = f"permissions for {command}: {len({each.action for each in permissions})} missing. "
+    wanted = statements(permissions, scope)
+    if len(wanted) > _MOST_STATEMENTS:
+        command_line = f"batchml doctor --env {account.env} --policy {shlex.quote(command)}"
+        return f"{text}Ask for the policies that this prints:", (command_line,)
+    return f"{text}Add to one of your policies:", tuple(map(json.dumps, wanted))
 
 
 def _mark_of(account: AccountCheck, command: Command) -> Mark:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from batchml.aws.credentials_help import Denial, allow_statements, explain_denial, parse_denial
+from batchml.aws.credentials_help import Denial, explain_denial, parse_denial
 from batchml.aws.errors import translate
 from tests.aws.test_failures import client_error
 
@@ -87,12 +87,3 @@ def test_an_encoded_message_comes_with_the_command_that_reads_it() -> None:
 def test_a_message_without_an_action_leads_to_doctor() -> None:
     text = str(translate("PutObject", client_error("AccessDenied", 403, "Access Denied")))
     assert "batchml doctor" in text
-
-
-def test_actions_without_resources_do_not_widen_the_others() -> None:
-    found = allow_statements([("a:X", "arn:1"), ("b:Y", "*"), ("a:X", "arn:2"), ("a:W", "arn:1")])
-    assert found == [
-        {"Effect": "Allow", "Action": ["a:W", "a:X"], "Resource": ["arn:1", "arn:2"]},
-        {"Effect": "Allow", "Action": ["b:Y"], "Resource": ["*"]},
-    ]
-    assert allow_statements([]) == []

@@ -1,71 +1,86 @@
-"""What commands may have to ask, and what IAM's simulation says of it."""
+"""What commands may call: the table, what is generated of it, and the policies."""
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import botocore.session
 import pytest
 
-import batchml.aws
+import batchml
+from batchml.aws import iam
 from batchml.aws.iam import (
-    PROBES,
+    COMMANDS,
+    MAX_POLICY,
+    SUBMITTER,
     Command,
     Permission,
-    arn_of,
-    example_of,
+    arns_of,
     needed_permissions,
-    probe,
-    simulate,
-    simulation_requests,
+    permissions_of,
+    policy_documents,
+    unknown_account,
 )
-from batchml.aws.session import (
-    CallerIdentity,
-    get_caller_identity,
-    has_service_role,
-    home_region,
-    principal_arn,
-    region_status,
-)
-from batchml.errors import AccessError, ServiceError
-from batchml.model.environment import Budget, Environment, Network, Storage
-from batchml.resources import shipped_folder
-from tests.security.cloudformation import load, statements, texts
-from tests.support.aws_world import parsed
-from tests.support.models import faults
-from tests.support.wire import Refusal, Wire
-from tests.support.wire import keys as keys
+from batchml.aws.naming import Platform
+from batchml.aws.session import CallerIdentity
+from batchml.aws.simulation import example_of
+from batchml.cli.app import full_command
+from batchml.model.environment import Budget, Compute, Environment, Network, Storage
+from batchml.setup.desired import SetupSpec, wanted_state
+from batchml.setup.sharing import CurrentState
+from tests.security.cloudformation import FILES, load, resources, statements, texts
+from tests.security.test_templates import made
+from tests.support import stack_permissions
+from tests.support.iam_actions import action_of
+from tests.support.stack_permissions import ADDED, HANDLERS, LEFT_OUT, declared, needed
 
 ACCOUNT = "123456789012"
-ROLE = f"arn:aws:sts::{ACCOUNT}:assumed-role/AWSReservedSSO_Dev_0123/me@example.com"
 ME = CallerIdentity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/team/me")
+SCOPE = iam.scope_of(ME, "us-east-1", "dev")
+PLAIN = Environment(region="us-east-1")
 EVERYTHING = Environment(
     region="us-east-1", ami="build", storage=Storage(workspace="fsx-lustre"),
-    budget=Budget(usd=1, email="a@b.c"),
+    budget=Budget(usd=1, email="a@b.c"), quarantine=True, secrets=("arn:aws:ssm:x",),
+    compute={"gpu": Compute(instance_types=("g6.xlarge",), max_vcpus=4,
+                            capacity_reservation="cr-0123456789abcdef0")},
 )  # fmt: skip
+GIVEN = Network(vpc="vpc-1", subnets=("subnet-1",), security_groups=("sg-1",))
+TEMPLATES = {path.stem: load(path) for path in FILES}
 
-# IAM's prefix -> botocore's service, where they differ.
-SERVICES = {"elasticfilesystem": "efs"}
-# Actions that are no operations: Service Authorization Reference.
+# Operations that have another name in IAM, and actions that are no operations.
 NO_OPERATION = {
-    "iam:PassRole",
-    "s3:ListBucket",
-    "s3:PutEncryptionConfiguration",
-    "s3:PutBucketPublicAccessBlock",
-    "budgets:ModifyBudget",
-}
+    "iam:PassRole", "s3:ListBucket", "s3:ListBucketVersions", "s3:DeleteObjectVersion",
+    "s3:PutEncryptionConfiguration", "s3:GetEncryptionConfiguration",
+    "s3:PutBucketPublicAccessBlock", "s3:GetBucketPublicAccessBlock",
+    "s3:PutLifecycleConfiguration", "s3:GetLifecycleConfiguration",
+    "s3:GetAccelerateConfiguration", "s3:GetAnalyticsConfiguration", "s3:GetBucketNotification",
+    "s3:GetBucketObjectLockConfiguration", "s3:GetIntelligentTieringConfiguration",
+    "s3:GetInventoryConfiguration", "s3:GetMetricsConfiguration", "s3:GetReplicationConfiguration",
+    "s3:GetBucketCORS", "kms:ReEncryptFrom", "budgets:ModifyBudget", "budgets:ViewBudget",
+    "cloudformation:TagResource", "cloudformation:UntagResource",
+}  # fmt: skip
+SERVICES = {"elasticfilesystem": "efs", "servicequotas": "service-quotas"}
+
+
+def actions_in(environment: Environment, command: Command) -> set[str]:
+    return {each.action for each in needed_permissions(environment)[command]}
 
 
 def every_permission() -> set[Permission]:
-    environments = (EVERYTHING, Environment(region="us-east-1"))
     return {
         each
-        for environment in environments
+        for environment in (PLAIN, EVERYTHING)
         for group in needed_permissions(environment).values()
         for each in group
     }
+
+
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_every_action_is_one_that_there_is() -> None:
@@ -78,292 +93,238 @@ def test_every_action_is_one_that_there_is() -> None:
 
 
 def test_an_environment_asks_for_what_it_has_and_no_more() -> None:
-    def actions(environment: Environment) -> set[str]:
-        return {each.action for each in needed_permissions(environment)["setup"]}
-
-    plain = actions(Environment(region="us-east-1"))
+    plain = actions_in(PLAIN, "setup")
     assert "ec2:CreateVpc" in plain and "ec2:CreateNatGateway" in plain
     assert "elasticfilesystem:CreateFileSystem" in plain
     assert not {each.split(":")[0] for each in plain} & {"imagebuilder", "fsx", "budgets"}
-    assert {"imagebuilder", "fsx", "budgets"} <= {
-        each.split(":")[0] for each in actions(EVERYTHING)
-    }
-    closed = actions(Environment(network=Network(egress="endpoints")))
+    everything = {each.split(":")[0] for each in actions_in(EVERYTHING, "setup")}
+    assert {"imagebuilder", "fsx", "budgets"} <= everything
+    closed = actions_in(Environment(network=Network(egress="endpoints")), "setup")
     assert "ec2:CreateVpc" in closed and "ec2:CreateNatGateway" not in closed
-    given = actions(Environment(network=Network(subnets=("s",), security_groups=("g",))))
-    assert "ec2:CreateVpc" not in given
+    assert "ec2:CreateVpc" not in actions_in(Environment(network=GIVEN), "setup")
+
+
+def test_what_was_missing_in_the_lists_by_hand_is_there() -> None:
+    """A sample of the 37 actions for setup, 15 for teardown and 6 for submit."""
+    setup = "ec2:DescribeVpcs ec2:RevokeSecurityGroupEgress kms:CreateGrant s3:PutBucketLogging "
+    setup += "ec2:DescribeAvailabilityZones elasticfilesystem:PutBackupPolicy events:DescribeRule"
+    teardown = "iam:DeletePolicy ec2:DisassociateRouteTable kms:DeleteAlias s3:DeleteBucket "
+    teardown += "logs:DeleteResourcePolicy events:ListTargetsByRule s3:DeleteObjectVersion"
+    submit = "cloudformation:DescribeStacks ecr:DescribeImages ecr:DescribeRepositories "
+    submit += "kms:GenerateDataKey kms:Decrypt s3:ListBucket"
+    for command, words in (("setup", setup), ("teardown", teardown), ("submit", submit)):
+        assert {*words.split()} - {
+            each.action for each in permissions_of(PLAIN, [command])
+        } == set(), command
 
 
 def test_resources_are_those_of_the_environment_alone() -> None:
     for permission in every_permission():
-        arn = arn_of(permission.kind, ME, "eu-west-1", "dev")
-        if arn != "*":
-            assert arn.startswith("arn:aws:")
-            assert "{" not in arn
-    assert arn_of("queue", ME, "eu-west-1", "dev") == (
-        f"arn:aws:batch:eu-west-1:{ACCOUNT}:job-queue/batchml-dev-*"
+        for arn in arns_of(permission.kind, SCOPE):
+            assert arn == "*" or arn.startswith("arn:aws:")
+            assert not re.search(r"(?<!\$)\{", arn)
+    assert arns_of("queue", SCOPE) == (
+        f"arn:aws:batch:us-east-1:{ACCOUNT}:job-queue/batchml-dev-*",
     )
 
 
-def test_every_simulation_is_what_iam_asks_for_and_they_are_few() -> None:
-    calls = simulation_requests(ME.arn, every_permission(), ME, "us-east-1", "dev")
-    arns = {arn_of(each.kind, ME, "us-east-1", "dev") for each in every_permission()}
-    assert len(calls) == len({arn.split(":")[2] for arn in arns - {"*"}}) + 1 <= 9
-    covered = set()
-    for permissions, request in calls:
-        assert faults("iam", "SimulatePrincipalPolicy", request) == []
-        assert len({arn.split(":")[2] for arn in request["ResourceArns"] if arn != "*"}) <= 1
-        assert not any("*" in arn for arn in request["ResourceArns"] if arn != "*")
-        covered |= set(permissions.values())
-    assert covered == every_permission()
+def test_every_command_that_is_typed_has_its_permissions() -> None:
+    def names(command: Any, path: str = "") -> Iterator[str]:
+        for name, each in command.commands.items():
+            if hasattr(each, "commands"):
+                yield from names(each, f"{path}{name} ")
+            elif not each.hidden:
+                yield f"{path}{name}"
+
+    typed = {name for name in names(full_command()) if not name.startswith("local ")}
+    assert typed == set(COMMANDS)
+    rows = {row for rows in COMMANDS.values() for row in rows}
+    assert rows == set(needed_permissions(PLAIN))
 
 
-# --- verdicts ------------------------------------------------------------------------------------
+# --- calls in the code ----------------------------------------------------------------------------
 
-SUBMIT = [
-    Permission("batch:SubmitJob", "queue"),
-    Permission("batch:SubmitJob", "definition"),
-    Permission("batch:DescribeJobs", "*"),
+# botocore's services that the client calls.
+CALLED = (
+    "autoscaling", "batch", "cloudformation", "ec2", "ecr", "ecs", "fsx", "iam", "logs", "pricing",
+    "s3", "service-quotas", "ssm", "sts",
+)  # fmt: skip
+# Operations of other programs, whose names occur in our texts.
+OTHERS = {"AssumeRole"}
+
+
+def operations_in_code() -> Iterator[tuple[str, str, Path]]:
+    """(service, operation, file) of every text in the client that names an operation.
+
+    `"DescribeImages"` alone is of ECR in aws/ecr.py, and of EC2 elsewhere.
+    """
+    session = botocore.session.get_session()
+    models = {name: {*session.get_service_model(name).operation_names} for name in CALLED}
+    folder = Path(batchml.__path__[0])
+    for path in sorted(folder.rglob("*.py")):
+        where = path.relative_to(folder)
+        if where.parts[0] in ("local", "runtime") or where.name in (
+            "iam.py",
+            "stack_permissions.py",
+        ):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            service, _, name = node.value.rpartition(":")
+            found = [each for each in CALLED if name in models[each] and service in ("", each)]
+            if where.stem in found:
+                found = [where.stem]
+            if found and name not in OTHERS:
+                yield found[0], name, where
+
+
+def test_every_call_in_the_code_is_in_the_table() -> None:
+    listed = {each.action for each in every_permission()}
+    found = list(operations_in_code())
+    assert len({name for _, name, _ in found}) > 60
+    missing = {
+        (action, str(where))
+        for service, name, where in found
+        if (action := action_of(service, name)) and action not in listed
+    }
+    # `batchml setup` calls AWS's TagResource of Batch alone; the names are the same.
+    assert missing == set()
+
+
+# --- what is generated ----------------------------------------------------------------------------
+
+
+def test_the_generated_permissions_are_up_to_date() -> None:
+    made_now = stack_permissions.render(stack_permissions.rows(stack_permissions.templates()))
+    assert made_now == stack_permissions.TARGET.read_text("utf-8"), "make permissions"
+
+
+def used_types() -> set[str]:
+    return {each["Type"] for template in TEMPLATES.values() for _, each, _ in resources(template)}
+
+
+def test_every_type_of_the_templates_has_its_handlers_or_is_listed_by_hand() -> None:
+    by_hand = {f"AWS::{kind}" for each in ADDED for kind in each.types.split()}
+    assert used_types() - set(HANDLERS) - by_hand == set()
+    assert (set(HANDLERS) | by_hand) - used_types() == set()
+
+
+def test_the_lists_differ_from_the_handlers_by_what_is_explained() -> None:
+    """For each type, as `setup` asks with all that an environment can have."""
+    asked = actions_in(EVERYTHING, "setup") | actions_in(PLAIN, "setup")
+    closed = Environment(region="us-east-1", network=Network(egress="endpoints"))
+    asked |= actions_in(closed, "setup")
+    for kind, handlers in HANDLERS.items():
+        for handler in handlers:
+            explained = {a for a in declared(kind, handler) for e in LEFT_OUT if e.applies(kind, a)}
+            assert declared(kind, handler) - asked <= explained, (kind, handler)
+
+
+def test_every_explanation_leaves_something_out() -> None:
+    for each in LEFT_OUT:
+        for action, kind in product(each.actions.split(), each.types.split()):
+            names = {
+                a for handler in HANDLERS[f"AWS::{kind}"] for a in declared(f"AWS::{kind}", handler)
+            }
+            assert action in names, (each.reason, action)
+    for added in ADDED:
+        for kind, (handler, actions) in product(added.types.split(), added.actions.items()):
+            known = declared(f"AWS::{kind}", handler)
+            assert not {*actions.split()} & known, (added.source, "is in the schema")
+
+
+def test_what_is_left_out_belongs_to_properties_that_no_template_has() -> None:
+    for each in LEFT_OUT:
+        types = [f"AWS::{kind}" for kind in each.types.split()]
+        for stack, template in TEMPLATES.items():
+            for name, _, properties in resources(template, *types):
+                used = {*stack_permissions.property_names(properties)}
+                assert not used & {*each.properties.split()}, (each.reason, stack, name)
+
+
+ENVIRONMENTS = [
+    PLAIN,
+    EVERYTHING,
+    Environment(region="us-east-1", network=Network(zones=3, egress="endpoints")),
+    Environment(region="us-east-1", network=Network(zones=1), storage=Storage(workspace="none")),
+    Environment(region="us-east-1", network=GIVEN, quarantine=True),
+    Environment(region="us-east-1", storage=Storage(workspace="none", shared_with="other")),
+    Environment(region="us-east-1", secrets=("arn:aws:ssm:x",), ami="ami-0123456789abcdef0"),
 ]
 
 
-def deciding(decide: Any) -> Any:
-    """IAM's answer to one SimulatePrincipalPolicy, a result for each action and resource."""
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_an_environment_asks_for_the_resources_that_its_stacks_have(
+    environment: Environment,
+) -> None:
+    """The conditions in Python are those of the templates, with the parameters of `setup`."""
+    files = {path.stem: path.read_text("utf-8") for path in FILES}
 
-    def answer(params: dict[str, Any]) -> dict[str, Any]:
-        results = [
-            {"EvalActionName": action, "EvalResourceName": arn, **decide(action, arn)}
-            for action in params["ActionNames"]
-            for arn in params["ResourceArns"]
-        ]
-        return {"EvaluationResults": results, "IsTruncated": False}
+    def no_definitions(_: Platform) -> dict[str, dict[str, Any]]:
+        return {}
 
-    return answer
-
-
-def verdicts(decide: Any) -> dict[tuple[str, str], str]:
-    wire = Wire({"SimulatePrincipalPolicy": deciding(decide)})
-    found = simulate(wire.session(), ME.arn, SUBMIT, ME, "us-east-1", "dev")
-    assert wire.wrong == []
-    return {(each.permission.action, each.permission.kind): each.result for each in found}
-
-
-@pytest.mark.usefixtures("keys")
-def test_each_resource_of_an_action_has_its_own_verdict() -> None:
-    def decide(action: str, arn: str) -> dict[str, Any]:
-        return {"EvalDecision": "implicitDeny" if "job-queue" in arn else "allowed"}
-
-    assert verdicts(decide) == {
-        ("batch:SubmitJob", "queue"): "missing",
-        ("batch:SubmitJob", "definition"): "allowed",
-        ("batch:DescribeJobs", "*"): "allowed",
-    }
+    state = wanted_state(SetupSpec("dev", environment, files, no_definitions), CurrentState())
+    expected = set()
+    for blueprint in state.stacks:
+        stack = blueprint.name.rpartition("-")[2]
+        for kind in {*made(stack, **blueprint.parameters).values()}:
+            for action in {a for h in stack_permissions.ALL for a in needed(f"AWS::{kind}", h)}:
+                kinds = stack_permissions.kinds_of(f"AWS::{kind}", action)
+                expected |= {Permission(action, each) for each in kinds}
+        if "GetAZs" in files[stack]:
+            expected.add(Permission("ec2:DescribeAvailabilityZones", "*"))
+    assert iam.stack_permissions(environment, "setup") == expected
 
 
-@pytest.mark.usefixtures("keys")
+# --- policies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", [PLAIN, EVERYTHING])
 @pytest.mark.parametrize(
-    ("result", "word"),
-    [
-        ({"EvalDecision": "implicitDeny"}, "missing"),
-        ({"EvalDecision": "explicitDeny"}, "denied"),
-        ({"EvalDecision": "implicitDeny", "MissingContextValues": ["aws:MultiFactorAuthPresent"]},
-         "conditional"),
-        ({"EvalDecision": "implicitDeny",
-          "OrganizationsDecisionDetail": {"AllowedByOrganizations": False}}, "organization"),
-        ({"EvalDecision": "implicitDeny",
-          "OrganizationsDecisionDetail": {"AllowedByOrganizations": True}}, "missing"),
-        ({"EvalDecision": "implicitDeny",
-          "PermissionsBoundaryDecisionDetail": {"AllowedByPermissionsBoundary": False}},
-         "boundary"),
-        ({"EvalDecision": "allowed"}, "allowed"),
-    ],
-)  # fmt: skip
-def test_who_decided_is_told_apart(result: dict[str, Any], word: str) -> None:
-    assert set(verdicts(lambda action, arn: result).values()) == {word}
-
-
-@pytest.mark.usefixtures("keys")
-def test_results_by_resource_and_further_pages_are_read() -> None:
-    def answer(params: dict[str, Any]) -> dict[str, Any]:
-        first, *rest = params["ActionNames"]
-        names = rest if "Marker" in params else [first]
-        return {
-            "EvaluationResults": [
-                {
-                    "EvalActionName": name,
-                    "EvalDecision": "explicitDeny",
-                    "ResourceSpecificResults": [
-                        {"EvalResourceName": arn, "EvalResourceDecision": "allowed"}
-                        for arn in params["ResourceArns"]
-                    ],
-                }
-                for name in names
-            ],
-            "IsTruncated": bool(rest) and "Marker" not in params,
-            "Marker": "next",
+    "region", ["us-east-1", "ap-southeast-1", "us-gov-west-1", "cn-northwest-1"]
+)
+def test_policies_are_short_enough_and_allow_everything(
+    environment: Environment, region: str
+) -> None:
+    scope = unknown_account(region, "a" * 20)
+    for command in COMMANDS:
+        wanted = permissions_of(environment, [command])
+        documents = policy_documents(wanted, scope)
+        assert len(documents) <= 2
+        for document in documents:
+            assert len(json.dumps(document, separators=(",", ":"))) <= MAX_POLICY
+        allowed = {
+            (action, arn)
+            for document in documents
+            for each in document["Statement"]
+            for action, arn in product(each["Action"], each["Resource"])
+        }
+        assert allowed == {
+            (each.action, arn) for each in wanted for arn in arns_of(each.kind, scope)
         }
 
-    wanted = [*SUBMIT, Permission("batch:RegisterJobDefinition", "definition")]
-    wire = Wire({"SimulatePrincipalPolicy": answer})
-    found = simulate(wire.session(), ME.arn, wanted, ME, "us-east-1", "dev")
-    assert {each.permission for each in found} == set(wanted)
-    assert {each.result for each in found} == {"allowed"}
-    assert len(wire.calls) == 3
-    assert wire.wrong == []
+
+def test_roles_are_passed_to_the_services_that_need_them_alone() -> None:
+    for command in ("setup", "submit"):
+        for document in policy_documents(permissions_of(EVERYTHING, [command]), SCOPE):
+            for each in document["Statement"]:
+                if "iam:PassRole" in each["Action"]:
+                    assert "iam:PassedToService" in str(each["Condition"])
+                    assert each["Resource"] == [f"arn:aws:iam::{ACCOUNT}:role/batchml-dev-*"]
 
 
-@pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize("action", sorted(PROBES))
-def test_probes_read_and_say_what_is_denied(action: str) -> None:
-    name = action.split(":")[1]
-    wire = Wire({name: {}})
-    probe(wire.session(), action)
-    assert (wire.operations, wire.wrong) == ([name], [])
-    with pytest.raises(AccessError):
-        probe(Wire({name: Refusal("AccessDenied")}).session(), action)
-
-
-# --- who -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize(
-    ("arn", "user", "role", "is_root"),
-    [
-        (f"arn:aws:iam::{ACCOUNT}:user/team/me", "me", "", False),
-        (ROLE, "", "AWSReservedSSO_Dev_0123", False),
-        (f"arn:aws:iam::{ACCOUNT}:root", "", "", True),
-        (f"arn:aws:sts::{ACCOUNT}:federated-user/me", "", "", False),
-        (f"arn:aws-cn:iam::{ACCOUNT}:user/me", "me", "", False),
-    ],
-)
-def test_identities_are_told_apart(arn: str, user: str, role: str, is_root: bool) -> None:
-    answer = {"UserId": "X", "Account": ACCOUNT, "Arn": arn}
-    wire = Wire({"GetCallerIdentity": answer})
-    found = get_caller_identity(wire.session())
-    assert (found.user_name, found.role_name, found.is_root) == (user, role, is_root)
-    assert found.partition == arn.split(":")[1]
-    assert "GMT" in found.date
-
-
-@pytest.mark.usefixtures("keys")
-def test_a_role_is_simulated_by_its_full_arn() -> None:
-    full = f"arn:aws:iam::{ACCOUNT}:role/aws-reserved/sso.amazonaws.com/AWSReservedSSO_Dev_0123"
-    role = {
-        "Path": "/aws-reserved/sso.amazonaws.com/", "RoleName": "AWSReservedSSO_Dev_0123",
-        "RoleId": "AROAEXAMPLE", "Arn": full, "CreateDate": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-    wire = Wire({"GetRole": {"Role": role}})
-    assert principal_arn(wire.session(), CallerIdentity(ACCOUNT, ROLE)) == full
-    assert wire.calls == [("GetRole", {"RoleName": "AWSReservedSSO_Dev_0123"})]
-    assert principal_arn(wire.session(), ME) == ME.arn
-    assert (
-        principal_arn(wire.session(), CallerIdentity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:root")) == ""
-    )
-
-
-@pytest.mark.usefixtures("keys")
-def test_regions_and_the_service_role_are_asked_for() -> None:
-    region = {"RegionName": "ap-east-1", "OptInStatus": "not-opted-in", "Endpoint": "e"}
-    wire = Wire({"DescribeRegions": {"Regions": [region]}})
-    assert region_status(wire.session(), "ap-east-1") == "not-opted-in"
-    assert wire.wrong == []
-    assert region_status(Wire({"DescribeRegions": {"Regions": []}}).session(), "xx-east-1") == ""
-    gone = Wire({"GetRole": Refusal("NoSuchEntity", status=404)})
-    assert has_service_role(gone.session()) is False
-    with pytest.raises(ServiceError):
-        has_service_role(Wire({"GetRole": Refusal("ServiceFailure", status=400)}).session())
-
-
-def test_who_am_i_is_asked_where_no_region_has_to_be_enabled() -> None:
-    assert [home_region(each) for each in ("ap-east-1", "cn-northwest-1", "us-gov-east-1")] == [
-        "us-east-1", "cn-north-1", "us-gov-west-1",
-    ]  # fmt: skip
-
-
-# CloudFormation's type -> what making one takes. Source: the `handlers` of its resource schemas,
-# and the Service Authorization Reference.
-MAKING = {
-    "AWS::Budgets::Budget": "budgets:ModifyBudget",
-    "AWS::EC2::EIP": "ec2:AllocateAddress",
-    "AWS::EC2::FlowLog": "ec2:CreateFlowLogs",
-    "AWS::EC2::InternetGateway": "ec2:CreateInternetGateway",
-    "AWS::EC2::NatGateway": "ec2:CreateNatGateway",
-    "AWS::EC2::Route": "ec2:CreateRoute",
-    "AWS::EC2::RouteTable": "ec2:CreateRouteTable",
-    "AWS::EC2::SecurityGroup": "ec2:CreateSecurityGroup",
-    "AWS::EC2::SecurityGroupEgress": "ec2:AuthorizeSecurityGroupEgress",
-    "AWS::EC2::SecurityGroupIngress": "ec2:AuthorizeSecurityGroupIngress",
-    "AWS::EC2::Subnet": "ec2:CreateSubnet",
-    "AWS::EC2::SubnetRouteTableAssociation": "ec2:AssociateRouteTable",
-    "AWS::EC2::VPC": "ec2:CreateVpc",
-    "AWS::EC2::VPCEndpoint": "ec2:CreateVpcEndpoint",
-    "AWS::EC2::VPCGatewayAttachment": "ec2:AttachInternetGateway",
-    "AWS::EFS::AccessPoint": "elasticfilesystem:CreateAccessPoint",
-    "AWS::EFS::FileSystem": "elasticfilesystem:CreateFileSystem",
-    "AWS::EFS::MountTarget": "elasticfilesystem:CreateMountTarget",
-    "AWS::Events::Rule": "events:PutRule",
-    "AWS::FSx::DataRepositoryAssociation": "fsx:CreateDataRepositoryAssociation",
-    "AWS::FSx::FileSystem": "fsx:CreateFileSystem",
-    "AWS::IAM::InstanceProfile": "iam:CreateInstanceProfile",
-    "AWS::IAM::ManagedPolicy": "iam:CreatePolicy",
-    "AWS::IAM::Role": "iam:CreateRole",
-    "AWS::IAM::RolePolicy": "iam:PutRolePolicy",
-    "AWS::ImageBuilder::Component": "imagebuilder:CreateComponent",
-    "AWS::ImageBuilder::DistributionConfiguration": "imagebuilder:CreateDistributionConfiguration",
-    "AWS::ImageBuilder::Image": "imagebuilder:CreateImage",
-    "AWS::ImageBuilder::ImageRecipe": "imagebuilder:CreateImageRecipe",
-    "AWS::ImageBuilder::InfrastructureConfiguration": (
-        "imagebuilder:CreateInfrastructureConfiguration"
-    ),
-    "AWS::ImageBuilder::LifecyclePolicy": "imagebuilder:CreateLifecyclePolicy",
-    "AWS::KMS::Alias": "kms:CreateAlias",
-    "AWS::KMS::Key": "kms:CreateKey",
-    "AWS::Logs::LogGroup": "logs:CreateLogGroup",
-    "AWS::Logs::ResourcePolicy": "logs:PutResourcePolicy",
-    "AWS::S3::Bucket": "s3:CreateBucket",
-    "AWS::S3::BucketPolicy": "s3:PutBucketPolicy",
-}
-
-
-def test_setup_asks_for_what_makes_every_resource_of_the_templates() -> None:
-    types = {
-        resource["Type"]
-        for path in shipped_folder("cfn").glob("*.yaml")
-        for resource in parsed(path.read_text("utf-8"))["Resources"].values()
-    }
-    efs = Environment(region="us-east-1", storage=Storage(workspace="efs"))
-    asked = {
-        permission.action
-        for environment in (EVERYTHING, efs)
-        for permission in needed_permissions(environment)["setup"]
-    }
-    assert {MAKING[each] for each in types} - asked == set()
-
-
-def test_setup_asks_for_what_its_own_calls_take() -> None:
-    """Those that `Stacks`, `LaunchApi` and `ComputeApi` make themselves."""
-    own = {
-        "cloudformation:DetectStackDrift", "cloudformation:DescribeStackDriftDetectionStatus",
-        "cloudformation:DescribeStackResourceDrifts", "cloudformation:DeleteChangeSet",
-        "cloudformation:GetTemplate", "cloudformation:ContinueUpdateRollback",
-        "cloudformation:DeleteStack", "ec2:DescribeLaunchTemplateVersions",
-        "ec2:DescribePlacementGroups", "ec2:CreatePlacementGroup", "batch:ListSchedulingPolicies",
-        "batch:DescribeSchedulingPolicies", "batch:CreateSchedulingPolicy", "batch:ListJobs",
-        "batch:UpdateSchedulingPolicy", "batch:DescribeJobDefinitions", "batch:TagResource",
-        "batch:RegisterJobDefinition",
-    }  # fmt: skip
-    asked = {permission.action for permission in needed_permissions(EVERYTHING)["setup"]}
-    assert own - asked == set()
+def test_a_group_of_commands_needs_what_its_commands_need() -> None:
+    both = {*permissions_of(PLAIN, ["image list"]), *permissions_of(PLAIN, ["image push"])}
+    assert {*permissions_of(PLAIN, ["image"])} >= both
+    assert permissions_of(PLAIN, ["env use"]) == ()
 
 
 # --- who only submits ----------------------------------------------------------------------------
 
-ROLES = load(
-    next(path for path in shipped_folder("cfn").glob("*.yaml") if path.name == "roles.yaml")
-)
-SUBMITTER = ROLES["Resources"]["SubmitterPolicy"]["Properties"]["PolicyDocument"]
-MAX_POLICY = 6144  # characters of a managed policy, without blanks; IAM User Guide, "IAM quotas"
+SUBMITTER_POLICY = TEMPLATES["roles"]["Resources"]["SubmitterPolicy"]["Properties"]
+# What controllers of sweeps may do, and so their owners (rule T13 of the templates).
+FOR_CONTROLLERS = {"s3:AbortMultipartUpload"}
 
 
 def in_dev(said: str) -> str:
@@ -372,51 +333,66 @@ def in_dev(said: str) -> str:
     for name, value in {
         "AWS::Partition": "aws", "AWS::Region": "us-east-1", "AWS::AccountId": ACCOUNT,
         "AWS::URLSuffix": "amazonaws.com", "EnvironmentName": "dev",
-        "LogGroupName": "/aws/batch/batchml-dev",
+        "LogGroupName": "/aws/batch/batchml-dev", "!aws:userid": "${aws:userid}",
     }.items():  # fmt: skip
         said = said.replace(f"${{{name}}}", value)
     return said
 
 
-@pytest.mark.parametrize(
-    "command", ["submit", "sweep", "logs", "explain", "cost", "workspace", "shell"]
-)
-def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Command) -> None:
-    allowed = [
-        (action, in_dev(target))
-        for each in statements(SUBMITTER)
+def allowed_to_submitters() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (action, in_dev(target), each.get("Condition", {}))
+        for each in statements(SUBMITTER_POLICY["PolicyDocument"])
         if each["Effect"] == "Allow"
         for action in texts(each["Action"])
         for target in texts(each["Resource"])
     ]
+
+
+@pytest.mark.parametrize("command", SUBMITTER)
+def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Command) -> None:
+    allowed = allowed_to_submitters()
     lustre = Environment(storage=Storage(workspace="fsx-lustre"))
     for permission in needed_permissions(lustre)[command]:
-        arn = example_of(arn_of(permission.kind, ME, "us-east-1", "dev"))
-        assert any(
-            permission.action == action and fnmatchcase(arn, target) for action, target in allowed
-        ), (permission, arn)
+        for arn in map(example_of, arns_of(permission.kind, SCOPE)):
+            assert any(
+                permission.action == action and fnmatchcase(arn, target.replace("[", "[[]"))
+                for action, target, _ in allowed
+            ), (permission, arn)
+
+
+def test_the_policy_for_submitters_allows_nothing_else() -> None:
+    lustre = Environment(storage=Storage(workspace="fsx-lustre"))
+    asked = {each.action for row in SUBMITTER for each in needed_permissions(lustre)[row]}
+    assert {action for action, _, _ in allowed_to_submitters()} == asked | FOR_CONTROLLERS
+
+
+def test_the_policy_for_submitters_has_the_conditions_of_the_table() -> None:
+    ours = {
+        key
+        for document in policy_documents(
+            [each for row in SUBMITTER for each in needed_permissions(PLAIN)[row]], SCOPE
+        )
+        for each in document["Statement"]
+        for keys in each.get("Condition", {}).values()
+        for key in keys
+    }
+    theirs = {
+        key for _, _, each in allowed_to_submitters() for keys in each.values() for key in keys
+    }
+    assert ours <= theirs
 
 
 def test_the_policy_for_submitters_is_no_longer_than_iam_takes() -> None:
     """With an environment's and a log group's longest names."""
-    text = in_dev(json.dumps(SUBMITTER, separators=(",", ":"))).replace('{"Fn::Sub":', "")
+    document = SUBMITTER_POLICY["PolicyDocument"]
+    text = in_dev(json.dumps(document, separators=(",", ":"))).replace('{"Fn::Sub":', "")
     names = text.count("batchml-dev")
     assert len(text) + names * (20 - len("dev")) + 2 * 100 < MAX_POLICY
 
 
-def test_explain_and_cost_ask_for_the_calls_that_they_make() -> None:
-    made: dict[Command, tuple[str, ...]] = {
-        "explain": ("diagnosis",),
-        "cost": (
-            "batch/hosts", "pricing/prices", "pricing/price_list", "pricing/spot",
-            "batch/resources",
-        ),
-    }  # fmt: skip
-    for command, modules in made.items():
-        source = "".join(
-            (Path(batchml.aws.__path__[0]) / f"{module}.py").read_text("utf-8")
-            for module in modules
-        )
-        named = set(re.findall(r'"((?:batch|ec2|ecs|autoscaling|pricing|logs):[A-Z]\w+)"', source))
-        asked = {permission.action for permission in needed_permissions(Environment())[command]}
-        assert named and named - asked == set()
+def test_the_name_of_the_policy_for_submitters_stays() -> None:
+    """Permission sets of IAM Identity Center refer to a policy by its name."""
+    assert in_dev(texts(SUBMITTER_POLICY["ManagedPolicyName"])[0]) == (
+        "batchml-dev-submitter-us-east-1"
+    )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.iam import Permission, PermissionCheck, arn_of
+from batchml.aws.iam import Permission, arns_of, scope_of
 from batchml.aws.session import CallerIdentity
+from batchml.aws.simulation import PermissionCheck
 from batchml.clock import SystemClock
 from batchml.model.environment import Compute, Environment, Network, Queue
 from batchml.setup.doctor import (
@@ -19,8 +20,8 @@ from batchml.setup.doctor import (
     check_account,
     exit_code,
 )
-from tests.aws.test_permissions import ACCOUNT, ME, ROLE, deciding
 from tests.aws.test_quotas import ON_DEMAND_G, entry
+from tests.aws.test_simulation import ACCOUNT, ME, ROLE, deciding
 from tests.support.fakes import FakeClock
 from tests.support.wire import NOW, Refusal, Script, Wire
 from tests.support.wire import keys as keys
@@ -83,7 +84,7 @@ def test_a_healthy_account_has_no_problem_and_is_asked_little() -> None:
     findings, wire = examined(healthy())
     assert bad(findings) == {}
     assert exit_code(findings) == 0
-    assert len(wire.calls) <= 16
+    assert len(wire.calls) <= 19
     asked = {each.check for each in findings}
     assert asked == {
         "credentials", "clock", "region", "permissions", "quotas", "limits", "service-role",
@@ -172,7 +173,7 @@ def denying(*actions: str, decision: str = "implicitDeny") -> Callable[..., dict
 
 
 def test_what_is_missing_comes_as_statements_that_allow_exactly_that() -> None:
-    script = healthy(SimulatePrincipalPolicy=denying("batch:SubmitJob", "batch:DescribeJobs"))
+    script = healthy(SimulatePrincipalPolicy=denying("batch:SubmitJob", "logs:GetLogEvents"))
     findings, _ = examined(script)
     problems = [each for each in findings if each.mark == "problem"]
     assert [each.text.partition(":")[0] for each in problems] == [
@@ -185,10 +186,12 @@ def test_what_is_missing_comes_as_statements_that_allow_exactly_that() -> None:
             "Resource": [
                 f"arn:aws:batch:us-east-1:{ACCOUNT}:job-definition/*",
                 f"arn:aws:batch:us-east-1:{ACCOUNT}:job-queue/batchml-dev-*",
+                f"arn:aws:batch:us-east-1:{ACCOUNT}:job/*",
             ],
         }
     ]
-    assert [json.loads(line)["Resource"] for line in problems[1].fix] == [["*"]]
+    stream = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/aws/batch/batchml-dev:log-stream:*"
+    assert [json.loads(line)["Resource"] for line in problems[1].fix] == [[stream]]
     assert exit_code(findings) == 77
 
 
@@ -216,7 +219,9 @@ def test_an_explicit_deny_comes_without_a_statement() -> None:
 @pytest.mark.parametrize("word", ["organization", "boundary", "conditional"])
 def test_who_has_to_be_asked_is_said(word: Any) -> None:
     permission = Permission("batch:SubmitJob", "queue")
-    verdict = PermissionCheck(permission, arn_of("queue", ME, "us-east-1", "dev"), word)
+    verdict = PermissionCheck(
+        permission, arns_of("queue", scope_of(ME, "us-east-1", "dev"))[0], word
+    )
     (found,) = bad(list(check_account(AccountCheck("dev", ENV, verdicts=(verdict,))))).values()
     assert found.mark == ("warning" if word == "conditional" else "problem")
     words = {"organization": "SCP", "boundary": "boundary", "conditional": "conditions"}

@@ -1,5 +1,6 @@
 """batchml doctor and init: check this machine and the account; write the first files."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from batchml.aws.iam import COMMANDS, permissions_of, policy_documents, unknown_account
 from batchml.aws.session import Access, Session, home_region
 from batchml.cli.app import app
 from batchml.cli.options import Json
@@ -15,7 +17,7 @@ from batchml.cli.render import printable
 from batchml.clock import SystemClock
 from batchml.config.settings import Settings, load_settings
 from batchml.context import Context
-from batchml.errors import ConfigError, NotFound
+from batchml.errors import ConfigError, NotFound, UsageError, did_you_mean
 from batchml.local import control
 from batchml.local.control import describe_silence, is_answering
 from batchml.local.executors.choice import DOCKER, read_choice
@@ -34,6 +36,15 @@ def doctor(
     env: Annotated[
         str | None, typer.Option("--env", metavar="NAME", help="Check this environment.")
     ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="COMMAND",
+            help="Only print the IAM policies that a command needs, one a line, without asking "
+            "AWS; repeatable.",
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Check this machine and the account: a line for each check, and the fix below a problem.
@@ -41,6 +52,9 @@ def doctor(
     Exit code 0 without problems, 77 for problems with credentials or permissions, else 1.
     Nothing in AWS is changed.
     """
+    if policy:
+        _print_policies(load_settings(os.environ, Path.cwd(), env), policy, json_=json_)
+        return
     settings, config = _read_settings(env)
     findings = []
     for finding in _examine(settings, config):
@@ -54,6 +68,27 @@ def doctor(
         print_json({"env": config.env, "ok": code == 0, "findings": findings_json})
     if code:
         raise typer.Exit(code)
+
+
+def _print_policies(settings: Settings, commands: Sequence[str], *, json_: bool) -> None:
+    """Print policy documents, one a line, or as a JSON array. Raises UsageError."""
+    if settings.is_local:
+        raise UsageError("local needs no permissions: name an environment in AWS with --env.")
+    known = {*COMMANDS, *(name.partition(" ")[0] for name in COMMANDS)}
+    unknown = [f"{name!r}.{did_you_mean(name, known)}" for name in commands if name not in known]
+    if unknown:
+        raise UsageError(f"--policy: no such command: {' '.join(unknown)}")
+    environment = settings.environment
+    wanted = permissions_of(environment, commands)
+    if not wanted:
+        raise UsageError(f"--policy: {', '.join(commands)}: needs no permissions in AWS.")
+    scope = unknown_account(environment.region, settings.env.value)
+    documents = policy_documents(wanted, scope)
+    if json_:
+        print_json(documents)
+        return
+    for document in documents:
+        print_line(json.dumps(document, separators=(",", ":")))
 
 
 def _read_settings(env: str | None) -> tuple[Settings, ConfigCheck]:
