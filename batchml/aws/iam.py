@@ -338,6 +338,11 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     "image push": ("image push",), "init": (), "jobdef delete": ("jobdef",),
     "jobdef gc": ("jobdef",), "jobdef list": ("jobdef",), "jobdef register": ("jobdef",),
     "logs": ("logs",), "ls": ("ls",), "notebook": ("submit", "ls", "shell"),
+    # It asks AWS by most commands.
+    "prove": (
+        "doctor", "setup", "image push", "submit", "ls", "sweep", "logs", "explain", "cost", "top",
+        "shell", "workspace", "teardown",
+    ),
     "queue create": ("compute",), "queue delete": ("compute",), "queue list": ("top",),
     "queue show": ("top",), "queue update": ("compute",), "reconcile": ("submit", "ls"),
     "rerun": ("submit", "ls"), "setup": ("setup",), "shell": ("shell",), "show": ("ls", "cost"),

@@ -91,7 +91,7 @@ def setup(
 
 def _with_rebuild(spec: SetupSpec, tools: SetupTools) -> SetupSpec:
     """The spec with which setup builds the machine image anew. Raises UsageError without one."""
-    if spec.is_local or not desired.needs_image(spec.environment):
+    if spec.is_local or not spec.environment.builds_image:
         raise UsageError(
             f'--rebuild-image: {spec.name} has no image of its own (ami = "build"). For AWS\'s '
             "newest image: batchml compute update NAME --refresh"
