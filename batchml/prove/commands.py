@@ -12,14 +12,16 @@ from urllib.parse import urlsplit
 import typer
 from msgspec import Struct
 
+from batchml import __version__
+from batchml.aws.recording import AWS, EMBEDDED, RECORDING_VARIABLE
 from batchml.cli.app import app
 from batchml.cli.options import Json
 from batchml.cli.output import confirm, print_json, print_line, say
-from batchml.cli.render import printable
+from batchml.cli.render import printable, timestamp
 from batchml.clock import SystemClock
 from batchml.config.environments import read_environments
 from batchml.config.settings import CONFIG_NAME, Settings, load_settings
-from batchml.errors import ConfigError, UsageError
+from batchml.errors import ConfigError, RecordingRefused, UsageError
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL
 from batchml.prove.children import Commands
@@ -35,6 +37,8 @@ from batchml.prove.folder import (
 )
 from batchml.prove.page import make_document, render_page
 from batchml.prove.proof import Proof
+from batchml.prove.recording import Recording, make_header, read_call_log, write_recording
+from batchml.prove.sanitizing import sanitize
 from batchml.prove.service import ProofResult, StepResult, prove
 from batchml.prove.steps import estimate, exit_code, steps_of
 from batchml.setup.commands.shared import Yes
@@ -184,7 +188,7 @@ def child_environ(environ: Mapping[str, str], folder: ProofFolder) -> dict[str, 
         "BATCHML_HOME": record.home,
         "BATCHML_CONFIG": record.config,
         "BATCHML_PROJECT": record.id,
-        "BATCHML_RECORDING": str(folder.recording),
+        RECORDING_VARIABLE: str(folder.call_log),
         "NO_COLOR": "1",
         **({"AWS_ENDPOINT_URL": record.endpoint} if record.endpoint else {}),
     }
@@ -252,12 +256,34 @@ def _print_step(result: StepResult) -> None:
             print_line(f"{'':<12}   {printable(each.why)}")
 
 
+_MADE_BY: Mapping[World, str] = {"local": EMBEDDED, "endpoint": "moto", "aws": AWS}
+
+
+def _write_recording(folder: ProofFolder) -> str | None:
+    """Write the recording of the commands' AWS calls, without names, and delete their log.
+
+    Returns its path; None if there was no call.
+    """
+    try:
+        calls, damaged = read_call_log(folder.call_log)
+    except RecordingRefused:
+        return None
+    if damaged:
+        say(f"{damaged} recorded calls are cut off, by commands that were killed.")
+    record, clean = folder.record, sanitize(calls)
+    date = timestamp(int(record.began * 1000))[:10]
+    header = make_header(clean, _MADE_BY[record.world], date, __version__)
+    write_recording(folder.recording, Recording(header, tuple(clean)))
+    folder.call_log.unlink()
+    return str(folder.recording)
+
+
 def _write_page(folder: ProofFolder, result: ProofResult, *, json_: bool) -> None:
     """Write both files of the results, and print where they are."""
     document = make_document(folder.record, result)
     page, data = folder.root / "proof.html", folder.root / "proof.json"
     document["page"] = str(page)
-    document["recording"] = str(folder.recording) if folder.recording.exists() else None
+    document["recording"] = _write_recording(folder)
     data.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     page.write_text(render_page(document), "utf-8")
     if json_:

@@ -245,8 +245,6 @@ def judge_resumed(run: CommandResult, facts: FactTable) -> ClaimAnswer:
 
 def ask_gpu(proof: Proof) -> Iterator[ClaimAnswer]:
     words = ["--gpus", "1", "--image", "pytorch", "--memory", "6 GiB"]
-    if proof.world == "aws" and proof.throw_away:
-        words += ["--queue", "gpu"]
     run = proof.submit("gpu", *words)
     facts = read_facts(run.err)
     gpus = facts.find("nvidia-smi").get("gpus", [])

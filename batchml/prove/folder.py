@@ -65,6 +65,11 @@ class ProofFolder:
         self._lock = lock
 
     @property
+    def call_log(self) -> Path:
+        """What BATCHML_RECORDING writes: private, since the account's names are in it."""
+        return self.root / "calls.jsonl"
+
+    @property
     def recording(self) -> Path:
         return self.root / "recording.jsonl"
 

@@ -11,6 +11,7 @@ import pytest
 from batchml.local.home import Home
 from batchml.prove.claims import CLAIMS, why_not_asked
 from batchml.prove.folder import FOLDER, find_leftovers
+from batchml.prove.recording import read_recording
 from tests.support.cli import Cli, read_rest, read_until
 from tests.support.leftovers import find_leftovers as find_processes
 
@@ -55,6 +56,11 @@ def test_the_embedded_server_holds_every_claim_that_can_be_asked_there(
     assert shown.json["usd"] == 0 and shown.json["left"] is None
     page = Path(shown.json["page"]).read_text()
     assert "a run that loses its host resumes from its checkpoint" in page
+    recording = Path(shown.json["recording"])
+    commands = {call.command for call in read_recording(recording).calls}
+    assert {"batchml setup", "batchml submit", "batchml explain", "batchml cancel"} <= commands
+    assert shown.json["proof"] not in recording.read_text(), "names are replaced"
+    assert not recording.with_name("calls.jsonl").exists()
     assert is_clean(temporary, home)
     assert not (home.root / "local").is_dir() or not home.is_held(), "the user's server stays down"
 
