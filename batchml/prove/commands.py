@@ -38,6 +38,7 @@ from batchml.prove.folder import (
 from batchml.prove.page import make_document, render_page
 from batchml.prove.proof import Proof
 from batchml.prove.recording import Recording, make_header, read_call_log, write_recording
+from batchml.prove.replay import render, replay_file
 from batchml.prove.sanitizing import sanitize
 from batchml.prove.service import ProofResult, StepResult, prove
 from batchml.prove.steps import estimate, exit_code, steps_of
@@ -82,6 +83,10 @@ def prove_command(
         str | None,
         typer.Option(metavar="URL", help="Prove the AWS that answers there, such as moto's."),
     ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Compare a recording with what batchml assumes."),
+    ] = None,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
@@ -91,6 +96,10 @@ def prove_command(
     options: the embedded AWS Batch, or AWS if the folder's default environment is there.
     Exit code 0: every claim that was asked held.
     """
+    if replay is not None:
+        _check_replay_alone(env, region, endpoint, other=gpu or nodes or keep)
+        _replay(Path(replay), json_=json_)
+        return
     _check_options(env, region, endpoint, max_cost)
     settings = load_settings(os.environ, Path.cwd(), env)
     subject = choose_subject(settings, env, region, endpoint, os.environ)
@@ -125,6 +134,26 @@ def prove_command(
     )
     if code:
         raise typer.Exit(code)
+
+
+def _check_replay_alone(
+    env: str | None, region: str | None, endpoint: str | None, *, other: bool
+) -> None:
+    """Raise UsageError for options that choose what is proven."""
+    if other or env is not None or region is not None or endpoint is not None:
+        raise UsageError("--replay reads a file and proves nothing: give it alone, or with --json.")
+
+
+def _replay(path: Path, *, json_: bool) -> None:
+    """Print what differs from a recording. Raises RecordingRefused; typer.Exit with 1."""
+    result = replay_file(path, SystemClock())
+    if json_:
+        print_json(result.to_json())
+    else:
+        for line in render(result):
+            print_line(printable(line))
+    if result.differences:
+        raise typer.Exit(1)
 
 
 def _check_options(

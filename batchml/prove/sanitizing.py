@@ -47,6 +47,7 @@ _LITERALS = """
     ssm secretsmanager cloudformation elasticfilesystem fsx imagebuilder file-system
     access-point events launch-template root dkr amazonaws com cn sha256 service-role
     aws-service-role Ref true false null batchml local pricing servicequotas
+    this-machine
 """
 _RESERVED = frozenset(_LITERALS.split())
 _INSTANCE_TYPE = re.compile(
@@ -67,6 +68,8 @@ _KEPT = {
     "operatingSystemFamily": re.compile(r"[A-Z0-9_]+"),
     "version": re.compile(r"\$Latest|\$Default|\d+"),
     "status": re.compile(r"[A-Z][A-Z_]{2,30}"),
+    "type": re.compile("container|multinode"),
+    "reason": re.compile(r"[A-Z]{3,20}:[A-Z_]{3,50}"),  # of jobStateTimeLimitActions
     "statusSummary": re.compile(r"[A-Z]{5,12}"),
     "options": re.compile(r"awslogs-[a-z-]+"),
 }  # fmt: skip
@@ -142,6 +145,11 @@ def _without_error(answer: Any) -> Any:
     } or None
 
 
+def _is_fault(key: str, value: Any) -> bool:
+    """Whether a tag asks the embedded server for a fault, in batchml's own words."""
+    return key == "batchml:chaos" and bool(re.fullmatch(r"[a-z-]{3,12}(@\d+[a-z]?)?", str(value)))
+
+
 class _Sanitizer:
     def __init__(self, known: Replacements, words: frozenset[str]) -> None:
         self._known = known
@@ -191,8 +199,8 @@ class _Sanitizer:
             kept = _KEPT.get(name)
             return {
                 key if kept and kept.fullmatch(key) else self._key(key): self._whole(inner)
-                if is_whole
-                else self._value(shape.value, inner, name)
+                if is_whole and not _is_fault(key, inner)
+                else self._value(shape.value, inner, key if is_whole else name)
                 for key, inner in value.items()
             }
         if name in _PAIRS and {key.lower() for key in value} <= {"key", "value", "name"}:
@@ -217,7 +225,7 @@ class _Sanitizer:
         return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z][A-Za-z_-]{0,40}", value))
 
     def _string(self, shape: Any, value: str, name: str) -> str:
-        if not value or value == REDACTED:
+        if not value or value == REDACTED or _is_fault(name, value):
             return value
         if shape is not None and shape.enum and _CONSTANT.fullmatch(value):
             return value  # also a word that this botocore does not know yet: replay reports it
@@ -332,7 +340,7 @@ class _Sanitizer:
         dots = token[len(core) :]
         if not core or core in self._words or core.lower() in self._words:
             return token
-        parts = _CAMEL.sub(" ", core).replace("-", " ").split()
+        parts = _CAMEL.sub(" ", core).replace("-", " ").replace("_", " ").split()
         if parts and all(part.lower() in self._words for part in parts):
             return token
         return self._host(core) + dots

@@ -61,6 +61,8 @@ def test_the_embedded_server_holds_every_claim_that_can_be_asked_there(
     assert {"batchml setup", "batchml submit", "batchml explain", "batchml cancel"} <= commands
     assert shown.json["proof"] not in recording.read_text(), "names are replaced"
     assert not recording.with_name("calls.jsonl").exists()
+    replayed = cli("prove", "--replay", str(recording))
+    assert replayed.code == 0, replayed.out
     assert is_clean(temporary, home)
     assert not (home.root / "local").is_dir() or not home.is_held(), "the user's server stays down"
 

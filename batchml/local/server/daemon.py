@@ -27,7 +27,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from batchml.clock import SystemClock
+from batchml.clock import Clock, SystemClock
 from batchml.errors import (
     BatchmlError,
     DiskFull,
@@ -378,7 +378,7 @@ async def _resize_environment(core: Core, clock: SystemClock) -> None:
     await core.request(CallReceived("UpdateComputeEnvironment", params, now, new_id))
 
 
-async def create_defaults(core: Core, clock: SystemClock) -> None:
+async def create_defaults(core: Core, clock: Clock) -> None:
     """Give an empty state one compute environment, which covers the whole machine, and the queue
     `default`.
     """
