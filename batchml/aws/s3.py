@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from batchml.aws.errors import call, read_pages, translate_errors
 from batchml.aws.session import Session
-from batchml.errors import ServiceError
-from batchml.runtime.storage.store import Store, check_key
+from batchml.errors import AccessError, BatchmlError, ServiceError
+from batchml.runtime.storage.store import Store, check_key, is_missing
 
 _MAX_DELETE = 1000  # keys of one DeleteObjects; S3's limit
 _PARALLEL = 10  # simultaneous calls: the connections that an SDK client keeps
@@ -94,19 +94,12 @@ class BucketStore(Store):
     def read(self, key: str, start: int, length: int) -> bytes | None:
         if length <= 0:
             return b"" if self.has(key) else None
-        try:
-            with translate_errors("GetObject"):
-                found = self._client.get_object(
-                    Bucket=self._bucket, Key=self._key(key),
-                    Range=f"bytes={start}-{start + length - 1}",
-                )  # fmt: skip
-                return bytes(found["Body"].read())
-        except ServiceError as error:
-            if error.code == "InvalidRange":
-                return b""
-            if error.code == "NoSuchKey":
-                return None
-            raise
+        name = self._key(key)
+        found = self._find("GetObject", name, Range=f"bytes={start}-{start + length - 1}")
+        if found is None:
+            return None
+        with translate_errors("GetObject"):
+            return bytes(found["Body"].read()) if "Body" in found else b""
 
     def put_file(self, key: str, path: str) -> None:
         with translate_errors("PutObject"), open(path, "rb") as file:
@@ -165,15 +158,37 @@ class BucketStore(Store):
         key = each["Key"][len(self._prefix) :]
         return StoredObject(key, each["Size"], each["LastModified"].timestamp())
 
-    def _find(self, operation: str, name: str) -> dict[str, Any] | None:
-        """The answer of GetObject or HeadObject; None if the object does not exist."""
+    def _find(self, operation: str, name: str, **more: str) -> dict[str, Any] | None:
+        """The answer of GetObject or HeadObject; None if the object does not exist.
+
+        For a range behind the end of an object it is empty.
+        """
         try:
-            return call(self._client, operation, Bucket=self._bucket, Key=name)
-        except ServiceError as error:
-            # The answer to a HEAD request has no body, so the error code is the status.
-            if error.code in ("NoSuchKey", "404", "NotFound"):
+            return call(self._client, operation, Bucket=self._bucket, Key=name, **more)
+        except (AccessError, ServiceError) as error:
+            if error.code == "InvalidRange":
+                return {}
+            if self._says_missing(operation, name, error):
                 return None
             raise
+
+    def _says_missing(self, operation: str, name: str, error: BatchmlError) -> bool:
+        answer = getattr(error.__cause__, "response", {})
+        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        refusal = answer.get("Error", {})
+        if (
+            status == 403 and operation == "HeadObject"
+        ):  # its answer has no body, so it says nothing
+            return self._find("GetObject", name, Range="bytes=0-0") is None
+        code, message = str(refusal.get("Code", "")), str(refusal.get("Message", ""))
+        return is_missing(status, code, message, lambda: self._may_exist(name))
+
+    def _may_exist(self, name: str) -> bool:
+        try:
+            found = call(self._client, "ListObjectsV2", Bucket=self._bucket, Prefix=name, MaxKeys=1)
+        except AccessError:
+            return True
+        return any(each["Key"] == name for each in found.get("Contents", ()))
 
     def _key(self, key: str) -> str:
         return self._prefix + check_key(key)

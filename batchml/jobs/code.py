@@ -10,12 +10,13 @@ import io
 import os
 import tarfile
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.errors import ConfigError
+from batchml.errors import AccessError, ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
 from batchml.jobs.written import WRITTEN, is_outputs_rule, read_written
 from batchml.runtime.entry.folders import size_text
@@ -340,10 +341,12 @@ def _posix(path: Path) -> str:
 def put_once(store: "Store", key: str, make: Callable[[], bytes]) -> bool:
     """Put the bytes that `make` returns into the store, unless it has the key.
 
-    Return whether they were sent. An existing key needs one call of the store, a new key two.
+    Return whether they were sent. An existing key needs one call of the store, a new key two. Who
+    may only write sends them again: the same key has the same bytes.
     """
-    if store.has(key):
-        return False
+    with suppress(AccessError):
+        if store.has(key):
+            return False
     store.put(key, make())
     return True
 

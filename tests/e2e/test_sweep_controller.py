@@ -1,5 +1,9 @@
 """The controller of a sweep in AWS as a run of its own: what is submitted, and what that may do."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
 from tests.security.cloudformation import load, policies, statements, texts
 from tests.support.counting import Counted
 from tests.support.local_server import client_for
+from tests.support.s3 import RoleS3
 from tests.support.sweep_account import Hurried
 from tests.support.sweep_account import account as account
 
@@ -49,9 +54,26 @@ def container_of(home: Home, server: ServerEndpoint, job_id: str) -> dict[str, A
     return dict(job["container"])
 
 
+@pytest.fixture
+def role(account: Counted) -> Iterator[RoleS3]:
+    """S3 as the controller's role sees it: it may list only below two prefixes."""
+    made = RoleS3(os.environ["AWS_ENDPOINT_URL_S3"])
+    made.lists, made.listed = False, ("code/", "runs/")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("names_action", [True, False])
 def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
-    account: Counted, home: Home, server: ServerEndpoint, tmp_path: Path
+    account: Counted,
+    home: Home,
+    server: ServerEndpoint,
+    tmp_path: Path,
+    role: RoleS3,
+    names_action: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also where S3 answers 403 for every object that is not there yet."""
     context = Client("dev")._context
     ready = prepare_sweep(context, SweepOptions(table=TABLE))
     store = start_sweep(context, ready)
@@ -75,6 +97,8 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
         where.env, where.region, tmp_path / "inside", Hurried(), source="the sweep"
     )
     account.reset()
+    role.names_action = names_action
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", role.address)
     switch(home, server, "ENABLED")
     found, started = open_sweep(inside, where)
     attended = control_sweep(inside, started, found, owner=LeaseOwner(job=run))
@@ -84,6 +108,10 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
     assert "submitjob" in asked
     allowed = {action.partition(":")[2].lower() for action in may("ControllerRole")}
     assert asked <= allowed, "no stack, no registry, no definition"
+    again = subprocess.run(
+        [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout + again.stderr
 
 
 def test_where_one_attends_no_other_is_submitted(account: Counted) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchml.aws.s3 import BucketStore
-from batchml.errors import ConfigError
+from batchml.errors import AccessError, ConfigError
 from batchml.jobs import code
 from batchml.jobs.code import (
     check_command_size,
@@ -177,6 +177,20 @@ def test_a_private_folder_keeps_packages_too(tmp_path: Path) -> None:
     assert (tmp_path / "code" / "a").read_bytes() == b"x"
     assert (tmp_path / "code" / "a").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "code").stat().st_mode & 0o777 == 0o700
+
+
+class WriteOnly(FolderStore):
+    """The store of someone whom S3 does not tell whether an object is there."""
+
+    def has(self, key: str) -> bool:
+        raise AccessError("Access Denied", code="AccessDenied")
+
+
+def test_code_that_may_only_be_written_is_sent(tmp_path: Path) -> None:
+    store = WriteOnly(str(tmp_path))
+    assert put_once(store, "a", lambda: b"x")
+    assert put_once(store, "a", lambda: b"x"), "again: the same key has the same bytes"
+    assert store.get("a") == b"x"
 
 
 def test_a_folder_that_is_full_is_named(tmp_path: Path) -> None:

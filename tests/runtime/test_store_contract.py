@@ -14,7 +14,7 @@ from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store
 from batchml.runtime.transfer.backends import open_archive, open_posix_archive
 from batchml.sweeps.stores import SweepStore
-from tests.support.s3 import BUCKET, KEYS, moto_s3
+from tests.support.s3 import BUCKET, KEYS, RoleS3, moto_s3
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +167,103 @@ def test_a_missing_bucket_is_an_error(kind: str, moto: str, tmp_path: Path) -> N
         with pytest.raises((OSError, BatchmlError), match=r"(?i)bucket") as caught:
             call("x")
         assert not getattr(caught.value, "temporary", False)
+
+
+# --- S3 as a role sees it -----------------------------------------------------------------------
+
+
+# How S3 answers a request for a missing object, and whether the role may list the store's prefix.
+MAY_LIST = "404"
+NAMED = "403 that names the action, and no list"
+PLAIN = "403 that names nothing, and a list of the prefix"
+ANSWERS = (MAY_LIST, NAMED, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def role(moto: str) -> Iterator[RoleS3]:
+    made = RoleS3(moto)
+    yield made
+    made.close()
+
+
+def restrict(role: RoleS3, answers: str) -> None:
+    role.lists = answers == MAY_LIST
+    role.names_action = answers != PLAIN
+    role.denied = "denied"
+    role.listed = ("runs/",)
+    role.requests.clear()
+
+
+@pytest.mark.parametrize("kind", IN_BUCKETS)
+class TestStoreOfRole:
+    """A missing object is missing, however S3 says so; one that may not be read is a denial."""
+
+    @pytest.fixture
+    def store(
+        self, kind: str, role: RoleS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Store:
+        restrict(role, MAY_LIST)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", role.address)
+        environ = {**KEYS, "AWS_ENDPOINT_URL_S3": role.address}
+        prefix = f"runs/{tmp_path.name}-{kind.replace(' ', '-')}"
+        made = BACKENDS[kind](BUCKET, prefix, "", environ)
+        made.put("denied", b"x")
+        role.requests.clear()
+        return made
+
+    @pytest.mark.parametrize("answers", ANSWERS)
+    def test_a_missing_object_is_missing(
+        self, store: Store, role: RoleS3, answers: str, tmp_path: Path
+    ) -> None:
+        restrict(role, answers)
+        assert store.get("none") is None
+        assert not store.has("none")
+        assert store.read("none", 3, 4) is None
+        assert store.read("none", 0, 0) is None
+        assert store.get_many(["none", "other"]) == [None, None]
+        assert not store.get_file("none", str(tmp_path / "file"))
+        assert list(tmp_path.iterdir()) == []
+        assert store.create("none", b"0123456789")
+        assert not store.create("none", b"1")
+        assert store.get("none") == b"0123456789"
+        assert store.has("none")
+        assert store.read("none", 3, 4) == b"3456"
+        assert store.read("none", 10, 4) == b""
+        assert store.get_file("none", str(tmp_path / "file"))
+        store.delete("none")
+        assert store.get("none") is None
+
+    @pytest.mark.parametrize("answers", ANSWERS)
+    def test_an_object_that_may_not_be_read_is_not_missing(
+        self, store: Store, role: RoleS3, answers: str, tmp_path: Path
+    ) -> None:
+        restrict(role, answers)
+        path = tmp_path / "file"
+        for read in (
+            lambda: store.get("denied"),
+            lambda: store.has("denied"),
+            lambda: store.read("denied", 0, 1),
+            lambda: store.get_file("denied", str(path)),
+        ):
+            with pytest.raises((OSError, BatchmlError), match=r"(?i)denie|authorized") as caught:
+                read()
+            assert not getattr(caught.value, "temporary", False)
+        assert not path.exists()
+
+    def test_what_s3_does_not_say_is_not_missing(self, store: Store, role: RoleS3) -> None:
+        """A 403 without the action, for a role that may not list: the object may be there."""
+        role.lists, role.names_action, role.listed = False, False, ()
+        for read in (store.get, store.has):
+            with pytest.raises((OSError, BatchmlError), match=r"(?i)denie|authorized"):
+                read("missing")
+
+    @pytest.mark.parametrize(
+        ("answers", "calls"),
+        [(MAY_LIST, 1), (NAMED, 1), (PLAIN, 2)],
+    )
+    def test_a_missing_object_costs_at_most_one_more_call(
+        self, store: Store, role: RoleS3, answers: str, calls: int
+    ) -> None:
+        restrict(role, answers)
+        assert store.get("missing") is None
+        assert role.requests == ["GET object", "GET list"][:calls]

@@ -46,6 +46,7 @@ from batchml.runtime.storage.store import (
     Store,
     StoreError,
     check_key,
+    is_missing,
     no_check,
 )
 
@@ -150,8 +151,9 @@ class S3Client:
             problem = f"{answer.status} {answer.code}{': ' if words else ''}{words}".strip()
             if not self._should_retry(answer):
                 raise StoreError(
-                    f"S3 refused {method} s3://{self._bucket}/{key}: {problem}", code=answer.code
-                )
+                    f"S3 refused {method} s3://{self._bucket}/{key}: {problem}",
+                    code=answer.code, status=answer.status,
+                )  # fmt: skip
         raise StoreError(
             f"{method} s3://{self._bucket}/{key} failed {self._limits.tries} times: {problem}",
             temporary=True,
@@ -329,25 +331,39 @@ class S3Store(Store):
     def get(self, key: str) -> Optional[bytes]:
         return self._get(key, {})
 
+    def has(self, key: str) -> bool:
+        return self._fetch(key, {"range": "bytes=0-0"}) is not None
+
     def read(self, key: str, start: int, length: int) -> Optional[bytes]:
         if length <= 0:
             return None if self.get(key) is None else b""
         return self._get(key, {"range": f"bytes={start}-{start + length - 1}"})
 
     def _get(self, key: str, headers: Mapping[str, str]) -> Optional[bytes]:
-        try:
-            answer = self._client.send("GET", self._key(key), headers=headers, accept=(404, 416))
-        except StoreError as error:
-            # For a missing object S3 answers 404 only to those who may list the whole bucket, else
-            # AccessDenied. A role that may list some prefixes gets AccessDenied, too, because a GET
-            # names no prefix. A list request names one, so it shows whether the object is missing.
-            # Source: GetObject, "Permissions"; cfn/roles.yaml.
-            if error.code != "AccessDenied" or self.has(key):
-                raise
+        answer = self._fetch(key, headers)
+        if answer is None:
             return None
-        if answer.status == 416:  # the value ends before the range
-            return b""
-        return None if answer.status == 404 and _is_missing(answer) else answer.body
+        return b"" if answer.status == 416 else answer.body  # 416: it ends before the range
+
+    def _fetch(
+        self, key: str, headers: Optional[Mapping[str, str]] = None, into: Optional[BinaryIO] = None
+    ) -> Optional[S3Response]:
+        """The answer to a GET: a success, or 416. None if the object does not exist."""
+        name = self._key(key)
+        try:
+            return self._client.send("GET", name, headers=headers, into=into, accept=(416,))
+        except StoreError as error:
+            if is_missing(error.status, error.code, str(error), lambda: self._may_exist(key)):
+                return None
+            raise
+
+    def _may_exist(self, key: str) -> bool:
+        try:
+            return self.keys(key, 1) == [key]
+        except StoreError as error:
+            if error.temporary:
+                raise
+            return True  # listing is denied, too
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -384,9 +400,8 @@ class S3Store(Store):
         try:
             with temporary_name(path) as temporary:
                 with open(temporary, "w+b") as file:
-                    answer = self._client.send("GET", self._key(key), into=file, accept=(404,))
-                if answer.status == 404 and _is_missing(answer):
-                    return False
+                    if self._fetch(key, into=file) is None:
+                        return False
                 os.replace(temporary, path)
         except StoreError:
             raise
@@ -428,13 +443,6 @@ def region_of(bucket: str, environ: Mapping[str, str]) -> str:
     if match:
         return match[1]
     return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-
-
-def _is_missing(answer: S3Response) -> bool:
-    """True if the object does not exist. Raises StoreError if the bucket does not exist."""
-    if answer.code == "NoSuchBucket":
-        raise StoreError(f"S3: {_text(answer.body, 'Message') or 'the bucket does not exist'}")
-    return True
 
 
 def _hash_slice(path: str, start: int, size: int) -> FileSlice:

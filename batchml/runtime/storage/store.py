@@ -6,20 +6,23 @@ boto3 (`batchml/aws/s3.py`). `backends.open_store` opens the store at an address
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import List, NamedTuple, Optional, Protocol
 
 
 class StoreError(OSError):
     """A store could not be read or written. The text says which operation failed, where and why.
 
-    `temporary`: the same call may succeed later, or from another host. `code` is S3's error code.
+    `temporary`: the same call may succeed later, or from another host. `code` is S3's error code,
+    `status` the status of its answer; without an answer 0.
     """
 
-    def __init__(self, text: str, temporary: bool = False, code: str = "") -> None:
+    def __init__(self, text: str, temporary: bool = False, code: str = "", status: int = 0) -> None:
         super().__init__(text)
         self.temporary = temporary
         self.code = code
+        self.status = status
 
 
 class RetryLimits(NamedTuple):
@@ -78,6 +81,28 @@ class Store(Protocol):
 
     def get_file(self, key: str, path: str) -> bool:
         """Write a value to a file, which may exist. False without a value: no file is written."""
+
+
+_MISSING = ("NoSuchKey", "NotFound", "404")  # "404": botocore's code for an answer without a body
+_DENIED = ("AccessDenied", "Forbidden", "403", "")
+_ACTION = re.compile(r"not authorized to perform: ([\w-]+:\w+)")
+
+
+def is_missing(status: int, code: str, message: str, may_exist: Callable[[], bool]) -> bool:
+    """Whether S3's refusal of a GET or HEAD says that the object does not exist.
+
+    S3 answers 404 only to those who may list the bucket, and 403 to others, who get the same for an
+    object that they may not read. Then the message decides, if it names the action that was denied:
+    s3:ListBucket for a missing object. Otherwise `may_exist` is called once: it asks S3 for a list
+    of this key, and is also True if that is denied, so that a denial is never taken for a missing
+    object. Source: S3 API Reference, GetObject, "Permissions"; docs/decisions/046.
+    """
+    if code in _MISSING or (status == 404 and code != "NoSuchBucket"):
+        return True
+    if status != 403 or code not in _DENIED:
+        return False
+    action = _ACTION.search(message)
+    return action[1] == "s3:ListBucket" if action else not may_exist()
 
 
 def no_check() -> None:
