@@ -125,7 +125,8 @@ _READ_BATCH = "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues"
 _RESOURCES: Mapping[str, str] = {
     ANY: "batch:DescribeComputeEnvironments batch:DescribeJobDefinitions batch:DescribeJobQueues "
     "batch:DescribeSchedulingPolicies batch:ListJobs batch:ListSchedulingPolicies "
-    "cloudformation:DescribeStacks "  # of all environments, which may share a workspace
+    # The stacks of all environments, which may share a workspace.
+    "cloudformation:DescribeStacks cloudformation:ListStacks "
     "ec2:DeleteLaunchTemplate ec2:DeletePlacementGroup ec2:DescribeLaunchTemplateVersions "
     "ec2:DescribeLaunchTemplates ec2:DescribePlacementGroups",
     "stack": "GetTemplate",
@@ -141,9 +142,10 @@ _CREATION: Mapping[str, str] = {
     "pricing:GetProducts servicequotas:ListServiceQuotas",
     "passed role": "iam:PassRole",
     "service role": "iam:CreateServiceLinkedRole",
-    "compute": "CreateComputeEnvironment TagResource",
+    "compute": "CreateComputeEnvironment CreateJobQueue TagResource UpdateJobQueue",
     "queue": "CreateJobQueue TagResource",
-    "scheduling policy": "CreateSchedulingPolicy TagResource UpdateSchedulingPolicy",
+    "scheduling policy": "CreateJobQueue CreateSchedulingPolicy TagResource UpdateJobQueue "
+    "UpdateSchedulingPolicy",
 }
 
 # What `setup` and `teardown` call for the stacks themselves. DetectStackDrift needs the two actions

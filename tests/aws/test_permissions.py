@@ -383,14 +383,6 @@ def test_the_policy_for_submitters_has_the_conditions_of_the_table() -> None:
     assert ours <= theirs
 
 
-def test_the_policy_for_submitters_is_no_longer_than_iam_takes() -> None:
-    """With an environment's and a log group's longest names."""
-    document = SUBMITTER_POLICY["PolicyDocument"]
-    text = in_dev(json.dumps(document, separators=(",", ":"))).replace('{"Fn::Sub":', "")
-    names = text.count("batchml-dev")
-    assert len(text) + names * (20 - len("dev")) + 2 * 100 < MAX_POLICY
-
-
 def test_the_name_of_the_policy_for_submitters_stays() -> None:
     """Permission sets of IAM Identity Center refer to a policy by its name."""
     assert in_dev(texts(SUBMITTER_POLICY["ManagedPolicyName"])[0]) == (
