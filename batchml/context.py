@@ -15,7 +15,14 @@ import msgspec
 from msgspec import Struct
 
 from batchml.aws.batch.jobs import JobApi
-from batchml.aws.naming import PLATFORM_STACKS, qualified, queue_name, stack_name
+from batchml.aws.naming import (
+    PLATFORM_STACKS,
+    STACK_OUTPUTS,
+    qualified,
+    queue_name,
+    stack_name,
+    unknown_output,
+)
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
 from batchml.config.project import PROJECT_VARIABLE, choose_project, find_project_folder
@@ -29,7 +36,7 @@ from batchml.runtime.storage.files import is_read_only, write_atomically
 
 if TYPE_CHECKING:
     from batchml.aws.logs import StreamReader
-    from batchml.aws.pricing.cache import Prices
+    from batchml.aws.pricing.prices import PriceSource
     from batchml.local.home import Home, ServerEndpoint
 
 LOCAL_REGION = "us-east-1"
@@ -91,7 +98,9 @@ def backoff(pace: PollIntervals) -> Iterator[float]:
 class Context:
     """One environment, ready to use. `folder` is the user's folder, with `jobs/` and `images/`.
 
-    `tell` gets messages for the user about steps that take long.
+    `tell` gets messages for the user about steps that take long. `why_offline`: why AWS is
+    not asked; "" if it is. The environment is taken for new then, and placeholders stand for what
+    AWS would know.
     """
 
     def __init__(
@@ -100,15 +109,26 @@ class Context:
         clock: Clock,
         folder: Path,
         tell: Notify = lambda _: None,
+        *,
+        why_offline: str = "",
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.folder = folder
         self.tell = tell
+        self.why_offline = why_offline
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
         self._project: str | None = None
         self._queues: list[str] = []  # of `local`, as `queue` read them last
+
+    def without_aws(self, why: str) -> "Context":
+        """Return a context that does not ask AWS. `why`: the begin of a sentence."""
+        return Context(self.settings, self.clock, self.folder, self.tell, why_offline=why)
+
+    @property
+    def is_offline(self) -> bool:
+        return bool(self.why_offline)
 
     def with_settings(self, settings: Settings) -> "Context":
         """Return a context with these settings and a session of its own."""
@@ -176,7 +196,14 @@ class Context:
         return [self.folder / "images", shipped_folder("images")]
 
     def connect(self) -> Session:
-        """Return the session. On `local` the first call starts the server if none runs."""
+        """Return the session. On `local` the first call starts the server if none runs.
+
+        Raises UsageError if AWS is not to be asked.
+        """
+        if self.is_offline:
+            raise UsageError(
+                f"Only AWS knows this about {self.env}, and it is not asked (--offline)."
+            )
         if self._session is None:
             self._session = Session(self._access())
         return self._session
@@ -190,7 +217,11 @@ class Context:
         return JobApi(self.connect())
 
     @property
-    def prices(self) -> "Prices":
+    def prices(self) -> "PriceSource":
+        if self.is_offline:
+            from batchml.aws.pricing.listed import ListedPrices
+
+            return ListedPrices()
         from batchml.aws.pricing.cache import Prices
 
         home = self.home
@@ -339,13 +370,24 @@ class EnvironmentCache:
         self._must_save = False
 
     def outputs(self) -> dict[str, str]:
-        """The outputs of the environment's stacks, in one mapping."""
+        """The outputs of the environment's stacks, in one mapping; placeholders without AWS."""
+        if self._context.is_offline:
+            return {
+                key: unknown_output(stack, key)
+                for stack in PLATFORM_STACKS
+                for key in STACK_OUTPUTS[stack]
+            }
         if not self._facts.outputs:
             self._learn(outputs=read_stack_outputs(self._context))
         return self._facts.outputs
 
     def image(self, reference: str, ask: Callable[[], str]) -> str:
-        """The reference with digest of `batchml/NAME:TAG`; `ask` returns it if it is not cached."""
+        """The reference with digest of `batchml/NAME:TAG`; `ask` returns it if it is not cached.
+
+        Without AWS a placeholder stands for the registry, and there is no digest.
+        """
+        if self._context.is_offline:
+            return f"{unknown_output('ecr', 'Registry')}/{reference}"
         if reference not in self._facts.images:
             self._learn(images={**self._facts.images, reference: ask()})
         return self._facts.images[reference]

@@ -18,7 +18,7 @@ from batchml.aws.errors import call, read_entries, read_pages
 from batchml.aws.pricing.prices import ClientFactory, describe_failure
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
-from batchml.model.environment import Environment
+from batchml.model.environment import Compute, Environment
 
 _TRIES = 2  # of a call
 _GONE = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
@@ -291,6 +291,37 @@ def _sum(one: QuotaNeed, other: QuotaNeed) -> QuotaNeed:
         least=one.least + other.least,
         most=one.most + other.most,
     )
+
+
+_NEW_ACCOUNT = 5  # vCPUs of Standard instances, on demand and spot; none of other classes
+
+
+def new_account_quotas(needs: Iterable[QuotaNeed]) -> dict[str, Quota]:
+    """The quotas with which an account begins. Source: AWS General Reference, "EC2 quotas"."""
+    values = {each.quota: _NEW_ACCOUNT if _STANDARD in each.quota else 0 for each in needs}
+    return {name: Quota(name, "", value) for name, value in values.items()}
+
+
+def startable_queues(
+    environment: Environment, quotas: Mapping[str, Quota]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The queues for which a host can start, and those whose quotas are less than one host.
+
+    A quota that is not known counts as large enough.
+    """
+    values = {_plain(name): quota.value for name, quota in quotas.items()}
+
+    def can_start(compute: Compute) -> bool:
+        for each in compute.instance_types:
+            names = map(_plain, quota_names(each, spot=compute.spot))
+            value = next((values[name] for name in names if name in values), None)
+            if value is None or value >= vcpus_of(each):
+                return True
+        return False
+
+    able = {name for name, compute in environment.compute.items() if can_start(compute)}
+    ready = tuple(name for name, queue in environment.queues.items() if able & set(queue.compute))
+    return ready, tuple(name for name in environment.queues if name not in ready)
 
 
 def find_quota(need: QuotaNeed, quotas: Mapping[str, Quota]) -> Quota | None:

@@ -21,6 +21,18 @@ PREFIX = "batchml"
 # The stacks with the outputs of a Platform.
 PLATFORM_STACKS = ("roles", "observability", "storage")
 
+# The outputs of the stacks in `cfn/` that other resources need.
+STACK_OUTPUTS = {
+    "network": ("VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId"),
+    "roles": ("InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn"),
+    "storage": ("BucketName", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId"),
+    "observability": ("LogGroupName",),
+    "ami": ("ImageId",),
+}
+# The first character of a placeholder in a request, for a value that another resource will have:
+# "«network.SubnetIds»".
+UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
+
 # The tag of a job definition with the date of its registration, which AWS Batch does not report.
 REGISTERED = "batchml:registered"
 
@@ -100,6 +112,11 @@ class Platform(Struct, frozen=True):
 def stack_name(env: str, stack: str) -> str:
     """The name of a stack in AWS, such as `batchml-dev-roles`."""
     return f"{PREFIX}-{env}-{stack}"
+
+
+def unknown_output(stack: str, key: str) -> str:
+    """The placeholder for an output of a stack: `«network.SubnetIds»`."""
+    return f"{UNKNOWN}{stack}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
 def qualified(env: str, name: str, project: str = "") -> str:

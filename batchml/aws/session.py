@@ -9,6 +9,7 @@ Sources: STS API Reference, GetCallerIdentity; EC2 API Reference, DescribeRegion
 
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,19 @@ from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 _MODELS = ("batch", "ecs", "logs", "sts")
 _TRIES = 5  # of a call whose answer was cut off
 _SILENT_TRIES = 3  # of a call that the embedded server does not answer, all within `limit`
+_METADATA_WAIT = 0.3  # seconds; on EC2 the metadata service answers within milliseconds
 _TIMEOUTS = ("ReadTimeoutError", "ConnectTimeoutError")
+
+
+def accepts_connections(url: str, seconds: float) -> bool:
+    """Whether a server accepts connections at the host and port of a URL, within a time."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), seconds).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
@@ -71,6 +84,7 @@ class Session:
         self._access = access
         self._clients: dict[tuple[str, int, str], Any] = {}
         self._silence = _Silence(access)
+        self._has_providers = False  # whether botocore's sources of credentials are prepared
 
     @property
     def is_local(self) -> bool:
@@ -96,7 +110,7 @@ class Session:
                 self._silence.watch(client)
             else:
                 with translate_credential_errors(self._caller):
-                    self._prepare_mfa()
+                    self._prepare_providers()
                     arguments = self._arguments(attempts, region)
                     client = self._session.create_client(service, **arguments)
                 client.meta.events.register_first("before-call", self._before_call)
@@ -126,12 +140,23 @@ class Session:
         if self._access.endpoint:
             return self._access.access_key_id, self._access.secret_access_key, ""
         with translate_credential_errors(self._caller):
-            self._prepare_mfa()
+            self._prepare_providers()
             credentials = self._session.get_credentials()
             if credentials is None:
                 raise no_credentials(self._caller())
             found = credentials.get_frozen_credentials()
         return found.access_key, found.secret_key, found.token or ""
+
+    def has_credentials(self) -> bool:
+        """Whether there are credentials, which may have expired. It sends no call to AWS.
+
+        Raises AccessError for a source that is incomplete or wrong.
+        """
+        if self._access.endpoint:
+            return True
+        with translate_credential_errors(self._caller):
+            self._prepare_providers()
+            return self._session.get_credentials() is not None
 
     @property
     def region(self) -> str:
@@ -167,16 +192,30 @@ class Session:
 
         return getpass.getpass(prompt)
 
-    def _prepare_mfa(self) -> None:
-        """Keep sessions that need an MFA code in the cache folder of the AWS CLI, to share them.
+    def _prepare_providers(self) -> None:
+        """Share MFA sessions with the AWS CLI, and do not wait for a metadata service.
 
-        Source: AWS CLI, customizations/assumerole.py.
+        Sessions that need an MFA code are kept in the cache folder of the AWS CLI. Source: AWS CLI,
+        customizations/assumerole.py. botocore waits two seconds for the metadata service of EC2,
+        at each call, on machines that have none.
         """
         from botocore.utils import JSONFileCache
 
-        provider = self._session.get_component("credential_provider").get_provider("assume-role")
-        provider.cache = JSONFileCache(os.path.expanduser("~/.aws/cli/cache"))
-        provider._prompter = self._ask_for_mfa
+        if self._has_providers:
+            return
+        providers = self._session.get_component("credential_provider")
+        assuming, metadata = map(providers.get_provider, ("assume-role", "iam-role"))
+        assuming.cache = JSONFileCache(os.path.expanduser("~/.aws/cli/cache"))
+        assuming._prompter = self._ask_for_mfa
+        fetcher, load, known = metadata._role_fetcher, metadata.load, list[bool]()
+
+        def load_if_present() -> Any:
+            if not (known or fetcher._disabled):
+                known.append(accepts_connections(fetcher._base_url, _METADATA_WAIT))
+            return load() if fetcher._disabled or known[0] else None
+
+        metadata.load = load_if_present
+        self._has_providers = True
 
     def _after_failure(
         self,

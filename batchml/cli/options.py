@@ -25,6 +25,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Wait = Annotated[
     bool, typer.Option("--wait/--detach", help="Stream the log and exit with the job's code.")
 ]
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", help="Do not ask AWS; use the prices that batchml has."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")]
 
 
@@ -66,3 +70,20 @@ def open_context(
     here = current_folder()
     settings = load_settings(os.environ, here, env_flag, project_flag)
     return Context(settings, SystemClock(), here, say)
+
+
+def choose_offline(context: Context, offline: bool, is_preview: bool, flag: str) -> Context:
+    """The context of a command with --offline, or of a preview for which there are no credentials.
+
+    `is_preview`: the command shows something and stops, as its `flag` says. Raises UsageError,
+    AccessError for credentials that are incomplete or wrong.
+    """
+    if offline and context.settings.is_local:
+        raise UsageError("--offline is for environments in AWS: local needs no account.")
+    if offline and not is_preview:
+        raise UsageError(f"--offline can only show, so it needs {flag}: all else is done by AWS.")
+    if offline:
+        return context.without_aws("AWS was not asked (--offline)")
+    if not is_preview or context.settings.is_local or context.connect().has_credentials():
+        return context
+    return context.without_aws("No AWS credentials were found")

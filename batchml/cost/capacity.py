@@ -20,11 +20,10 @@ from batchml.aws.capacity import (
     score_requests,
 )
 from batchml.aws.pricing.cache import Prices
-from batchml.aws.pricing.prices import InstanceTypes, PriceTable
+from batchml.aws.pricing.prices import InstanceTypes, PriceSource, PriceTable
 from batchml.aws.session import Access, Session
 from batchml.cost.estimate import (
     ComputeEstimate,
-    PriceSource,
     estimate_computes,
     format_cents,
     host_item,

@@ -6,15 +6,15 @@ to even. A month has 730 hours, as in AWS's own calculator.
 
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Protocol
 
 from msgspec import Struct
 
 from batchml.aws.pricing.price_list import find_charge
-from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
+from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceSource, PriceTable
 from batchml.model.environment import Compute, Environment
 
 MONTH = 730  # hours
+LEAST_MICROS = 5_000  # millionths of a dollar: half a cent, the least amount that is written
 DISK = "gp3-gb-month"  # price item of the disks of hosts
 
 # The VPC endpoints that cfn/network.yaml makes for `egress = "endpoints"`. S3's gateway is free.
@@ -102,14 +102,6 @@ class Estimate(Struct, frozen=True):
             for line in (*cost.cheapest, *cost.dearest)
         ]
         return tuple(line for line in (*self.fixed, *of_hosts) if line.price is not None)
-
-
-class PriceSource(Protocol):
-    """The methods of `batchml.aws.pricing.cache.Prices` that an estimate uses."""
-
-    def instances(self, region: str, names: Iterable[str]) -> InstanceTypes: ...
-
-    def ask(self, region: str, items: Iterable[str]) -> PriceTable: ...
 
 
 def estimate_environment(environment: Environment, prices: PriceSource) -> Estimate:
@@ -357,7 +349,7 @@ def _sum(lines: Iterable[EstimateLine]) -> int:
 
 def format_cents(micros: int) -> str:
     """Millionths of a dollar as dollars and cents; `less than $0.01` below half a cent."""
-    if 0 < micros < 5_000:
+    if 0 < micros < LEAST_MICROS:
         return "less than $0.01"
     return f"${Decimal((micros + 5_000) // 10_000) / 100:,.2f}"
 

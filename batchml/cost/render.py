@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from batchml.aws.pricing.listed import LISTED
 from batchml.cli.render import printable, table, time_json
 from batchml.config.project import short_project
 from batchml.cost.bill import (
@@ -20,6 +21,7 @@ from batchml.cost.bill import (
     unused_cost,
 )
 from batchml.cost.estimate import (
+    LEAST_MICROS,
     MONTH,
     CapacityCost,
     Estimate,
@@ -34,6 +36,7 @@ _MENTIONED = 0.005  # the least part of a request that is said to be unused
 ATTEMPTS_SHOWN = 20  # attempts of a run; for more, only their number and total are shown
 FREE = "This machine costs nothing. `usd_per_hour` in [env.local] of batchml.toml gives it a price."
 _FRACTIONS = {1: "", 2: "half of ", 3: "a third of ", 4: "a quarter of "}
+_UNKNOWN = "unknown"
 _SPOT_NOTE = "Spot hosts are counted at today's spot prices, which change."
 
 
@@ -66,7 +69,7 @@ def quote_lines(quote: Quote, before: UsualDuration | None = None) -> list[str]:
         tries = f" in all of {quote.need.attempts} attempts" if quote.need.attempts > 1 else ""
         lines.append(f"At most {dollars(quote.most.high)}, if it runs to its timeout{tries}.")
     lines += _unknown_lines(unknown)
-    if any(offer.candidate.spot for offer in offers):
+    if any(offer.candidate.spot and offer.price.source != LISTED for offer in offers):
         lines.append(_SPOT_NOTE)
     return [*lines, *quote.notes, *([FREE] if quote.is_free else ())]
 
@@ -333,19 +336,22 @@ def estimate_lines(estimate: Estimate) -> list[str]:
     when = f" (prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
     month = " to ".join(dict.fromkeys(map(_month, estimate.idle)))
     idle = _hourly(estimate.idle, estimate.idle_is_lower_bound)
-    idle += f" ({month} a month)" if any(estimate.idle) else ""
+    idle += f" ({month} a month)" if any(estimate.idle) and idle != _UNKNOWN else ""
     full = _hourly(estimate.full, estimate.full_is_lower_bound)
     lines = [f"Idle: {idle}. Full: {full}{when}.", *_unknown_lines(estimate.unknown, most=4)]
-    if any(each.spot for each in estimate.computes):
+    is_listed = any(line.source == LISTED for line in estimate.priced)
+    if any(each.spot for each in estimate.computes) and not is_listed:
         lines.append(_SPOT_NOTE)
     return [*lines, *estimate.notes, f"Not counted: {'; '.join(estimate.left_out)}."]
 
 
 def _hourly(micros: tuple[int, int], is_lower_bound: bool) -> str:
-    if is_lower_bound and not any(micros):
-        return "unknown"
-    amounts = " to ".join(dict.fromkeys(map(format_cents, micros)))
-    return f"{'at least ' if is_lower_bound else ''}{amounts} an hour"
+    if not is_lower_bound:
+        return f"{' to '.join(dict.fromkeys(map(format_cents, micros)))} an hour"
+    if max(micros) < LEAST_MICROS:  # only the least charges are known
+        return _UNKNOWN
+    amounts = (f"${Decimal(each) / 1_000_000:,.2f}" for each in micros)
+    return f"at least {' to '.join(dict.fromkeys(amounts))} an hour"
 
 
 def _month(micros: int) -> str:

@@ -69,10 +69,10 @@ def build(
         _push(context, recipes, json_)
         return
     engine = ImageEngine()
-    with _progress() as notify:
+    with show_build_progress() as notify:
         rows = [images.build(engine, recipe, notify) for recipe in recipes]
     if push:
-        say(_NO_PUSH)
+        say(NO_PUSH)
     _print(rows, json_)
 
 
@@ -89,7 +89,7 @@ def push(
     context = open_context(env)
     recipes = _recipes(context, names, flavor, base, build_arg)
     if context.settings.is_local:
-        say(_NO_PUSH)
+        say(NO_PUSH)
         _print([], json_)
         return
     _push(context, recipes, json_)
@@ -125,7 +125,7 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
     print_line(_table(rows))
 
 
-_NO_PUSH = (
+NO_PUSH = (
     "`local` needs no push: the embedded AWS Batch uses the images of this machine's Docker "
     "engine, and builds missing images."
 )
@@ -137,7 +137,7 @@ def _push(context: "Context", recipes: "Sequence[Recipe]", json_: bool) -> None:
 
     tags = dict(context.settings.environment.tags)
     engine, target = ImageEngine(), images.PushTarget(Ecr(context.connect()), context.env, tags)
-    with _progress() as notify:
+    with show_build_progress() as notify:
         rows = [images.push(engine, target, each, notify, context.clock) for each in recipes]
     _print(rows, json_)
 
@@ -218,7 +218,7 @@ def _table(rows: "Sequence[ImageRow]") -> str:
 
 
 @contextmanager
-def _progress() -> "Iterator[NotifyBuild]":
+def show_build_progress() -> "Iterator[NotifyBuild]":
     """Show progress on stderr: a live line on a terminal, else a line for each step."""
     from batchml.cli.render import printable
     from batchml.cli.terminal import is_dumb, live_line

@@ -16,7 +16,13 @@ from batchml.aws.ecr import (
 )
 from batchml.aws.session import Session
 from batchml.clock import Clock
-from batchml.errors import ConfigError, ImageError, ServiceUnreachable, TagTaken
+from batchml.errors import (
+    ConfigError,
+    ImageError,
+    InputNotFound,
+    ServiceUnreachable,
+    TagTaken,
+)
 from batchml.jobs.find import ImageSource
 from batchml.model.environment import LOCAL, Environment
 from batchml.model.image import DOCKERFILE, Recipe, parse_reference
@@ -197,10 +203,19 @@ def pinned_recipe(session: Session, recipe: Recipe, push_argument: str) -> str:
     pushed = ecr.find(recipe.name, recipe.tag)
     repository = ecr.repository(recipe.name) if pushed is not None else None
     if pushed is None or repository is None:
-        flavor = f" --flavor {recipe.flavor}" if recipe.has_flavors else ""
-        command = f"batchml image push {quote(push_argument)}{flavor}"
-        raise image_not_pushed(recipe.reference, command)
+        raise recipe_not_pushed(recipe, push_argument)
     return pin(repository, pushed.digest)
+
+
+def push_command(recipe: Recipe, push_argument: str, env_option: str = "") -> str:
+    """The command that pushes a recipe's image. `env_option`: such as ` --env dev`."""
+    flavor = f" --flavor {recipe.flavor}" if recipe.has_flavors else ""
+    return f"batchml image push{env_option} {quote(push_argument)}{flavor}"
+
+
+def recipe_not_pushed(recipe: Recipe, push_argument: str) -> InputNotFound:
+    """The error for an image that is not in ECR."""
+    return image_not_pushed(recipe.reference, push_command(recipe, push_argument))
 
 
 # --- List -----------------------------------------------------------------------------------------

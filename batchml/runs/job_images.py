@@ -21,7 +21,7 @@ from batchml.jobs.find import (
     own_image_files,
     unused_files_notice,
 )
-from batchml.jobs.images import pinned_recipe
+from batchml.jobs.images import pinned_recipe, recipe_not_pushed
 from batchml.model.environment import processor_of
 from batchml.model.image import flavor_for, is_reference
 from batchml.model.job import JobSpec
@@ -97,6 +97,8 @@ def pinned_image(
     recipe = source.recipe(flavor).built_for(queue_processor(context, queue, cache))
 
     def pin() -> str:
+        if context.is_offline:
+            raise recipe_not_pushed(recipe, source.push_argument(context.folder))
         return pinned_recipe(context.connect(), recipe, source.push_argument(context.folder))
 
     return pin() if cache is None else cache.image(recipe.reference, pin)
@@ -112,6 +114,8 @@ def queue_processor(context: Context, queue: str, cache: EnvironmentCache | None
     name = context.queue(queue)
 
     def ask() -> str:
+        if context.is_offline:
+            return environment.processors[0]
         try:
             pools = fetch_host_pools(context.connect()).get(name, ())
         except AccessError:

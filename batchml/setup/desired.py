@@ -16,25 +16,26 @@ from msgspec.structs import replace
 from batchml.aws import ec2
 from batchml.aws.batch import resources
 from batchml.aws.cloudformation import Blueprint, Stack
-from batchml.aws.naming import Platform, Site, make_platform, make_site, stack_name
+from batchml.aws.naming import (
+    STACK_OUTPUTS,
+    UNKNOWN,
+    Platform,
+    Site,
+    make_platform,
+    make_site,
+    stack_name,
+    unknown_output,
+)
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.setup import sharing
 from batchml.setup.plan import DATA_TYPES
-from batchml.setup.sharing import TAG_SOURCE, UNKNOWN, CurrentState, WantedState
+from batchml.setup.sharing import TAG_SOURCE, CurrentState, WantedState
 
 # In the order of creation; teardown reverses it.
 STACKS = ("network", "roles", "storage", "observability", "ami")
 DATA_STACKS = ("storage", "observability")  # these hold the files and the logs of jobs
 
 TAG_DATA = "batchml:data"  # tag of a stack: `delete`, or `files` for its file system alone
-
-_OUTPUTS = {
-    "network": ("VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId"),
-    "roles": ("InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn"),
-    "storage": ("BucketName", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId"),
-    "observability": ("LogGroupName",),
-    "ami": ("ImageId",),
-}
 
 # No update replaces or removes data, unless `--allow-loss NAME` lifts this policy for one update.
 _STACK_POLICY = json.dumps(
@@ -235,12 +236,12 @@ def _outputs(spec: SetupSpec, current: CurrentState) -> dict[str, dict[str, str]
     for short in wanted_stacks(spec):
         stack = current.stacks.get(spec.stack(short))
         if stack is None or not _has_resources(stack.status):
-            found[short] = {key: _unknown(short, key) for key in _OUTPUTS[short]}
+            found[short] = {key: unknown_output(short, key) for key in STACK_OUTPUTS[short]}
             continue
         parameters = _blueprint(spec, short, found, current).parameters
         inputs, results = _CHANGES_OUTPUTS.get(short, ((), ()))
         will_change = any(parameters[key] != stack.parameters.get(key) for key in inputs)
-        unknown = {key: _unknown(short, key) for key in results} if will_change else {}
+        unknown = {key: unknown_output(short, key) for key in results} if will_change else {}
         found[short] = {**stack.outputs, **unknown}
     return found
 
@@ -255,11 +256,6 @@ _CHANGES_OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "ami": (("ContentVersion",), ("ImageId",)),
 }
-
-
-def _unknown(short: str, key: str) -> str:
-    """The placeholder for an output of a stack: `«network.SubnetIds»`."""
-    return f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
 def _blueprint(

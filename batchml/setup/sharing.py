@@ -11,14 +11,11 @@ from msgspec import Struct
 
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack
 from batchml.aws.ec2 import LaunchTemplate
-from batchml.aws.naming import stack_name
+from batchml.aws.naming import UNKNOWN, stack_name
 
 # --- values ---------------------------------------------------------------------------------------
 
 
-# The first character of a placeholder in a request, for a value that another resource will have:
-# "«network.SubnetIds»".
-UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 TAG_ENV = "batchml:env"
 TAG_SOURCE = "batchml:source"  # `setup`, or `command`: then setup does not delete the resource
 

@@ -12,12 +12,14 @@ from batchml.aws.capacity import (
     QuotaNeed,
     find_quota,
     needed_quotas,
+    new_account_quotas,
     quota_class,
     quota_names,
     read_quotas,
+    startable_queues,
     vcpus_of,
 )
-from batchml.model.environment import Compute, Environment
+from batchml.model.environment import Compute, Environment, Queue
 from batchml.setup.doctor import quota_findings
 from tests.support.wire import Refusal, Wire
 from tests.support.wire import keys as keys
@@ -33,6 +35,38 @@ def env(**compute: Compute) -> Environment:
 
 def gpu(*types: str, **more: Any) -> Compute:
     return Compute(instance_types=types, **{"max_vcpus": 64, **more})
+
+
+STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
+
+
+@pytest.mark.parametrize(
+    ("quotas", "ready"),
+    [
+        ({STANDARD: 5, ON_DEMAND_G: 0, SPOT_G: 0}, ("default",)),
+        ({STANDARD: 0, ON_DEMAND_G: 0, SPOT_G: 0}, ()),
+        ({STANDARD: 1, ON_DEMAND_G: 4, SPOT_G: 0}, ("gpu",)),  # an m7i.large has 2 vCPUs
+        ({STANDARD: 2, ON_DEMAND_G: 3, SPOT_G: 4}, ("default", "gpu")),  # spot alone suffices
+        ({STANDARD: 2, SPOT_G: 0}, ("default", "gpu")),  # one that is not listed is not missing
+    ],
+)
+def test_a_queue_is_ready_if_one_of_its_hosts_fits_a_quota(
+    quotas: dict[str, int], ready: tuple[str, ...]
+) -> None:
+    made = Environment(
+        region="us-east-1",
+        compute={
+            "cpu": gpu("m7i.large", "m7i.xlarge"),
+            "gpu": gpu("g6.xlarge"),
+            "gpu-spot": gpu("g6.xlarge", spot=True),
+        },
+        queues={"default": Queue(compute=("cpu",)), "gpu": Queue(compute=("gpu-spot", "gpu"))},
+    )
+    known = {name: Quota(name, "L-1", value) for name, value in quotas.items()}
+    assert startable_queues(made, known)[0] == ready
+    assert sorted(sum(startable_queues(made, known), ())) == ["default", "gpu"]
+    fresh = new_account_quotas(needed_quotas(made))
+    assert startable_queues(made, fresh) == (("default",), ("gpu",))
 
 
 @pytest.mark.parametrize(

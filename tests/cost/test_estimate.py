@@ -233,6 +233,19 @@ def test_one_unknown_type_makes_a_lower_bound_of_the_full_amount_only() -> None:
     assert estimate_lines(found)[1] == "Price unknown: it is not listed (p4d.24xlarge on demand)."
 
 
+def test_a_bound_below_half_a_cent_is_written_as_unknown() -> None:
+    """Only keys have a price: `at least less than $0.01` would say nothing."""
+    made = environment(compute={"gpu": gpu_of("g5.xlarge")})
+    keys = PriceTable({"kms-key-month": price("1", "month")}, {})
+    assert estimate_lines(make_estimate(made, keys, INSTANCES))[0] == (
+        "Idle: unknown. Full: unknown (prices of 2026-11-21)."
+    )
+    more = PriceTable({**keys.prices, "on-demand:g5.xlarge": price("1.006", "hour")}, {})
+    assert estimate_lines(make_estimate(made, more, INSTANCES))[0].startswith(
+        "Idle: unknown. Full: at least $"
+    )
+
+
 def test_a_family_that_is_not_there_is_named() -> None:
     compute = {"gpu": gpu_of("g5.xlarge", "optimal", min_vcpus=1)}
     known = replace(INSTANCES, unknown={"optimal": "AWS Batch chooses the instance types itself"})

@@ -93,7 +93,7 @@ def test_from_a_file_to_a_run_in_aws_and_back(aws: Aws) -> None:
     code, out, err = aws("setup", "--yes")
     assert code == 0, out + err
     assert "create stack batchml-dev-roles" in err
-    assert "Environment dev is ready." in out
+    assert "Environment dev is ready. Next:\n  batchml submit --env dev --wait train\n" in out
     queues = {q["jobQueueName"] for q in aws.batch.describe_job_queues()["jobQueues"]}
     assert "batchml-dev-default" in queues
 
@@ -130,7 +130,7 @@ def test_a_stack_that_fails_is_explained_and_made_anew(aws: Aws) -> None:
 
 def test_credentials_that_are_missing_are_told_with_the_way_out(aws: Aws) -> None:
     del aws.environ["AWS_ACCESS_KEY_ID"]
-    code, out, err = aws("setup", "--plan")
+    code, out, err = aws("setup", "--yes")
     assert (code, "aws configure" in err) == (77, True), out + err
 
 

@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.cloudformation import Stack
+from batchml.aws.naming import UNKNOWN
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.resources import shipped_folder
 from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
-from batchml.setup.sharing import UNKNOWN, CurrentState
+from batchml.setup.sharing import CurrentState
 from tests.support.aws_world import parsed
 
 TEMPLATES = {

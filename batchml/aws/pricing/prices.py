@@ -1,5 +1,6 @@
 """The types and helpers that all sources of prices share; the sizes of instance types."""
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
@@ -12,6 +13,8 @@ from batchml.errors import AccessError, BatchmlError, ServiceError
 
 _TRIES = 2  # of a call: a price is not worth a long wait
 _PAGE_SIZE = 100
+_PAGE = re.compile(r"(?i)<(!doctype|html|\?xml)")
+_MOST = 300  # characters of a reason
 _DENIED = ("UnauthorizedOperation", "AccessDeniedException", "AccessDenied")
 
 
@@ -39,6 +42,14 @@ class PriceTable(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class PriceSource(Protocol):
+    """Where prices come from: AWS, by `cache.Prices`, or the list on board, by `listed`."""
+
+    def instances(self, region: str, names: Iterable[str]) -> "InstanceTypes": ...
+
+    def ask(self, region: str, items: Iterable[str]) -> PriceTable: ...
+
+
 class ClientFactory(Protocol):
     """The part of `batchml.aws.session.Session` that the sources use."""
 
@@ -56,10 +67,16 @@ def paginate(
 
 
 def describe_failure(operation: str, error: BatchmlError) -> str:
-    """The reason for a missing answer, short if a permission is missing."""
+    """The reason for a missing answer: one line, short if a permission is missing.
+
+    A proxy or a server that is not AWS's may answer with a page.
+    """
     if isinstance(error, AccessError | ServiceError) and error.code in _DENIED:
         return f"{operation} is not allowed"
-    return str(error).rstrip(".")
+    line = str(error).lstrip().partition("\n")[0]
+    if _PAGE.search(line):
+        return f"{operation}: the answer is a page, which did not come from AWS"
+    return line.rstrip().rstrip(".") if len(line) <= _MOST else f"{line[:_MOST].rstrip()} ..."
 
 
 def parse_decimal(text: Any) -> Decimal | None:

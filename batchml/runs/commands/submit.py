@@ -1,13 +1,23 @@
 """submit: send a job, a script or a command to a job queue."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import DryRun, Env, Json, Project, Wait, open_context
+from batchml.cli.options import (
+    DryRun,
+    Env,
+    Json,
+    Offline,
+    Project,
+    Wait,
+    choose_offline,
+    open_context,
+)
 from batchml.cli.output import print_json, print_line, say
-from batchml.errors import UsageError
+from batchml.errors import BatchmlError, UsageError
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
@@ -33,6 +43,7 @@ def submit(
     wait: Wait = False,
     options: SubmitOptions,
     dry_run: DryRun = False,
+    offline: Offline = False,
     cancel_on_interrupt: Annotated[
         bool, typer.Option("--cancel-on-interrupt", help="Cancel the run at Ctrl-C, do not detach.")
     ] = False,
@@ -45,7 +56,7 @@ def submit(
     A script (- reads stdin) sets options in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are
     read, too. The words after -- are the arguments of a script or program.
     """
-    context = open_context(env, project)
+    context = choose_offline(open_context(env, project), offline, dry_run, "--dry-run")
     # A program or script takes no arguments; a job would run its own command, which is not meant.
     if ctx.obj == [] and (job is None or not (context.folder / job).is_file()):
         raise UsageError(
@@ -75,6 +86,8 @@ def send(
     for notice in prepared.notices:
         say(notice)
     if dry_run:
+        for line in _preview_lines(context, prepared):
+            say(line)
         print_json(to_requests(prepared))
         return
     sent: list[str] = []
@@ -101,3 +114,40 @@ def send(
             print_json(submitted_json(context, prepared, job_id))
         else:
             say_next_commands(context, job_id)
+
+
+def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
+    """The queue of each job with its hosts, and the price of an hour; none on `local`.
+
+    AWS is asked for prices that are not cached, and for a queue that batchml.toml does not
+    describe.
+    """
+    if context.settings.is_local:
+        return
+    from batchml.cost.render import quote_lines
+    from batchml.cost.service import quote_of_job
+
+    if context.is_offline:
+        yield f"{context.why_offline}: names between \u00ab and \u00bb stand for what setup makes."
+    sent = [prepared.requests.submit, *(each.requests.submit for each in prepared.workers)]
+    for queue in dict.fromkeys(str(request["jobQueue"]) for request in sent):
+        yield _describe_queue(context, queue)
+    children = prepared.record.array_size
+    try:
+        yield from quote_lines(quote_of_job(context, prepared.spec, children=children))
+    except BatchmlError as error:
+        yield f"Its cost is unknown: {str(error).partition(chr(10))[0]}"
+
+
+def _describe_queue(context: "Context", queue: str) -> str:
+    """`Queue gpu: gpu-spot (spot: g6.xlarge, g5.xlarge), gpu (g6.xlarge, g5.xlarge).`"""
+    environment = context.settings.environment
+    described = environment.queues.get(context.bare(queue))
+    if described is None:
+        return f"Queue {queue}, which batchml.toml does not describe."
+    hosts = []
+    for name in described.compute:
+        compute = environment.compute[name]
+        types = ", ".join(compute.instance_types)
+        hosts.append(f"{name} ({'spot: ' if compute.spot else ''}{types})")
+    return f"Queue {context.bare(queue)}: {', '.join(hosts)}."

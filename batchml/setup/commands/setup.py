@@ -1,24 +1,33 @@
 """batchml setup and teardown: make, update or delete an environment."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from msgspec.structs import replace
 
-from batchml.aws.capacity import needed_quotas, read_quotas
+from batchml.aws.capacity import (
+    Quota,
+    needed_quotas,
+    new_account_quotas,
+    read_quotas,
+    startable_queues,
+)
+from batchml.aws.pricing.prices import describe_failure
 from batchml.cli.app import app
-from batchml.cli.options import Env, Json, open_context
+from batchml.cli.options import Env, Json, Offline, choose_offline, open_context
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import duration
 from batchml.context import Context, drop_cache
 from batchml.cost.estimate import estimate_environment
 from batchml.cost.render import estimate_json, estimate_lines
 from batchml.errors import BatchmlError, UsageError
+from batchml.jobs.commands import NO_PUSH, show_build_progress
+from batchml.model.environment import Environment
 from batchml.runs import job_images
-from batchml.setup import desired
+from batchml.setup import desired, pushing
 from batchml.setup.apply import BEGUN, apply_plan, discard_change_sets, read_state_for_plan
 from batchml.setup.commands.shared import (
     CommandProgress,
@@ -53,6 +62,10 @@ SkipResource = Annotated[
 def setup(
     plan: Plan = False,
     yes: Yes = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="Also build and push the images of this folder's jobs.")
+    ] = False,
+    offline: Offline = False,
     allow_loss: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Allow a resource to lose data. May be repeated."),
@@ -72,21 +85,32 @@ def setup(
     """Make or update an environment, as batchml.toml describes it.
 
     Shows the plan, asks, and carries it out. A second setup changes nothing. After an interruption
-    it continues from there.
+    it continues from there. Without AWS credentials, --plan shows the plan of a new environment.
     """
-    context = open_context(env)
+    context = choose_offline(open_context(env), offline, plan, "--plan")
     subject = read_subject(context, like)
-    tools = open_tools(
-        context, "setup", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
-    )
+    options = PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ()))
+    skipped = _resources_to_skip(continue_rollback, skip_resource)
+    if context.is_offline:
+        needs_aws = {
+            "--push": push, "--allow-loss": allow_loss, "--rebuild-image": rebuild_image,
+            "--continue-rollback": skipped is not None,
+        }  # fmt: skip
+        flags = [flag for flag, given in needs_aws.items() if given]
+        _show_offline_plan(context, subject, options, flags, was_chosen=offline)
+    if push and context.settings.is_local:
+        say(NO_PUSH)
+    elif push:
+        missing = _images_to_push(context, plan)
+        names = ", ".join(each.recipe.reference for each in missing)
+        note = f"Images to push: {names}." if missing else "ECR has the images of the jobs."
+        subject = replace(subject, notes=(*subject.notes, note))
+        options = options._replace(push=partial(_push, context, missing) if missing else None)
+    tools = open_tools(context, "setup", continue_rollback=skipped)
     if rebuild_image:
         subject = replace(subject, spec=_with_rebuild(subject.spec, tools))
     with explain_interrupt(f"batchml setup --env {context.env}") as command:
-        _plan_and_apply(
-            context, subject, tools, command,
-            lambda current: desired.wanted_state(subject.spec, current),
-            PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ())),
-        )  # fmt: skip
+        _plan_and_apply(context, subject, tools, command, desired.wanted_state, options)
 
 
 def _with_rebuild(spec: SetupSpec, tools: SetupTools) -> SetupSpec:
@@ -135,8 +159,9 @@ def teardown(
     with explain_interrupt(f"batchml teardown --env {context.env}") as command:
         _plan_and_apply(
             context, subject, tools, command,
-            lambda current: desired.state_after_teardown(
-                subject.spec, current, delete_data=delete_data, delete_files=delete_file_system
+            partial(
+                desired.state_after_teardown,
+                delete_data=delete_data, delete_files=delete_file_system,
             ),
             PlanOptions(
                 "teardown", plan, yes, json_,
@@ -161,12 +186,14 @@ class PlanOptions(NamedTuple):
     allow_loss: Sequence[str] = ()
     deletes_data: bool = False
     last_check: Callable[[], object] = lambda: None  # the confirmation may take hours: check again
+    push: Callable[[SetupSubject], SetupSubject] | None = None  # push images; read the jobs again
 
 
 def _plan_and_apply(
     context: Context, subject: SetupSubject, tools: SetupTools, command: CommandProgress,
-    planner: Callable[[CurrentState], WantedState], options: PlanOptions,
+    plan_for: Callable[[SetupSpec, CurrentState], WantedState], options: PlanOptions,
 ) -> None:  # fmt: skip
+    planner = partial(plan_for, subject.spec)
     current = read_state_for_plan(subject.spec, tools, planner)
     steps = make_plan(planner(current), current)
     document = _plan_json(context, subject, steps, options)
@@ -182,6 +209,9 @@ def _plan_and_apply(
     finally:
         if not agreed:
             discard_change_sets(current, tools)
+    if options.push and not options.plan:
+        subject = options.push(subject)
+        planner = partial(plan_for, subject.spec)
     if not agreed:
         if options.json:
             print_json({**document, "applied": False})
@@ -257,6 +287,7 @@ def _plan_json(
     document: dict[str, Any] = {
         "env": context.env,
         "region": context.settings.environment.region or None,
+        "offline": context.is_offline,
         "steps": [
             {
                 "action": step.action.value,
@@ -283,13 +314,99 @@ def _plan_json(
 
 def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
     """Notes on quotas that are too small: a new account may start 0 vCPUs of GPU instances."""
-    needs = needed_quotas(subject.spec.environment)
+    environment = subject.spec.environment
+    needs = needed_quotas(environment)
+    if context.is_offline:
+        return list(_queue_notes(environment, new_account_quotas(needs), "In a new account "))
     try:
         quotas = read_quotas(context.connect()) if needs else {}
     except BatchmlError as error:
-        return [f"Quotas were not checked: {str(error).splitlines()[0]}"]
+        reason = describe_failure("servicequotas:ListServiceQuotas", error)
+        return [f"Quotas were not checked: {reason}."]
     found = [each for each in quota_findings(needs, quotas) if each.mark != "ok"]
-    return [line for each in found for line in (f"{each.mark}: {each.text}", *each.fix)]
+    lines = [line for each in found for line in (f"{each.mark}: {each.text}", *each.fix)]
+    return [*lines, *_queue_notes(environment, quotas)]
+
+
+def _queue_notes(
+    environment: Environment, quotas: Mapping[str, Quota], where: str = ""
+) -> Iterator[str]:
+    """A note on the queues that can start hosts, if the quotas keep others from it."""
+    ready, others = startable_queues(environment, quotas)
+    if not others:
+        return
+    wait = f"{_list_queues(others)} can start none before a quota is raised"
+    if ready:
+        text = f"{where}{_list_queues(ready)} can start hosts now; {wait}"
+    else:
+        text = f"{where}{wait}"
+    yield f"{text[0].upper()}{text[1:]}: batchml doctor."
+
+
+def _list_queues(names: Sequence[str]) -> str:
+    return f"the queue{'s'[: len(names) != 1]} {', '.join(names)}"
+
+
+# --- without AWS ----------------------------------------------------------------------------
+
+
+def _show_offline_plan(
+    context: Context, subject: SetupSubject, options: PlanOptions, flags: Sequence[str],
+    *, was_chosen: bool,
+) -> NoReturn:  # fmt: skip
+    """Show the plan of an environment of which nothing exists, and exit.
+
+    `flags`: given options that need AWS. `was_chosen`: by --offline; else no credentials were
+    found. Raises UsageError if the user asked for both.
+    """
+    if flags and was_chosen:
+        raise UsageError(f"--offline: {', '.join(flags)} need{'s'[len(flags) != 1 :]} AWS.")
+    alone = "this plan is from batchml.toml and templates alone, so all of it is new."
+    notes = [f"{context.why_offline}: {alone}"]
+    notes += [f"{flag} has no effect on it." for flag in flags]
+    owner = subject.spec.environment.storage.shared_with
+    if owner:
+        notes.append(f"It uses the workspace of {owner}: first batchml setup --env {owner}.")
+    if not was_chosen:
+        notes.append(f"To see how to sign in: batchml doctor --env {context.env}")
+    subject = replace(subject, notes=(*notes, *subject.notes))
+    current = CurrentState()
+    steps = make_plan(desired.wanted_state(subject.spec, current), current)
+    document = _plan_json(context, subject, steps, options)
+    if options.json:
+        print_json({**document, "applied": False})
+    else:
+        for line in _plan_lines(context, subject, steps, document):
+            print_line(line)
+    raise typer.Exit(WOULD_CHANGE)
+
+
+# --- images ---------------------------------------------------------------------------------
+
+
+def _images_to_push(context: Context, plan: bool) -> list[pushing.NeededImage]:
+    """The images of the folder's jobs that ECR lacks. Raises ImageError if none can be built."""
+    needed = pushing.needed_images(context, pushing.own_jobs(context))
+    missing = pushing.missing_images(context, needed)
+    if not plan:
+        pushing.check_engine(missing)
+    return missing
+
+
+def _push(
+    context: Context, missing: Sequence[pushing.NeededImage], subject: SetupSubject
+) -> SetupSubject:
+    """Push images, and read the jobs anew: definitions name images by their digests."""
+    try:
+        with show_build_progress() as notify:
+            for reference in pushing.push_images(context, missing, notify):
+                say(f"pushed {reference}")
+    except BatchmlError:
+        say("Images come first, so nothing else was made.")
+        raise
+    again = read_subject(context)
+    spec = replace(subject.spec, definitions=again.spec.definitions)
+    return replace(subject, spec=spec, image_sources=again.image_sources)
 
 
 def _plan_lines(
@@ -335,11 +452,12 @@ def _with_labels(context: Context, step: PlanStep) -> PlanStep:
 
 
 def _describe_end(context: Context, options: PlanOptions) -> str:
-    """The result in words, and a command to try next."""
+    """The result in words, and the commands to type next."""
     if options.command == "teardown":
         return f"Environment {context.env} is torn down."
+    ready = f"Environment {context.env} is ready."
+    if not context.settings.is_local:
+        return "\n  ".join((f"{ready} Next:", *pushing.next_steps(context)))
     flag = "" if context.env == context.settings.default else f" --env {context.env}"
     has_hello = (context.folder / "jobs" / "hello" / "job.toml").is_file()
-    job = "hello" if has_hello else "lenet"
-    what = f"submit{flag} --wait {job}" if context.settings.is_local else f"queue list{flag}"
-    return f"Environment {context.env} is ready. Try: batchml {what}"
+    return f"{ready} Try: batchml submit{flag} --wait {'hello' if has_hello else 'lenet'}"
