@@ -50,17 +50,21 @@ class Cycle:
         environ = self.aws.environ(HOME=str(self.cli.folder))
         shown = self.cli(*arguments, *flag, timeout=120, **environ)
         assert shown.code == expect, f"{arguments}: {shown.code}\n{shown.out}\n{shown.err}"
+        self.note(arguments)
+        return shown
+
+    def note(self, arguments: tuple[str, ...]) -> None:
+        """Keep the calls since the last command as those of this one."""
         calls = self.aws.calls()
-        name = " ".join(word for word in arguments[:2] if not word.startswith("-"))
+        name = " ".join(arguments[:2]) if arguments[0] == "image" else arguments[0]
         self.calls.setdefault(name, []).extend(calls[self._seen :])
         self._seen = len(calls)
-        return shown
 
     def of(self, *commands: str) -> list[tuple[str, str, Any]]:
         return [
             (each.service, each.operation, each.request)
             for name, calls in self.calls.items() for each in calls
-            if name.startswith(commands)
+            if name in commands
         ]  # fmt: skip
 
     def wrong(self) -> list[str]:
@@ -106,6 +110,7 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     cycle("setup", "--yes")
     assert "Nothing to do." in cycle("setup", "--plan").out, "AWS has all that was asked for"
     submitter = submitter_policy(cycle.aws)
+    cycle.note(("the test",))
 
     cycle("image", "push", "python")
     cycle("image", "push", "controller")
@@ -123,8 +128,18 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     assert cycle.wrong() == []
     assert left_over(cycle.aws) == []
     used = cycle.of("submit", "ls", "explain", "sweep", "cancel")
-    found = refusals(submitter, used)
-    assert found == [], "SubmitterPolicy lacks: " + "; ".join(found)
+    lacking = {"SubmitterPolicy": refusals(submitter, used)}
+    for command in cycle.calls:
+        if command not in ("init", "doctor", "the test"):
+            lacking[command] = refusals(doctors_statements(cycle, command), cycle.of(command))
+    assert {name: found for name, found in lacking.items() if found} == {}
+
+
+def doctors_statements(cycle: Cycle, command: str) -> list[Any]:
+    """The statements that `doctor --policy` prints for a command, for people without an account."""
+    shown = cycle.cli("doctor", "--env", "dev", "--policy", command)
+    assert shown.code == 0, shown.err
+    return [each for line in shown.out.splitlines() for each in json.loads(line)["Statement"]]
 
 
 def submitter_policy(aws: MotoAws) -> list[Any]:
@@ -132,7 +147,7 @@ def submitter_policy(aws: MotoAws) -> list[Any]:
     iam = aws.client("iam")
     (policy,) = [
         each for each in iam.list_policies(Scope="Local")["Policies"]
-        if "SubmitterPolicy" in each["PolicyName"]
+        if each["PolicyName"].startswith("batchml-dev-submitter")
     ]  # fmt: skip
     version = iam.get_policy_version(PolicyArn=policy["Arn"], VersionId="v1")["PolicyVersion"]
     document = version["Document"]

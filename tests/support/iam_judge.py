@@ -12,27 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from tests.support.iam_actions import action_of
+
 Json = Mapping[str, Any]
 ACCOUNT = "123456789012"
 
-# botocore's service -> IAM's prefix, where they differ.
-_PREFIXES = {
-    "efs": "elasticfilesystem", "service-quotas": "servicequotas",
-    "resourcegroupstaggingapi": "tag",
-}  # fmt: skip
-# Calls that need no permission.
-_FREE = {"sts:GetCallerIdentity", "sts:GetSessionToken"}
-_S3 = {
-    "HeadObject": ("GetObject",), "HeadBucket": ("ListBucket",), "ListObjects": ("ListBucket",),
-    "ListObjectsV2": ("ListBucket",), "ListObjectVersions": ("ListBucketVersions",),
-    "DeleteObjects": ("DeleteObject",), "CreateMultipartUpload": ("PutObject",),
-    "UploadPart": ("PutObject",), "CompleteMultipartUpload": ("PutObject",),
-    "ListParts": ("ListMultipartUploadParts",), "CopyObject": ("GetObject", "PutObject"),
-}  # fmt: skip
-
 
 class Need(NamedTuple):
-    """An action on a resource. `context`: condition keys of the request."""
+    """An action on a resource, "" if the request does not tell. `context`: its condition keys."""
 
     action: str
     resource: str
@@ -44,8 +31,8 @@ class Need(NamedTuple):
 
 def needs_of(service: str, operation: str, request: Json, region: str = "us-east-1") -> list[Need]:
     """What the caller must be allowed for a call; empty for a call that needs no permission."""
-    prefix = _PREFIXES.get(service, service)
-    if f"{prefix}:{operation}" in _FREE:
+    action = action_of(service, operation)
+    if not action:
         return []
     if service == "s3":
         return list(_needs_of_s3(operation, request, region))
@@ -53,8 +40,8 @@ def needs_of(service: str, operation: str, request: Json, region: str = "us-east
     resources = find(request, _Arns(service, region)) if find else ["*"]
     tags = {"aws:ResourceTag/batchml:env": (_env_of(resources),)}
     return [
-        *(Need(f"{prefix}:{operation}", each, {**_keys(request), **tags}) for each in resources),
-        *_needs_beside(service, operation, request, resources, region),
+        *(Need(action, each, {**_keys(request), **tags}) for each in resources),
+        *_needs_beside(service, operation, request, resources),
     ]
 
 
@@ -74,11 +61,10 @@ def _keys(request: Json) -> dict[str, tuple[str, ...]]:
 
 
 def _needs_beside(
-    service: str, operation: str, request: Json, resources: Sequence[str], region: str
+    service: str, operation: str, request: Json, resources: Sequence[str]
 ) -> Iterator[Need]:
     if service == "batch" and operation != "TagResource" and request.get("tags"):
-        new = _Arns(service, region)("job/new")
-        own = [new] if operation == "SubmitJob" else resources[:1]
+        own = resources[-1:] if operation == "SubmitJob" else resources[:1]
         env = request["tags"].get("batchml:env", "")
         yield from (Need("batch:TagResource", each, {"aws:RequestTag/batchml:env": (env,)})
                     for each in own)  # fmt: skip
@@ -113,11 +99,15 @@ def _member(kind: str, key: str) -> Find:
 
 
 def _stack(request: Json, arns: _Arns) -> list[str]:
-    """A change set's or a detection's ARN does not name its stack."""
     name = request.get("StackName", "")
     if name.startswith("arn:"):
         return [name]
     return [arns(f"stack/{name}/id")] if name else ["*"]
+
+
+def _unnamed_stack(request: Json, arns: _Arns) -> list[str]:
+    """A change set's ARN does not name its stack."""
+    return [""]
 
 
 def _repositories(request: Json, arns: _Arns) -> list[str]:
@@ -139,6 +129,7 @@ def _submission(request: Json, arns: _Arns) -> list[str]:
     return [
         arns.named("job-queue", request["jobQueue"]),
         arns.named("job-definition", request["jobDefinition"]),
+        arns("job/new"),
     ]
 
 
@@ -167,6 +158,9 @@ _RESOURCES: dict[str, Find] = {
             "DetectStackDrift", "GetTemplate", "SetStackPolicy", "UpdateTerminationProtection",
         )
     },
+    "cloudformation:DeleteChangeSet": _unnamed_stack,
+    "cloudformation:DescribeChangeSet": _unnamed_stack,
+    "cloudformation:ExecuteChangeSet": _unnamed_stack,
     **{
         f"ecr:{operation}": _repositories
         for operation in (
@@ -185,16 +179,14 @@ _RESOURCES: dict[str, Find] = {
 
 def _needs_of_s3(operation: str, request: Json, region: str) -> Iterator[Need]:
     bucket, key = f"arn:aws:s3:::{request['Bucket']}", request.get("Key", "")
-    names = _S3.get(operation, (operation,))
     versions = False
     if operation == "DeleteObjects":
         objects = request["Delete"]["Objects"]
         versions = any("VersionId" in each for each in objects)
         key = objects[0]["Key"] if objects else "x"
-    for name in names:
-        where = f"{bucket}/{key}" if key else bucket
-        prefix = request.get("Prefix", "")
-        yield Need(f"s3:{name}", where, {"s3:prefix": (prefix,)} if not key else {})
+    where = f"{bucket}/{key}" if key else bucket
+    prefix = {} if key else {"s3:prefix": (request.get("Prefix", ""),)}
+    yield Need(action_of("s3", operation), where, prefix)
     if versions:
         yield Need("s3:DeleteObjectVersion", f"{bucket}/{key}")
     env = re.search(r"batchml-(.+)-\d{12}-", bucket)
@@ -235,7 +227,7 @@ def _applies(statement: Json, need: Need) -> bool:
     actions, resources = _list(statement["Action"]), _list(statement["Resource"])
     return (
         any(fnmatchcase(need.action.lower(), each.lower()) for each in actions)
-        and any(fnmatchcase(need.resource, each) for each in resources)
+        and (not need.resource or any(fnmatchcase(need.resource, each) for each in resources))
         and all(
             _holds(operator, key, [*map(str, _list(values))], need.context)
             for operator, pairs in statement.get("Condition", {}).items()
