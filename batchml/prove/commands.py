@@ -323,7 +323,8 @@ def _write_page(folder: ProofFolder, result: ProofResult, *, json_: bool) -> Non
         f"{result.count(None)} were not asked; {result.seconds:.0f} s, ${result.usd:.2f}."
     )
     if result.left:
-        print_line(f"Something is left. To remove it: {result.left}")
+        why = "Kept" if folder.record.kept else "Something is left"
+        print_line(f"{why}. To remove it: {result.left}")
     print_line(f"Page: {page}")
     if document["recording"]:
         print_line(f"Recording: {document['recording']}")

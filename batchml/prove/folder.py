@@ -93,9 +93,10 @@ class ProofFolder:
 def make_folder(
     state: Path, name: str, config: str, *, began: float, world: World, env: str,
     throw_away: bool = True, endpoint: str = "", config_path: str = "",
+    temporary: Path | None = None,
 ) -> ProofFolder:  # fmt: skip
     """Make the folders of a proof. `name` is its id; `config` is the content of a batchml.toml of
-    its own, unless it uses the one at `config_path`.
+    its own, unless it uses the one at `config_path`. `temporary` is by default the system's folder.
 
     Raises OSError; FileExistsError for an id that is taken.
     """
@@ -103,7 +104,7 @@ def make_folder(
     root.mkdir(parents=True, mode=0o700)
     lock = open(root / _LOCK, "wb")  # noqa: SIM115  (closed by `close`)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    work = tempfile.mkdtemp(prefix=f"batchml-{name}-")
+    work = tempfile.mkdtemp(prefix=f"batchml-{name}-", dir=temporary)
     own = root / "batchml.toml"
     if not config_path:
         own.write_text(config, "utf-8")

@@ -46,7 +46,7 @@ class Trial:
         name = f"prove-{os.urandom(3).hex()}"
         folder = make_folder(
             state, name, aws_config(name, "us-east-1", ""), began=0.0, world=world,
-            env=name, throw_away=throw_away,
+            env=name, throw_away=throw_away, temporary=state.parent,
         )  # fmt: skip
         commands = Commands({}, Path(folder.record.work), self.clock)
         self.proof = Proof(world, name, folder, commands, ("gpu", "nodes"), throw_away=throw_away)
@@ -77,8 +77,7 @@ class Trial:
 
 
 @pytest.fixture
-def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def trial(tmp_path: Path) -> Trial:
     return Trial(tmp_path / "state")
 
 
