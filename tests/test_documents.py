@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from batchml.cli.app import full_command
+from batchml.prove.claims import ASSUMPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -89,3 +90,41 @@ def test_its_links_lead_on(page: Path) -> None:
         ):
             bad.append(link)
     assert bad == []
+
+
+MARK = re.compile(r"\(U\)|\bunverified\b", re.IGNORECASE)
+OF_THE_MARK = ("batchml/prove/", "docs/prove.md")  # they speak of it
+
+
+def marked_lines() -> list[tuple[str, str]]:
+    """The lines with a mark: file, text with the line before and the line after it."""
+    paths = [ROOT / "README.md"]
+    for folder, pattern in (("docs", "*.md"), ("batchml", "*.py"), ("cfn", "*"), ("images", "*")):
+        paths += [path for path in (ROOT / folder).rglob(pattern) if path.is_file()]
+    found = []
+    for path in paths:
+        name = str(path.relative_to(ROOT))
+        if name.startswith(OF_THE_MARK) or "__pycache__" in name:
+            continue
+        lines = path.read_text("utf-8", "replace").splitlines()
+        for at, line in enumerate(lines):
+            if MARK.search(line):
+                found.append((name, " ".join(lines[max(at - 1, 0) : at + 2])))
+    return found
+
+
+def test_every_line_that_is_marked_as_unverified_has_a_row() -> None:
+    missing = [
+        f"{file}: {text}" for file, text in marked_lines()
+        if not any(row.file == file and row.words in text for row in ASSUMPTIONS)
+    ]  # fmt: skip
+    assert not missing, "\n".join(["add rows to ASSUMPTIONS of batchml/prove/claims.py:", *missing])
+
+
+def test_every_row_has_a_line_that_is_marked_as_unverified() -> None:
+    lines = marked_lines()
+    gone = [
+        row for row in ASSUMPTIONS
+        if not any(row.file == file and row.words in text for file, text in lines)
+    ]  # fmt: skip
+    assert not gone

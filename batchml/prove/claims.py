@@ -147,6 +147,7 @@ ASSUMPTIONS = (
         "docs/decisions/035-capacity.md", "is not bound to a queue",
         undecided="prove makes one queue for each kind of host",
     ),
+    Assumption("docs/decisions/046-missing-objects.md", "what S3 answers", ("missing-key",)),
     Assumption(
         "docs/decisions/045-environments.md", "a machine with a GPU",
         undecided="prove asks PyPI only for what its jobs need, which is nothing",

@@ -116,6 +116,7 @@ def prove_command(
         env=subject.env or name, throw_away=subject.is_throw_away, endpoint=subject.endpoint,
         config_path="" if subject.is_throw_away else settings.config or "",
     )  # fmt: skip
+    printer = StepPrinter()
     try:
         commands = Commands(child_environ(os.environ, folder), Path(folder.record.work), clock)
         proof = Proof(
@@ -124,8 +125,9 @@ def prove_command(
         )  # fmt: skip
         result = prove(
             proof, clock, max_cost=max_cost, keep=keep, say=say,
-            tell=(lambda _: None) if json_ else _print_step,
+            tell=(lambda _: None) if json_ else printer.print,
         )  # fmt: skip
+        printer.flush()
         _write_page(folder, result, json_=json_)
     finally:
         folder.close()
@@ -270,13 +272,35 @@ def _confirm_cost(
         raise typer.Exit(1)
 
 
+class StepPrinter:
+    """Prints a line for each step; steps that are not asked for the same reason share a line."""
+
+    def __init__(self) -> None:
+        self._skipped: list[str] = []
+        self._why = ""
+
+    def print(self, result: StepResult) -> None:
+        if any(each.held is not None for each in result.answers):
+            self.flush()
+            _print_step(result)
+            return
+        why = result.why or result.answers[0].why
+        if why != self._why:
+            self.flush()
+        self._skipped.append(result.step.name)
+        self._why = why
+
+    def flush(self) -> None:
+        """Print what waits for a step with the same reason."""
+        if self._skipped:
+            print_line(f"{'not asked':<12} {', '.join(self._skipped)}: {self._why}")
+        self._skipped = []
+
+
 def _print_step(result: StepResult) -> None:
     held = sum(each.held is True for each in result.answers)
     asked = sum(each.held is not None for each in result.answers)
     name = result.step.name
-    if not asked:
-        print_line(f"{name:<12} not asked: {result.why or result.answers[0].why}")
-        return
     figures = f"{held} of {asked} held {result.seconds:>6.1f} s  ${result.usd:.2f}"
     print_line(f"{name:<12} {figures}  {result.step.title}")
     for each in result.answers:

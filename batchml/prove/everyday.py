@@ -27,7 +27,9 @@ CANCELLED = 143
 def ask_doctor(proof: Proof) -> Iterator[ClaimAnswer]:
     found = proof.ask("doctor", "--json")
     problems = [
-        each["text"] for each in found.document.get("findings", ()) if each["mark"] == "problem"
+        " ".join((each["text"], *each["fix"]))
+        for each in found.document.get("findings", ())
+        if each["mark"] == "problem"
     ]
     why = "; ".join(problems) or found.describe()
     yield answer("doctor", found.code == 0, why, problems=len(problems))
@@ -94,7 +96,8 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
     key = facts.find("missing-key")
     missing = key.get("answer") == "missing"
     why = str(key.get("error") or f"the store took it for {key.get('answer', 'nothing known')}")
-    yield answer("missing-key", missing, why, status=key.get("status"))
+    names = key.get("namesListBucket")
+    yield answer("missing-key", missing, why, status=key.get("status"), namesListBucket=names)
 
 
 def _judge_file(proof: Proof, claim: str, *flags: str) -> ClaimAnswer:

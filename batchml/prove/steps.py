@@ -41,9 +41,9 @@ class ProofStep(Struct, frozen=True):
 STEPS = (
     ProofStep("doctor", "credentials, permissions, quotas", 30),
     ProofStep("setup", "make the environment", 330, usd=0.05, needs=("doctor",), throw_away=True),
-    ProofStep("plan", "plan a second time", 30, needs=("setup",)),
-    ProofStep("image", "push an image", 60, needs=("setup",)),
-    ProofStep("probe", "a run that looks around", 200, "cpu", needs=("setup", "image")),
+    ProofStep("plan", "plan a second time", 30, needs=("doctor", "setup")),
+    ProofStep("image", "push an image", 60, needs=("plan",)),
+    ProofStep("probe", "a run that looks around", 200, "cpu", needs=("plan", "image")),
     ProofStep("second", "a second run beside it", 20, "cpu", needs=("probe",)),
     ProofStep("array", "an array with a failing child", 60, "cpu", needs=("probe",)),
     ProofStep("sweep", "a detached sweep of two trials", 90, "cpu", needs=("probe",)),
@@ -110,14 +110,22 @@ def next_action(
         return Skip(step, "interrupted")
     if state.capped:
         return Skip(step, state.capped, capped=True)
-    missing = [need for need in step.needs if need in names and state.ended.get(need) != "done"]
+    missing = _missing(step, names, state)
     if missing:
-        return Skip(step, f"the step {missing[0]} did not end well")
+        return Skip(step, f"the step {missing} did not end well")
     usd = estimate(step, world)
     if state.spent + usd + _reserve(steps, world) > max_cost:
         why = f"the cap: ${state.spent:.2f} of ${max_cost:.2f} are spent, this needs ${usd:.2f}"
         return Skip(step, why, capped=True)
     return Ask(step)
+
+
+def _missing(step: ProofStep, names: Collection[str], state: ProofState) -> str:
+    """The step that did not end well, so that `step` and others cannot be asked; "" without one."""
+    for need in step.needs:
+        if need in names and state.ended.get(need) != "done":
+            return _missing(BY_NAME[need], names, state) or need
+    return ""
 
 
 def _decide_removal(step: ProofStep, state: ProofState, keep: bool) -> Ask | Skip:

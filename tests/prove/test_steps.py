@@ -85,6 +85,7 @@ def test_after_a_problem_of_doctor_nothing_is_made() -> None:
     actions = run_steps(ends={"doctor": "failed"})
     assert asked(actions) == ["doctor"]
     assert why(actions, "setup") == "the step doctor did not end well"
+    assert why(actions, "cancel") == "the step doctor did not end well", "the first cause"
     assert why(actions, "teardown") == "nothing was made"
 
 

@@ -114,12 +114,15 @@ def get_missing_key() -> "dict[str, Any]":
         from batchml.runtime.storage.backends import open_store
 
         client = open_bucket()
-        status = client.send("GET", key, accept=(403, 404)).status
+        found = client.send("GET", key, accept=(403, 404))
         bucket = os.environ["BATCHML_STORE"].split("/")[2]
         value = open_store(f"s3://{bucket}", os.environ).get(key)
     except (ImportError, LookupError, OSError) as error:
         return {"answer": "", "error": str(error)}
-    return {"answer": "missing" if value is None else "a value", "status": status}
+    return {
+        "answer": "missing" if value is None else "a value", "status": found.status,
+        "namesListBucket": b"s3:ListBucket" in found.body,
+    }  # fmt: skip
 
 
 def open_bucket() -> Any:
