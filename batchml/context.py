@@ -263,6 +263,13 @@ class Context:
             self.tell(endpoint.read_only)
         return endpoint
 
+    def check_system(self) -> None:
+        """Raise LocalServerError if the environment is `local` and this system is not Linux."""
+        if self.settings.is_local:
+            from batchml.local import control
+
+            control.check_system()
+
     def find_start_obstacle(self) -> str:
         """Return why the running embedded server cannot start programs now; "" if it can."""
         from batchml.aws.batch.resources import ComputeApi

@@ -24,6 +24,21 @@ START_LIMIT = 60.0  # seconds until a starting server must answer
 STOP_LIMIT = 15.0
 
 
+def check_system(system: str = sys.platform) -> None:
+    """Raise LocalServerError on a system other than Linux.
+
+    The server and the runners of jobs, with either executor, use process file descriptors, /proc,
+    abstract sockets and control groups.
+    """
+    if system != "linux":
+        name = "macOS" if system == "darwin" else system
+        raise LocalServerError(
+            f"The environment `local` needs Linux, and this is {name}. Name an environment in AWS "
+            "with --env (batchml init begins one), or run batchml in a Linux container: docker run "
+            '-it -v "$PWD":/work -w /work python:3.11 bash, and install it there.'
+        )
+
+
 def find_server(home: Home) -> ServerEndpoint | None:
     """The endpoint of the live server, or None.
 
@@ -81,6 +96,7 @@ def start_server(
 
     Raises LocalServerError; StateFolderBusy names the process that holds the folder.
     """
+    check_system()
     began = clock.monotonic()
     noticed = False
     while True:

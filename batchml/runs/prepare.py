@@ -87,6 +87,7 @@ def prepare(
     `images` maps names of groups to image references that replace the job's image.
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
+    context.check_system()
     notices: list[str] = []
     request = apply_script(context, request, notices)
     check_image_runs(context, request)

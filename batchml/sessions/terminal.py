@@ -167,10 +167,18 @@ class ExecOutcome:
         self.cut_by = 0  # the signal to this process that ended the command; 0: none
 
 
+def nonblocking_pipe() -> tuple[int, int]:
+    """A pipe whose ends do not block: `os.pipe2` does not exist on macOS."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
 def attach(stream: ExecStream, tty: bool) -> ExecOutcome:
     """Connect the command with our terminal, or with our input and output."""
     outcome = ExecOutcome()
-    wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wake, wake_write = nonblocking_pipe()
     has_ended = threading.Event()
 
     def cut(number: int) -> None:

@@ -106,6 +106,7 @@ class MachineCheck(Struct, frozen=True):
     home_trouble: str = ""
     home_free: int = 0  # free space for the state folder
     server_trouble: str = ""  # fault of the embedded server, if it runs
+    system_trouble: str = ""  # why this system cannot have the environment `local`
     engine: EngineCheck | None = None
     images_free: int | None = None  # free space for images; None: unknown
     wants_docker: bool = False  # `local` runs jobs in containers

@@ -41,6 +41,7 @@ def examine_machine(
     *,
     wants_docker: bool,
     server_trouble: str = "",
+    system_trouble: str = "",
 ) -> MachineCheck:
     """Examine this machine. `check` raises BatchmlError if the state folder must not be used."""
     engine = find_engine(environ.get("DOCKER_HOST") or _SOCKET)
@@ -52,6 +53,7 @@ def examine_machine(
         home_free=_free(home.root) or 0,
         disk=None if trouble else measure(home),
         server_trouble=server_trouble,
+        system_trouble=system_trouble,
         engine=engine,
         images_free=_free(Path(engine.root)) if engine.root else None,
         wants_docker=wants_docker,
@@ -164,6 +166,8 @@ def check_config(config: ConfigCheck) -> Iterator[Finding]:
 
 
 def check_machine(machine: MachineCheck) -> Iterator[Finding]:
+    if machine.system_trouble:
+        yield Finding("system", "problem", machine.system_trouble)
     yield from _check_home(machine)
     if machine.server_trouble:
         yield Finding("server", "problem", machine.server_trouble, ("batchml local status",))

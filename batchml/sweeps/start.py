@@ -268,6 +268,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
 
     Raises ConfigError with all the mistakes of the file and of its job, NotFound, UsageError.
     """
+    context.check_system()
     resolved = resolve_sweep(context, options)
     folder = resolved.job.folder
     commit_query = CommitQuery(folder)

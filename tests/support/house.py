@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.other_system import LINUX_ONLY
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "batchml"
 FOLDER_SIZE = 20  # files
@@ -237,7 +239,7 @@ def old_words() -> list[str]:
         for node in ast.walk(tree_of(path)):
             match node:
                 case ast.ClassDef(name=name) if name in names:
-                    found.append(f"{place(path)}:{node.lineno}: {name}")
+                    found.append(f"{place(path)}:{getattr(node, 'lineno', 0)}: {name}")
                 case ast.FunctionDef(name=name) if name in calls:
                     found.append(f"{place(path)}:{node.lineno}: {name}()")
     return sorted(found)
@@ -287,6 +289,37 @@ def _is_in_package(name: str) -> bool:
     return not is_ours or path.is_dir() or path.with_suffix(".py").exists()
 
 
+# Modules that only run on Linux, and modules that do without the names where they are missing.
+_ON_LINUX = (
+    "local/", "runtime/", "prove/probe/", "sessions/exec/container.py", "sessions/forward/local.py",
+    "sessions/forward/listener.py", "sessions/tensorboard/token_server.py",
+    "sweeps/control/lease.py",
+)  # fmt: skip
+
+
+def linux_only() -> list[str]:
+    """Names that Python has on Linux only, and files of /proc and /sys, in commands against AWS."""
+    names = {f"{module}.{name}" for module, text in LINUX_ONLY.items() for name in text.split()}
+    found = []
+    for path in paths():
+        if place(path).startswith(_ON_LINUX):
+            continue
+        for node in ast.walk(tree_of(path)):
+            name = ""
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = f"{node.value.id}.{node.attr}"
+            elif isinstance(node, ast.ImportFrom):
+                name = next((f"{node.module}.{each.name}" for each in node.names
+                             if f"{node.module}.{each.name}" in names), "")  # fmt: skip
+            elif isinstance(node, ast.Attribute) and node.attr == "prctl":
+                name = "prctl"
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value if node.value.startswith(("/proc/", "/sys/")) else ""
+            if name in names or name == "prctl" or name.startswith(("/proc/", "/sys/")):
+                found.append(f"{place(path)}:{getattr(node, 'lineno', 0)}: {name}")
+    return found
+
+
 def lines_of_code() -> int:
     """Lines without comments, docstrings and blanks."""
     count = 0
@@ -320,6 +353,7 @@ RULES: dict[str, Callable[[], list[str]]] = {
     "folders of more than 20 files": large_folders,
     "prefixes that four files of a folder share": shared_prefixes,
     "errors outside errors.py": errors_elsewhere,
+    "names of Linux in commands against AWS": linux_only,
     "words that the glossary replaces": old_words,
     "references of documents to what is not there": dead_references,
 }

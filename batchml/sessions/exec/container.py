@@ -29,6 +29,7 @@ from batchml.sessions.terminal import (
     attach,
     collect_output,
     lend_terminal,
+    nonblocking_pipe,
     notify_resizes,
     raw_mode,
     write_out,
@@ -137,7 +138,7 @@ class _PlainStream:
 
     def __init__(self, started: ContainerExec, tty: bool) -> None:
         self._started, self._stream, self._tty = started, started.stream, tty
-        self._wake, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake, self.wake_write = nonblocking_pipe()
         self.cut_by = 0  # the signal to this process that cut the stream; 0: none
 
     def cut(self, number: int) -> None:

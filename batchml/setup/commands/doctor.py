@@ -17,7 +17,7 @@ from batchml.cli.render import printable
 from batchml.clock import SystemClock
 from batchml.config.settings import Settings, load_settings
 from batchml.context import Context
-from batchml.errors import ConfigError, NotFound, UsageError, did_you_mean
+from batchml.errors import ConfigError, LocalServerError, NotFound, UsageError, did_you_mean
 from batchml.local import control
 from batchml.local.control import describe_silence, is_answering
 from batchml.local.executors.choice import DOCKER, read_choice
@@ -128,7 +128,19 @@ def _examine_machine(settings: Settings) -> Any:
 
     wants = settings.is_local and read_choice(home).executor == DOCKER
     trouble = _server_trouble(settings, home) if settings.is_local else ""
-    return examine_machine(os.environ, home, check, wants_docker=wants, server_trouble=trouble)
+    return examine_machine(
+        os.environ, home, check, wants_docker=wants, server_trouble=trouble,
+        system_trouble=_system_trouble() if settings.is_local else "",
+    )  # fmt: skip
+
+
+def _system_trouble() -> str:
+    """Why this system cannot have the environment `local`, or ""."""
+    try:
+        control.check_system()
+    except LocalServerError as error:
+        return str(error)
+    return ""
 
 
 def _server_trouble(settings: Settings, home: Home) -> str:
