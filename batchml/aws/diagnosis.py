@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from batchml.aws.batch.responses import to_run, to_summary
+from batchml.aws.bootstrap import MOST_MS, BootstrapFailure, parse_console
 from batchml.aws.errors import call
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
@@ -169,6 +170,42 @@ class Diagnosis:
             return next(map(to_instance, found), None)
 
         return self._ask("ec2:DescribeInstances", convert, InstanceIds=[instance_id])
+
+    def bootstrap_failure(
+        self, env: str, computes: Sequence[str], now: int
+    ) -> BootstrapFailure | None:
+        """Why the newest ended host of these compute environments did not join, in two calls.
+
+        `computes`: names in batchml.toml. `now`: in ms. None if its console shows no failed script,
+        or if the script succeeds now: a host has run for longer than a script may take.
+        """
+
+        def newest_first(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+            found = [each for group in answer["Reservations"] for each in group["Instances"]]
+            return sorted(found, key=lambda each: _ms(each.get("LaunchTime")), reverse=True)
+
+        filters = [
+            {"Name": "tag:batchml:env", "Values": [env]},
+            {"Name": "tag:batchml:name", "Values": list(computes)},
+        ]
+        hosts = self._ask("ec2:DescribeInstances", newest_first, Filters=filters) or []
+        up = [each for each in hosts if each["State"]["Name"] in ("pending", "running")]
+        gone = [each for each in hosts if each not in up]
+        if not gone or any(now - _ms(each.get("LaunchTime")) > MOST_MS for each in up):
+            return None
+        newest = gone[0]
+        tags = {each["Key"]: each["Value"] for each in newest.get("Tags", ())}
+
+        def convert(answer: Mapping[str, Any]) -> BootstrapFailure | None:
+            found = parse_console(answer.get("Output") or "")
+            if found is None:
+                return None
+            return BootstrapFailure(
+                tags.get("batchml:name", ""), newest["InstanceId"], *found,
+                ended=len(gone), starting=len(up), at=_ms(newest.get("LaunchTime")),
+            )  # fmt: skip
+
+        return self._ask("ec2:GetConsoleOutput", convert, InstanceId=newest["InstanceId"])
 
     # --- The log ----------------------------------------------------------------------------
 

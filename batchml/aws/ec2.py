@@ -12,13 +12,14 @@ launch templates"; Amazon ECS Developer Guide, "Container agent configuration".
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from shlex import quote
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from batchml.aws.bootstrap import make_bootstrap, pack_script, script_hash
 from batchml.aws.errors import call, read_entries
 from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, WorkspaceMount, owner_tags
 from batchml.aws.session import Session
@@ -56,10 +57,12 @@ def make_user_data(
     has_gpus: bool = False,
     lets_privileged: bool = False,
     is_spot: bool = False,
+    bootstrap: str = "",
 ) -> str:
     """The user data of an instance before base64. Raises ConfigError if it exceeds 16 KB.
 
-    `stop_seconds` is the time that a container has between SIGTERM and SIGKILL.
+    `stop_seconds` is the time that a container has between SIGTERM and SIGKILL. `bootstrap`: the
+    packed bootstrap script.
     """
     parts = [UserDataPart("boothook", _firewall())]
     mount = _mount(workspace)
@@ -67,6 +70,8 @@ def make_user_data(
         parts.append(UserDataPart("boothook", mount))
     if is_spot:
         parts.append(UserDataPart("boothook", _notices()))
+    if bootstrap:
+        parts.append(UserDataPart("boothook", make_bootstrap(bootstrap)))
     parts.append(UserDataPart("script", _agent(stop_seconds, has_gpus, lets_privileged)))
     return to_mime(parts)
 
@@ -242,14 +247,18 @@ class LaunchTemplate(Struct, frozen=True):
     content: str
 
 
-def compute_user_data(site: Site, compute: Compute) -> str:
+def compute_user_data(
+    site: Site, compute: Compute, pack: Callable[[str], str] = pack_script
+) -> str:
     """The user data for the instances of a compute environment."""
+    script = site.scripts.get(compute.bootstrap, "")
     return make_user_data(
         workspace=site.workspace,
         stop_seconds=compute.stop_seconds,
         has_gpus=compute.has_gpus,
         lets_privileged=site.lets_privileged(compute),
         is_spot=compute.spot,
+        bootstrap=pack(script) if script else "",
     )
 
 
@@ -282,13 +291,25 @@ def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str
         data["CapacityReservationSpecification"] = _reservation(reserved)
     if compute.capacity_block:
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    content = json.dumps(_comparable(site, compute, data), sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
     return {
         "LaunchTemplateName": site.named(name),
         "VersionDescription": f"{_HASH_PREFIX}{digest[:40]}",
         "LaunchTemplateData": data,
         "TagSpecifications": [{"ResourceType": "launch-template", "Tags": _pairs(tags)}],
     }
+
+
+def _comparable(site: Site, compute: Compute, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The content of a template that decides its hash.
+
+    A script counts by its text: another version of zlib compresses it to other bytes, and a plan on
+    another machine would replace all instances.
+    """
+    if not site.scripts.get(compute.bootstrap):
+        return data
+    return {**data, "UserData": compute_user_data(site, compute, pack=script_hash)}
 
 
 def content_hash(request: Mapping[str, Any]) -> str:

@@ -90,6 +90,7 @@ _ARNS = {
     "ecs:{region}:{account}:task/batchml-{env}-*",
     "host": "ecs:{region}:{account}:container-instance/AWSBatch-batchml-{env}-* "
     "ecs:{region}:{account}:container-instance/batchml-{env}-*",
+    "own instance": "ec2:{region}:{account}:instance/*",
     # AWS's own document: its ARN names no account.
     "forwarding": "ssm:{region}::document/AWS-StartPortForwardingSession",
     # One's own sessions: Session Manager, "Quickstart default IAM policies".
@@ -111,6 +112,7 @@ _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "passed job role": {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
     "own job": {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}},
+    "own instance": {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}},
     # The bucket's key. It is named by its alias, since its id is known only after setup.
     "data key": {
         "StringEquals": {"kms:ViaService": "s3.{region}.{suffix}"},
@@ -216,6 +218,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "ec2:DescribeInstanceTypes ec2:DescribeImages ec2:DescribeInstances",
         "stack": "DescribeStacks",
         "cluster": "ecs:ListContainerInstances",
+        "own instance": "ec2:GetConsoleOutput",
         "stream": "logs:GetLogEvents",
         "job log": "logs:FilterLogEvents",
         "results": "s3:GetObject",
@@ -282,7 +285,8 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     # The account is examined with these; what may not be read is said.
     "doctor": {
         ANY: "iam:SimulatePrincipalPolicy iam:GetRole ec2:DescribeRegions ec2:DescribeVpcs "
-        "ec2:DescribeAddresses ec2:DescribeCapacityReservations servicequotas:ListServiceQuotas "
+        "ec2:DescribeAddresses ec2:DescribeCapacityReservations ec2:DescribeImages "
+        "servicequotas:ListServiceQuotas "
         "batch:DescribeComputeEnvironments batch:DescribeJobQueues cloudformation:ListStacks "
         "logs:DescribeLogGroups",
         "any repository": "DescribeRepositories",

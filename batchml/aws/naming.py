@@ -64,6 +64,7 @@ class Site(Struct, frozen=True):
     tags: dict[str, str] = {}
     project: str = ""  # on `local`: the project to which the resources belong
     shared: frozenset[str] = frozenset()  # compute environments that `named` does not make
+    scripts: Mapping[str, str] = {}  # the texts of bootstrap scripts, by their names
 
     @property
     def is_local(self) -> bool:

@@ -6,6 +6,7 @@ The other modules of this folder make no calls to AWS.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -118,13 +119,14 @@ def explain_from_aws(
     search: LocalSearch = lambda *_: LocalFindings(),
     held_runs: Callable[[], Sequence[str]] = tuple,
     resuming: Callable[[Run], str] = lambda _: RESUMES,
+    scripts: Mapping[str, str] = MappingProxyType({}),
 ) -> ExplainedRun:
     """Say why a run waits or failed, in at most as many calls as `diagnosis` may make.
 
     `record`: the run in the history, in case AWS Batch has forgotten it. `search` looks on this
     machine for a file that the run did not find. `held_runs` lists job ids of notebooks and
     `alloc`s, which may hold the resources that a run waits for. `resuming` says what a rerun finds
-    of what the run has saved.
+    of what the run has saved. `scripts`: the bootstrap scripts of hosts, by compute environment.
 
     Raises NotFound if neither AWS Batch nor the history knows the run, and AccessError,
     ServiceError or ServiceUnreachable if the first call fails.
@@ -146,7 +148,8 @@ def explain_from_aws(
         ended = EndedRun(run, commands, max_cost=cost, variables=variables, resuming=resuming(run))
         explanation = _explain_ended(diagnosis, ended, search)
     elif found:
-        explanation = _explain_waiting(diagnosis, WaitingRun(run, now, commands), clock, held_runs)
+        waiting = WaitingRun(run, now, commands, scripts=scripts)
+        explanation = _explain_waiting(diagnosis, waiting, clock, held_runs)
     else:
         explanation = _explain_unlisted(run, commands, now)
     failed_calls = tuple(diagnosis.failed_calls)
@@ -259,7 +262,7 @@ def _explain_waiting(
         if waiting.run.status.is_terminal:  # it ended meanwhile
             return why_ended(EndedRun(waiting.run, waiting.commands))
     # Count these questions as asked, so that no cause waits for their answers.
-    asked = waiting.asked | {AwsQuestion.FAILED, AwsQuestion.CHILD}
+    asked = waiting.asked | {AwsQuestion.FAILED, AwsQuestion.CHILD, AwsQuestion.BOOTSTRAP}
     found = why_waits(replace(waiting, asked=asked))
     if found.cause == "full":
         found = add_held_runs(found, _held_runs(diagnosis, waiting, held_runs()), waiting.commands)
@@ -359,6 +362,9 @@ _ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {
     AwsQuestion.IMAGE: lambda ask, waiting: {
         "architecture": ask.architecture(next(e.ami for e in waiting.environments if e.ami))
     },
+    AwsQuestion.BOOTSTRAP: lambda ask, waiting: {
+        "bootstrap": ask.bootstrap_failure(waiting.commands.env, waiting.scripted, waiting.now)
+    },
     AwsQuestion.ACTIVITIES: lambda ask, waiting: {
         "activities": ask.activities([each.name for each in waiting.usable])
     },
@@ -412,12 +418,17 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
 
     explained = explain_from_aws(
         diagnosis, job_id, record, commands, context.clock, search_locally, held_runs,
-        lambda run: describe_resuming(context, run),
+        lambda run: describe_resuming(context, run), _bootstrap_scripts(context),
     )  # fmt: skip
     explained = add_workers(context, explained, record, commands)
     explained = add_idleness(context, explained, record, commands)
     explanation = diagnosis.named(explained.explanation)
     return replace(explained, explanation=explanation, note=refused_submission(context, word))
+
+
+def _bootstrap_scripts(context: Context) -> dict[str, str]:
+    described = context.settings.environment.compute
+    return {name: each.bootstrap for name, each in described.items() if each.bootstrap}
 
 
 def variables_of_user(run: Run, record: Record) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ meanwhile AWS Batch reports problems that pass.
 """
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
 
+from batchml.aws.bootstrap import BootstrapFailure
 from batchml.explain.suggest import (
     CommandWriter,
     describe_memory,
@@ -37,7 +39,7 @@ SOON = 60_000  # ms within which AWS Batch examines a new job
 
 
 class AwsQuestion(StrEnum):
-    """A question, which is one call to AWS."""
+    """A question, which is one call to AWS; two for BOOTSTRAP."""
 
     DEPENDENCIES = "dependencies"
     FAILED = "failed"
@@ -49,6 +51,7 @@ class AwsQuestion(StrEnum):
     HEAD = "head"
     TYPES = "types"
     IMAGE = "image"
+    BOOTSTRAP = "bootstrap"
     ACTIVITIES = "activities"
     HOSTS = "hosts"
     AGAIN = "again"
@@ -77,6 +80,8 @@ class WaitingRun(Struct, frozen=True):
     architecture: str | None = None  # of the user's own AMI; "" if the AMI does not exist
     activities: tuple[ScalingActivity, ...] | None = None
     hosts: int | None = None  # hosts in the cluster of the largest compute environment
+    scripts: Mapping[str, str] = {}  # bootstrap scripts by compute environments of batchml.toml
+    bootstrap: BootstrapFailure | None = None
 
     @property
     def reason(self) -> str:
@@ -111,6 +116,19 @@ class WaitingRun(Struct, frozen=True):
     def usable(self) -> tuple[ComputeState, ...]:
         """The queue's compute environments that can take runs."""
         return tuple(each for each in self.environments if each.is_enabled and is_usable(each))
+
+    @property
+    def scripted(self) -> tuple[str, ...]:
+        """The compute environments, by their names in batchml.toml, whose script may have failed.
+
+        AWS Batch wants hosts there, or has given up.
+        """
+        wanted = [
+            re.sub(r"-r[0-9]+$", "", self.commands.bare(each.name))
+            for each in self.environments
+            if each.is_enabled and (each.desired_vcpus or not is_usable(each))
+        ]
+        return tuple(name for name in wanted if name in self.scripts)
 
     @property
     def vcpus(self) -> int:
@@ -263,6 +281,27 @@ def launch_failed(waiting: WaitingRun) -> Explanation | None:
     )  # fmt: skip
 
 
+def bootstrap_failed(waiting: WaitingRun) -> Explanation | None:
+    """Hosts run a script of the user's before they join, and it has failed on the newest one."""
+    found = waiting.bootstrap
+    if found is None:
+        return None
+    ended = f"host {found.host}, launched {describe_time(waiting.now - found.at)} ago: {found.why}"
+    evidence = [ended, f"hosts that have ended within about an hour: {found.ended}"]
+    if found.starting:
+        evidence.append(f"{found.starting} start now: if you have corrected the script, wait")
+    disable = waiting.commands.batchml("compute", "update", found.compute, "--disable")
+    return Explanation(
+        "bootstrap-failed",
+        f"Hosts of {found.compute} start and leave: their bootstrap script "
+        f"{waiting.scripts.get(found.compute, '')} fails, so they never join.",
+        (*evidence, *(f"  {line}" for line in found.lines)),
+        "Correct the script and run setup. Until then AWS Batch starts, and bills, host after "
+        f"host; to stop that: {disable}",
+        waiting.commands.batchml("setup"),
+    )  # fmt: skip
+
+
 def hosts_not_joining(waiting: WaitingRun) -> Explanation | None:
     """Hosts were started long ago, and none has joined the cluster."""
     if waiting.hosts != 0 or waiting.is_early or not waiting.desired_vcpus:
@@ -402,6 +441,8 @@ def environment_invalid(waiting: WaitingRun) -> Explanation | None:
     if reason.startswith(CANNOT_START):
         return machine_cannot_start(reason)
     if _NO_HOST_JOINED in reason:
+        if waiting.scripted and AwsQuestion.BOOTSTRAP not in waiting.asked:
+            return None
         return Explanation(
             "hosts-not-joining",
             f"Hosts of {waiting.commands.bare(bad[0].name)} started and never joined its cluster, "

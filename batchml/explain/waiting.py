@@ -433,6 +433,7 @@ Cause = Callable[[WaitingRun], Explanation | None]
 _CERTAIN: tuple[Cause, ...] = (
     queue_gone,
     compute.no_compute,
+    compute.bootstrap_failed,
     compute.environment_invalid,
     compute.environment_disabled,
     consumable,
@@ -492,6 +493,8 @@ def _plan(waiting: WaitingRun) -> Iterator[AwsQuestion]:
 
 def _plan_in_aws(waiting: WaitingRun) -> Iterator[AwsQuestion]:
     reason = waiting.reason
+    if waiting.scripted:
+        yield AwsQuestion.BOOTSTRAP
     if reason.startswith("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"):
         yield AwsQuestion.TYPES
         yield AwsQuestion.SNAPSHOT

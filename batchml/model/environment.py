@@ -73,6 +73,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""  # fmt: skip
     bid_percentage: Annotated[int, Meta(ge=1, le=100)] | None = None
     ami: str = ""  # "": the AMI of the environment
+    bootstrap: str = ""  # a script that hosts run before they join; relative to batchml.toml
     disk: str | int = "100 GiB"
     placement_group: str = ""  # "cluster": `setup` creates one; else the name of an existing one
     capacity_reservation: str = ""

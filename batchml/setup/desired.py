@@ -61,7 +61,8 @@ class SetupSpec(Struct, frozen=True):
     RegisterJobDefinition requests of the environment's jobs, by name. `project`: the project to
     which the resources on `local` belong. `shared`: compute environments that queues use by their
     names in AWS, because batchml.toml does not describe them. `rebuild_of`: the ContentVersion of
-    the machine image that is to be built anew.
+    the machine image that is to be built anew. `scripts`: the texts of bootstrap scripts, by their
+    names in batchml.toml.
     """
 
     name: str
@@ -71,6 +72,7 @@ class SetupSpec(Struct, frozen=True):
     project: str = ""
     shared: frozenset[str] = frozenset()
     rebuild_of: str = ""
+    scripts: Mapping[str, str] = {}
 
     @property
     def is_local(self) -> bool:
@@ -90,7 +92,7 @@ def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
     flat = {key: value for inner in outputs.values() for key, value in inner.items()}
     if spec.environment.storage.shared_with:
         flat = sharing.with_shared_outputs(flat, current)
-    site = make_site(spec.name, spec.environment, flat, spec.project)
+    site = replace(make_site(spec.name, spec.environment, flat, spec.project), scripts=spec.scripts)
     batch = _batch(spec, replace(site, shared=spec.shared), current)
     if spec.is_local:
         return WantedState(**batch, definitions=dict(spec.definitions(Platform())))

@@ -168,6 +168,7 @@ max_vcpus = 16
 #spot = false
 #allocation_strategy = "BEST_FIT_PROGRESSIVE" # spot: SPOT_PRICE_CAPACITY_OPTIMIZED
 #ami = "ecs-gpu"                       # default: that of the environment
+#bootstrap = ""                         # a script, relative to this file, that hosts run first
 #disk = "100 GiB"                      # of each instance; it holds the images
 #placement_group = ""                  # cluster: hosts close together, for multi-node jobs
 #capacity_reservation = ""             # cr-0123..., open or none

@@ -5,6 +5,7 @@ What a command says and does in a person's terminal is seen here; `tests/setup/t
 has every failure and interruption.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,3 +181,58 @@ def test_env_show_without_credentials_shows_the_file_and_says_what_is_missing(aw
     code, out, err = aws("env", "show", "dev")
     assert (code, "compute.gpu.max_vcpus" in out) == (0, True), out + err
     assert "images of its hosts are not known" in err
+
+
+def with_bootstrap(aws: Aws, name: str) -> None:
+    (aws.cli.folder / "batchml.toml").write_text(
+        CONFIG.replace("max_vcpus = 8\n", f'max_vcpus = 8\nbootstrap = "{name}"\n', 1)
+    )
+
+
+def test_a_bootstrap_script_and_its_changes_are_in_the_plan(aws: Aws) -> None:
+    script = aws.cli.folder / "on_create.sh"
+    with_bootstrap(aws, script.name)
+    script.write_text("#!/bin/bash\ndnf install -y htop\n")
+    code, out, err = aws("setup", "--yes")
+    assert code == 0, out + err
+    code, out, err = aws("setup", "--plan")
+    assert (code, "Nothing to do." in out) == (0, True), out + err
+
+    script.write_text("#!/bin/bash\ndnf install -y htop jq\n")
+    code, out, err = aws("setup", "--plan")
+    assert code == 2, out + err
+    assert "update   launch template batchml-dev-gpu" in out
+    assert "version 2" in out and "its instances are replaced" in out
+
+    code, out, err = aws("setup", "--env", "local", "--plan")
+    assert "bootstrap of gpu does nothing on local." in out + err
+
+    script.unlink()
+    code, out, err = aws("setup", "--yes")
+    assert (code, "on_create.sh does not exist" in err) == (78, True), out + err
+    code, out, err = aws("teardown", "--plan")
+    assert code == 2, "a lost script prevents no teardown: " + out + err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"\x7fELF\x00\x00\xff", "is no text"),
+        (b"#!/bin/sh\r\necho\r\n", "Windows line ends"),
+        (b"echo hello\n", "does not name its interpreter"),
+        (b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark"),
+        (b"#!/bin/sh\n" + os.urandom(9000).hex().encode(), "when it is compressed; at most 8192"),
+        (b"#!/bin/sh\n" + b"#" * 300_000, "at most 262144"),
+    ],
+    ids=["empty", "binary", "CRLF", "no interpreter", "BOM", "too large", "much too large"],
+)
+def test_a_script_that_no_host_could_run_is_refused_before_aws_is_asked(
+    aws: Aws, content: bytes, words: str
+) -> None:
+    (aws.cli.folder / "on_create.sh").write_bytes(content)
+    with_bootstrap(aws, "on_create.sh")
+    code, out, err = aws("setup", "--plan")
+    assert (code, words in err) == (78, True), out + err
+    assert "env.dev.compute.gpu.bootstrap" in err
+    assert not aws.account.calls

@@ -29,6 +29,7 @@ from tests.support.explain_world import (
     compute,
     host_type,
     job,
+    moment,
     queue,
     snapshot,
 )
@@ -297,6 +298,96 @@ def test_each_cause_is_told_by_at_most_six_calls(aws: Aws, name: str) -> None:
     assert not command or found.command.endswith("--env dev") or command.startswith("aws ")
     assert len(calls) <= 6
     assert not told.failed_calls
+
+
+# --- a bootstrap script that fails ----------------------------------------------------------
+
+CONSOLE = """\
+[   17.1] systemd[1]: Starting ECS agent\r
+batchml-bootstrap: exit code 3 after 12 s\r
+batchml-bootstrap| installing lustre\r
+batchml-bootstrap| no such package\r
+[   33.0] systemd[1]: Powering off\r
+"""
+SCRIPTS = {"gpu": "on_create.sh"}
+
+
+def instance(state: str, launched: float, name: str = "i-0abc") -> dict[str, Any]:
+    tags = [{"Key": "batchml:name", "Value": "gpu"}]
+    return {
+        "InstanceId": name, "LaunchTime": moment(launched), "State": {"Name": state}, "Tags": tags
+    }  # fmt: skip
+
+
+def hosts(*instances: dict[str, Any], console: str | None = CONSOLE, **more: Any) -> World:
+    output = {"InstanceId": "i-0abc", **({"Output": console} if console is not None else {})}
+    return World(
+        more.pop("run", job(age=40)), DescribeInstances={"Reservations": [
+            {"Instances": list(instances)}]}, GetConsoleOutput=output, **more,
+    )  # fmt: skip
+
+
+DIED = [instance("terminated", 35, "i-0old"), instance("terminated", 20)]
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        hosts(*DIED),
+        hosts(*DIED, run=job(text=TOO_LARGE)),
+        hosts(*DIED, run=job(text=ACTION), DescribeComputeEnvironments=environments(
+            status="INVALID", statusReason=NEVER_JOINED)),
+        hosts(*DIED, DescribeComputeEnvironments=environments(computeEnvironmentName=f"{CE}-r2"),
+              DescribeJobQueues=queues(computeEnvironmentOrder=[
+                  {"order": 1, "computeEnvironment": f"{CE}-r2"}])),
+    ],
+    ids=["at the head", "AWS calls it too large", "INVALID", "a replacement"],
+)  # fmt: skip
+def test_a_bootstrap_script_that_fails_is_told_with_its_last_lines_and_what_it_costs(
+    aws: Aws, world: World
+) -> None:
+    told, calls = aws.explain(world, scripts=SCRIPTS)
+    found = told.explanation
+    assert (found.cause, found.is_problem) == ("bootstrap-failed", True), (found, calls)
+    assert "script on_create.sh fails" in found.verdict
+    assert found.evidence == (
+        "host i-0abc, launched 20 min ago: exit code 3 after 12 s",
+        "hosts that have ended within about an hour: 2",
+        "  installing lustre", "  no such package",
+    )  # fmt: skip
+    assert "bills, host after host" in found.fix
+    assert "batchml compute update gpu --disable --env dev" in found.fix
+    assert found.command == "batchml setup --env dev"
+
+
+@pytest.mark.parametrize(
+    ("world", "cause"),
+    [
+        (hosts(*DIED, console="Linux version 6.1\r\n"), "undetermined"),
+        (hosts(*DIED, console=None), "undetermined"),  # EC2 has no output yet
+        (hosts(*DIED, instance("running", 30)), "undetermined"),  # the script succeeds
+        (hosts(), "undetermined"),
+        (hosts(*DIED, GetJobQueueSnapshot=snapshot(ID, used=64), console=""), "full"),
+    ],
+    ids=["another end", "no console", "a host that stays", "no host", "full"],
+)
+def test_hosts_that_end_for_another_reason_are_not_blamed_on_the_script(
+    aws: Aws, world: World, cause: str
+) -> None:
+    found = aws.explain(world, scripts=SCRIPTS)[0].explanation
+    assert found.cause == cause, found
+
+
+def test_a_newer_host_may_have_the_corrected_script(aws: Aws) -> None:
+    world = hosts(*DIED, instance("running", 3, "i-0new"))
+    found = aws.explain(world, scripts=SCRIPTS)[0].explanation
+    assert found.cause == "bootstrap-failed"
+    assert "1 start now: if you have corrected the script, wait" in found.evidence
+
+
+def test_where_no_script_is_described_no_console_is_read(aws: Aws) -> None:
+    _, calls = aws.explain(hosts(*DIED))
+    assert "DescribeInstances" not in calls
 
 
 SEATS = [

@@ -171,12 +171,15 @@ class Aws:
         record: Record | None = None,
         most: int = MOST_CALLS,
         job_id: str = ID,
+        scripts: Mapping[str, str] = {},
     ) -> tuple[ExplainedRun, list[str]]:
         """What is told of the run, and the operations that were called for it."""
         self.world = world
         self.session.calls.clear()
         self.clock = FakeClock(NOW)
-        told = explain_from_aws(Diagnosis(self.session, most), job_id, record, commands, self.clock)
+        told = explain_from_aws(
+            Diagnosis(self.session, most), job_id, record, commands, self.clock, scripts=scripts
+        )
         calls = [name for name, _ in self.session.calls]
         assert told.calls == len(calls) <= MOST_CALLS, calls
         return told, calls

@@ -148,7 +148,7 @@ def teardown(
 ) -> None:
     """Delete an environment, in the order that AWS needs. Resources with data stay."""
     context = open_context(env)
-    subject = read_subject(context)
+    subject = read_subject(context, has_hosts=False)
     check: Callable[[], object] = lambda: None  # noqa: E731
     if delete_file_system and not delete_data:
         check = partial(check_archived, context, allow_loss or ())

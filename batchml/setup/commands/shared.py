@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.bootstrap import read_script
 from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
 from batchml.aws.naming import Platform
@@ -17,7 +19,7 @@ from batchml.aws.s3 import empty_bucket
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import table
 from batchml.context import Context
-from batchml.errors import INTERRUPTED, NotFound, UsageError
+from batchml.errors import INTERRUPTED, ConfigError, NotFound, UsageError
 from batchml.jobs.find import ImageSource
 from batchml.model.environment import LOCAL, Compute, Environment, Queue
 from batchml.resources import shipped_folder
@@ -38,9 +40,15 @@ class SetupSubject(Struct, frozen=True):
     image_sources: tuple[ImageSource, ...] = ()
 
 
-def read_subject(context: Context, like: str | None = None) -> SetupSubject:
-    """The environment of a command. Raises ConfigError, NotFound."""
+def read_subject(
+    context: Context, like: str | None = None, *, has_hosts: bool = True
+) -> SetupSubject:
+    """The environment of a command. Raises ConfigError, NotFound.
+
+    `has_hosts`: whether the command makes hosts, so that their bootstrap scripts are read.
+    """
     environment, notes = choose_description(context, like)
+    scripts = _read_scripts(context, environment, notes) if has_hosts else {}
     jobs, more = _jobs(context, environment)
     sources = tuple(job.image_source for job in jobs if job.image_source is not None)
 
@@ -52,8 +60,26 @@ def read_subject(context: Context, like: str | None = None) -> SetupSubject:
         short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
     }
     project = context.project if context.settings.is_local else ""
-    spec = SetupSpec(context.env, environment, templates, definitions, project)
+    spec = SetupSpec(context.env, environment, templates, definitions, project, scripts=scripts)
     return SetupSubject(spec, (*notes, *more), sources)
+
+
+def _read_scripts(context: Context, environment: Environment, notes: list[str]) -> dict[str, str]:
+    """The bootstrap scripts by their names. Raises ConfigError with the mistakes of all."""
+    users = {name: each.bootstrap for name, each in environment.compute.items() if each.bootstrap}
+    config = context.settings.config
+    if context.settings.is_local or config is None:
+        if users:
+            notes.append(f"bootstrap of {', '.join(users)} does nothing on local.")
+        return {}
+    scripts, mistakes = dict[str, str](), list[str]()
+    for name, script in users.items():
+        text, wrong = read_script(Path(config).parent, script)
+        scripts[script] = text
+        mistakes += [f"env.{context.env}.compute.{name}.bootstrap: {each}" for each in wrong]
+    if mistakes:
+        raise ConfigError(config, mistakes)
+    return scripts
 
 
 def choose_description(context: Context, like: str | None) -> tuple[Environment, list[str]]:
