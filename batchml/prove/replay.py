@@ -189,7 +189,7 @@ def _name(call: RecordedCall) -> str:
 
 def _show(value: Any) -> str:
     if value is None:
-        return _ABSENT
+        return "null or absent"
     if isinstance(value, (dict, list)):
         return f"{len(value)} {'members' if isinstance(value, dict) else 'items'}"
     return value if isinstance(value, str) else json.dumps(value)
@@ -361,7 +361,7 @@ class _Replay:
         elif name in _TEXTS:
             if not has_same_wording(old, new):
                 self._note(call, path, wording(old), wording(new))
-        elif (shape is not None and shape.enum) or name in ("status", "state"):
+        elif getattr(shape, "enum", None) or name in ("status", "state"):
             self._note(call, path, old, new)
         elif not self._pairs.learn(old, new):
             self._note(call, path, self._pairs.find(old), new)
@@ -523,6 +523,8 @@ class _Pairs:
             return value
         found = self.find(value)
         self._sent[found] = value
+        if found == value:
+            self._found.setdefault(value, value)  # our own name stands for itself
         return found
 
 

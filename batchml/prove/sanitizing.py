@@ -37,6 +37,7 @@ _ID_KINDS = (
     "|vpce|vol|snap|key|cr|pg|r|dra|task"
 )
 _ID = re.compile(rf"({_ID_KINDS})-([0-9a-f]{{8,17}})")
+_UNIQUE_ID = re.compile(r"A(KI|SI|RO|ID|IP|NP|GP)A[A-Z0-9]{12,28}")  # IAM User Guide, identifiers
 _SEPARATORS = re.compile(r"([/:@=,;|\s()\[\]{}<>\"'?&#!*$\\^`~+]+)")
 # Literal parts of ARNs, paths and addresses, whoever owns them.
 _LITERALS = """
@@ -81,6 +82,7 @@ _DOCUMENTS = {"TemplateBody", "PriceList", "UserData", "userData", "data", "Poli
               "AssumeRolePolicyDocument", "Policy", "policyText", "PolicyInputList"}  # fmt: skip
 _WHOLE_MAPS = {"tags", "Tags", "parameters", "Metadata", "metadata"}
 _PAIRS = {"tags", "Tags", "TagSet", "TagSpecifications", "environment", "Environment"}
+_NAMING = ("name", "names", "arn", "arns", "queue", "queues", "definition", "environment", "id")
 _OUR_KEY = re.compile(r"(batchml:[a-z-]+|aws:[a-z:-]+|BATCHML_[A-Z_]+|AWS_[A-Z_]+|Name)")
 # What AWS says in messages and its documentation does not have as a word.
 _MORE_WORDS = "exited please unable healthy wasn isn doesn couldn didn"
@@ -92,8 +94,8 @@ def sanitize(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
 
     Two rounds: the first learns all names, which the second replaces in messages too.
     """
-    known = Replacements()
     words = vocabulary(tuple(sorted({*_EVERYWHERE, *(call.service for call in calls)})))
+    known = Replacements(words)
     for _ in range(2):
         known.begin_round()
         cleaned = [_Sanitizer(known, words).clean(call) for call in calls]
@@ -103,15 +105,17 @@ def sanitize(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
 class Replacements:
     """Original -> replacement, counted by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: frozenset[str]) -> None:
         self.by_original: dict[str, str] = {}
         self.made: set[str] = set()
+        self.names: set[str] = set()  # originals from members that name something
+        self._words = words
         self._counts: dict[str, int] = {}
         self._names: re.Pattern[str] | None = None
 
     def begin_round(self) -> None:
         """Look for all names that are known by now in the messages of this round."""
-        names = [each for each, new in self.by_original.items() if _may_be_in_text(each, new)]
+        names = [each for each, new in self.by_original.items() if self._is_in_texts(each, new)]
         names.sort(key=len, reverse=True)
         joined = "|".join(map(re.escape, names))
         self._names = re.compile(rf"(?<![\w-])(?:{joined})(?![\w-])") if names else None
@@ -124,14 +128,16 @@ class Replacements:
             self.made.add(found)
         return found
 
+    def _is_in_texts(self, original: str, new: str) -> bool:
+        """Whether to look for an original in messages: for a plain word only if it is a name."""
+        if len(original) < 3 or new.startswith("value-"):
+            return False
+        return original in self.names or original.lower() not in self._words
+
     def replace_names(self, text: str) -> str:
         if self._names is None:
             return text
         return self._names.sub(lambda match: self.by_original[match[0]], text)
-
-
-def _may_be_in_text(original: str, new: str) -> bool:
-    return len(original) > 2 and not new.startswith("value-")
 
 
 def _without_error(answer: Any) -> Any:
@@ -227,7 +233,8 @@ class _Sanitizer:
     def _string(self, shape: Any, value: str, name: str) -> str:
         if not value or value == REDACTED or _is_fault(name, value):
             return value
-        if shape is not None and shape.enum and _CONSTANT.fullmatch(value):
+        enum = getattr(shape, "enum", None)
+        if enum and (value in enum or _CONSTANT.fullmatch(value)):
             return value  # also a word that this botocore does not know yet: replay reports it
         if name in _KEPT and _KEPT[name].fullmatch(value):
             return value
@@ -239,6 +246,8 @@ class _Sanitizer:
             return self._text(value)
         if name in ("command", "commands", "entryPoint", "args"):
             return self._word(value)
+        if name.lower().endswith(_NAMING):
+            self._known.names |= {*_SEPARATORS.split(value)[::2]}
         return self._composite(value)
 
     def _word(self, value: str) -> str:
@@ -309,6 +318,9 @@ class _Sanitizer:
         if _UUID.fullmatch(token):
             form = "00000000-0000-4000-8000-{:012x}"
             return known.get(token, "uuid", form.format)
+        if _UNIQUE_ID.fullmatch(token):
+            form = f"{token[:4]}{{:0{len(token) - 4}d}}"
+            return known.get(token, token[:4], form.format)
         match = _ID.fullmatch(token)
         if match:
             prefix, digits = match[1], len(match[2])

@@ -7,17 +7,22 @@ wait. Every call is held against the permissions of its command.
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from batchml.local.home import Home
+from batchml.prove.recording import read_call_log
+from batchml.prove.replay import check_against_models
+from batchml.prove.sanitizing import sanitize
 from tests.support.cli import Cli, Shown
 from tests.support.executor_rig import docker, need_engine
 from tests.support.iam_judge import refusals
-from tests.support.moto_aws import Call, MotoAws, moto_aws
+from tests.support.moto_aws import ACCOUNT, Call, MotoAws, moto_aws
 from tests.support.registry_rig import need_registry
 
 SMALL = (
@@ -43,11 +48,12 @@ class Cycle:
     def __init__(self, cli: Cli, aws: MotoAws) -> None:
         self.cli, self.aws = cli, aws
         self.calls: dict[str, list[Call]] = {}
+        self.log = cli.folder.parent / "calls.jsonl"
         self._seen = 0
 
     def __call__(self, *arguments: str, expect: int = 0) -> Shown:
         flag = () if arguments[0] == "init" else ("--env", "dev")
-        environ = self.aws.environ(HOME=str(self.cli.folder))
+        environ = self.aws.environ(HOME=str(self.cli.folder), BATCHML_RECORDING=str(self.log))
         shown = self.cli(*arguments, *flag, timeout=120, **environ)
         assert shown.code == expect, f"{arguments}: {shown.code}\n{shown.out}\n{shown.err}"
         self.note(arguments)
@@ -126,6 +132,7 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     cycle("teardown", "--yes")
     cycle("teardown", "--delete-data", "--yes")
     assert cycle.wrong() == []
+    check_recording(cycle)
     assert left_over(cycle.aws) == []
     used = cycle.of("submit", "ls", "explain", "sweep", "cancel")
     lacking = {"SubmitterPolicy": refusals(submitter, used)}
@@ -140,6 +147,24 @@ def doctors_statements(cycle: Cycle, command: str) -> list[Any]:
     shown = cycle.cli("doctor", "--env", "dev", "--policy", command)
     assert shown.code == 0, shown.err
     return [each for line in shown.out.splitlines() for each in json.loads(line)["Statement"]]
+
+
+def check_recording(cycle: Cycle) -> None:
+    """The commands' own record has all calls; they satisfy the models, and names go out of it."""
+    calls, damaged = read_call_log(cycle.log)
+    recorded = Counter(f"{each.service}:{each.operation}" for each in calls)
+    arrived = Counter(
+        f"{each.service}:{each.operation}" for of in cycle.calls.values() for each in of
+    )
+    for operation in ("cloudformation:CreateStack", "batch:SubmitJob", "ecr:DescribeImages"):
+        assert recorded[operation] == arrived[operation] > 0, operation
+    assert damaged == 0
+    clean = sanitize(calls)
+    text = json.dumps(msgspec.to_builtins(clean))
+    originals = (ACCOUNT, "batchml-dev", "AKIAMOTO", str(cycle.cli.folder))
+    assert [each for each in originals if each in text] == []
+    wrong = check_against_models(clean)
+    assert [each for each in wrong if each.path.startswith("request")] == []
 
 
 def submitter_policy(aws: MotoAws) -> list[Any]:

@@ -39,6 +39,7 @@ class Owner(msgspec.Struct, frozen=True):
     host: str
     instance: str
     subnet: str
+    role_id: str
     address: str
     job: str
     digest: str
@@ -63,6 +64,7 @@ OWNERS = st.builds(
     host=NAMES.map(lambda name: f"{name}.example.org"),
     instance=words("i-0", HEX, 16),
     subnet=words("subnet-0", HEX, 16),
+    role_id=words("AROA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 17),
     address=st.integers(10, 99).map(lambda number: f"172.{number}.201.{number}"),
     job=st.uuids(version=4).map(str),
     digest=words("f0", HEX, 62),
@@ -147,7 +149,8 @@ def conversation(owner: Owner) -> list[RecordedCall]:
         call("logs", "GetLogEvents", {"logGroupName": owner.bucket, "logStreamName": owner.role},
              {"events": [{"timestamp": 1, "message": f"{owner.line} {owner.key}"}]}),
         call("iam", "GetRole", {"RoleName": owner.role},
-             {"Role": {"Arn": role, "AssumeRolePolicyDocument": policy,
+             {"Role": {"Arn": role, "RoleId": owner.role_id, "CreateDate": "2026-11-28T11:00:38.5Z",
+                       "AssumeRolePolicyDocument": policy,
                        "AssumeRolePolicyDocument2": quote(policy), "Tags":
                        [{"Key": owner.user, "Value": owner.tag}]}}),
         call("sts", "AssumeRole", {"RoleArn": role, "RoleSessionName": owner.user},
@@ -181,8 +184,9 @@ def test_no_original_is_left_in_any_form(owner: Owner) -> None:
 
 OWNER = Owner(
     "712345678901", "zq-role", "zq-queue", "zquser", "AKIAABCDEFGHIJKLMNOP", "IQoJb3zq/+abc",
-    "zq-bucket", "zq.example.org", "i-0123456789abcdef0", "subnet-0123456789abcdef0", "172.31.5.6",
-    "8a1bdcf0-5b1c-4dbb-9c8f-1c4b2b8e8f00", "f0" * 32, "zq value", "zq tag", "zq line",
+    "zq-bucket", "zq.example.org", "i-0123456789abcdef0", "subnet-0123456789abcdef0",
+    "AROAABCDEFGHIJKLMNOPQ", "172.31.5.6", "8a1bdcf0-5b1c-4dbb-9c8f-1c4b2b8e8f00", "f0" * 32,
+    "zq value", "zq tag", "zq line",
 )  # fmt: skip
 
 
