@@ -53,6 +53,9 @@ class ProofRecord(Struct, frozen=True):
             return f"BATCHML_HOME={home} batchml local stop; rm -r {shlex.quote(self.work)}"
         endpoint = f"AWS_ENDPOINT_URL={shlex.quote(self.endpoint)} " if self.endpoint else ""
         config = f"BATCHML_CONFIG={shlex.quote(self.config)}"
+        if not self.throw_away:  # the user's own: only runs of the proof are to be ended
+            listed = f"{endpoint}{config} batchml ls --env {self.env} --project {self.id}"
+            return f"{listed}   # and batchml cancel, with the runs that go on"
         return f"{endpoint}{config} batchml teardown --env {self.env} --delete-data --yes"
 
 

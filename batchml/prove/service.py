@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +25,8 @@ from batchml.prove.steps import (
     next_action,
     steps_of,
 )
+
+T = TypeVar("T")
 
 ASKERS: Mapping[str, Asker] = {**everyday.ASKERS, **account.ASKERS}
 
@@ -92,6 +94,7 @@ def prove(
     `tell` gets each step when it has ended.
     """
     began = clock.monotonic()
+    tell, say = _without_failure(tell), _without_failure(say)
     steps = steps_of(proof.world, proof.options, throw_away=proof.throw_away)
     interruptions = Interruptions(proof, say)
     state, results = ProofState(), list[StepResult]()
@@ -126,6 +129,20 @@ def prove(
         tuple(results), _answers(proof, results), clock.monotonic() - began, state.spent,
         interruptions.count > 0, proof.folder.record.removal() if proof.folder.record.made else "",
     )  # fmt: skip
+
+
+def _without_failure(function: Callable[[T], None]) -> Callable[[T], None]:
+    """A function that prints, and that a closed terminal or pipe does not make fail: whoever reads
+    or not, what was made has to be taken away.
+    """
+
+    def call(value: T) -> None:
+        try:
+            function(value)
+        except OSError:
+            pass
+
+    return call
 
 
 def _ask(

@@ -189,6 +189,22 @@ def test_an_environment_of_the_users_own_stays(tmp_path: Path) -> None:
     assert result.answers["setup"].why == "the environment is yours: prove leaves it as it is"
 
 
+def test_what_is_left_in_the_users_own_environment_is_never_torn_down(tmp_path: Path) -> None:
+    trial = Trial(tmp_path / "state", throw_away=False)
+    command = trial.proof.folder.record.removal()
+    assert "teardown" not in command and f"--project {trial.proof.token}" in command
+
+
+def test_a_closed_terminal_does_not_stop_the_removal(trial: Trial) -> None:
+    def tell(_: object) -> None:
+        raise BrokenPipeError
+
+    result = prove(
+        trial.proof, trial.clock, max_cost=2.0, keep=False, tell=tell, say=tell, askers=trial.askers
+    )
+    assert trial.asked == NAMES and not result.left
+
+
 def test_two_proofs_at_once_do_not_meet(tmp_path: Path) -> None:
     first, second = Trial(tmp_path / "state"), Trial(tmp_path / "state")
     first.proof.folder.update(made=True)
