@@ -41,6 +41,10 @@ def accepts_connections(url: str, seconds: float) -> bool:
     return True
 
 
+def has_metadata_service(url: str) -> bool:
+    return accepts_connections(url, _METADATA_WAIT)
+
+
 def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
     """Whether an answer was cut off: botocore reads it as a success without members.
 
@@ -80,8 +84,12 @@ class Access(Struct, frozen=True):
 class Session:
     """Credentials and clients. Each client is made at its first use."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(
+        self, access: Access, has_metadata: Callable[[str], bool] = has_metadata_service
+    ) -> None:
+        """`has_metadata`: whether the metadata service of EC2 answers at a URL."""
         self._access = access
+        self._has_metadata = has_metadata
         self._clients: dict[tuple[str, int, str], Any] = {}
         self._silence = _Silence(access)
         self._has_providers = False  # whether botocore's sources of credentials are prepared
@@ -211,7 +219,7 @@ class Session:
 
         def load_if_present() -> Any:
             if not (known or fetcher._disabled):
-                known.append(accepts_connections(fetcher._base_url, _METADATA_WAIT))
+                known.append(self._has_metadata(fetcher._base_url))
             return load() if fetcher._disabled or known[0] else None
 
         metadata.load = load_if_present

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -83,8 +82,7 @@ def test_a_run_with_gpus_goes_to_the_queue_that_has_them(fresh: Cli) -> None:
     assert "on-demand price" in dry.err
     named = fresh("submit", "--env", "dev", "--dry-run", "--offline", "hello", "--queue", "mine")
     assert named.json["SubmitJob"]["jobQueue"] == "mine"
-    assert "Queue mine, which batchml.toml does not describe." in named.err
-    assert "Its cost is unknown" in named.err
+    assert "Queue mine, which batchml.toml does not describe: its price is unknown." in named.err
 
 
 @pytest.mark.parametrize(
@@ -119,18 +117,6 @@ def test_credentials_that_are_wrong_are_an_error_and_not_offline(fresh: Cli) -> 
     assert (absent.code, "'nobody' is not in" in absent.err) == (77, True), absent.err
     wrong = fresh("setup", "--env", "dev", "--plan", "--offline", AWS_PROFILE="nobody")
     assert (wrong.code, "AWS was not asked (--offline)" in wrong.out) == (2, True), wrong.err
-
-
-def test_a_metadata_service_that_is_silent_is_not_waited_for(fresh: Cli) -> None:
-    """Nothing listens at its address: the command does not fall into botocore's own time limits."""
-    service = "http://127.0.0.1:9"
-    began = time.monotonic()
-    done = fresh(
-        "setup", "--env", "dev", "--plan",
-        AWS_EC2_METADATA_DISABLED="false", AWS_EC2_METADATA_SERVICE_ENDPOINT=service,
-    )  # fmt: skip
-    assert (done.code, NO_AWS in done.out) == (2, True), done.err
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

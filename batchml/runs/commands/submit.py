@@ -17,7 +17,7 @@ from batchml.cli.options import (
     open_context,
 )
 from batchml.cli.output import print_json, print_line, say
-from batchml.errors import BatchmlError, UsageError
+from batchml.errors import UsageError
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
@@ -119,8 +119,7 @@ def send(
 def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
     """The queue of each job with its hosts, and the price of an hour; none on `local`.
 
-    AWS is asked for prices that are not cached, and for a queue that batchml.toml does not
-    describe.
+    AWS is not asked, not even for prices: they are those that ship with batchml.
     """
     if context.settings.is_local:
         return
@@ -130,24 +129,24 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
     if context.is_offline:
         yield f"{context.why_offline}: names between \u00ab and \u00bb stand for what setup makes."
     sent = [prepared.requests.submit, *(each.requests.submit for each in prepared.workers)]
-    for queue in dict.fromkeys(str(request["jobQueue"]) for request in sent):
+    queues = dict.fromkeys(context.bare(str(request["jobQueue"])) for request in sent)
+    for queue in queues:
         yield _describe_queue(context, queue)
-    children = prepared.record.array_size
-    try:
-        yield from quote_lines(quote_of_job(context, prepared.spec, children=children))
-    except BatchmlError as error:
-        yield f"Its cost is unknown: {str(error).partition(chr(10))[0]}"
+    if queues.keys() <= context.settings.environment.queues.keys():
+        alone = context.without_aws(context.why_offline or "a dry run")
+        children = prepared.record.array_size
+        yield from quote_lines(quote_of_job(alone, prepared.spec, children=children))
 
 
 def _describe_queue(context: "Context", queue: str) -> str:
     """`Queue gpu: gpu-spot (spot: g6.xlarge, g5.xlarge), gpu (g6.xlarge, g5.xlarge).`"""
     environment = context.settings.environment
-    described = environment.queues.get(context.bare(queue))
-    if described is None:
-        return f"Queue {queue}, which batchml.toml does not describe."
+    if queue not in environment.queues:
+        return f"Queue {queue}, which batchml.toml does not describe: its price is unknown."
+    described = environment.queues[queue]
     hosts = []
     for name in described.compute:
         compute = environment.compute[name]
         types = ", ".join(compute.instance_types)
         hosts.append(f"{name} ({'spot: ' if compute.spot else ''}{types})")
-    return f"Queue {context.bare(queue)}: {', '.join(hosts)}."
+    return f"Queue {queue}: {', '.join(hosts)}."
