@@ -165,6 +165,8 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     "setup": {
         "stack": "CreateStack",
         "definition": "RegisterJobDefinition TagResource",
+        # The images that the definitions name, and the one to push next.
+        "repository": "DescribeImages DescribeRepositories",
     },
     "submit": {
         # ListJobs finds a run after a lost answer; a second run of the same key is terminated.
@@ -351,7 +353,8 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     ),
     "queue create": ("compute",), "queue delete": ("compute",), "queue list": ("top",),
     "queue show": ("top",), "queue update": ("compute",), "reconcile": ("submit", "ls"),
-    "rerun": ("submit", "ls"), "setup": ("setup",), "shell": ("shell",), "show": ("ls", "cost"),
+    "rerun": ("submit", "ls"), "setup": ("setup", "image push"),
+    "shell": ("shell",), "show": ("ls", "cost"),
     "submit": ("submit", "ls", "cost"), "sweep": ("submit", "ls", "cost", "sweep"),
     "sweeps best": ("ls", "sweep"), "sweeps confirm": ("submit", "ls", "cost", "sweep"),
     "sweeps ls": ("ls", "sweep"), "sweeps report": ("ls", "cost", "sweep"),
