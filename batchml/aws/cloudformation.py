@@ -233,22 +233,25 @@ class Stacks:
         request = {"ChangeSetName": token, "StackName": blueprint.name}
         return str(call(self._client, "DescribeChangeSet", **request)["ChangeSetId"])
 
-    def read_change_set(self, change_set_id: str) -> ChangeSet:
+    # The calls with a change set's id name its stack, too: permissions are for stacks.
+
+    def read_change_set(self, change_set_id: str, stack: str) -> ChangeSet:
         # botocore's paginator for this operation returns only the changes.
-        pages = [*read_token_pages(self._client, "DescribeChangeSet", ChangeSetName=change_set_id)]
+        request = {"ChangeSetName": change_set_id, "StackName": stack}
+        pages = [*read_token_pages(self._client, "DescribeChangeSet", **request)]
         changes = tuple(_change(each) for page in pages for each in page.get("Changes", ()))
         status, reason = pages[0]["Status"], pages[0].get("StatusReason", "")
         return ChangeSet(change_set_id, status, reason, changes)
 
-    def execute(self, change_set_id: str) -> None:
+    def execute(self, change_set_id: str, stack: str) -> None:
         """Begin to update the stack of a change set."""
         token = f"batchml-execute-{hashlib.sha256(change_set_id.encode()).hexdigest()[:40]}"
-        request = {"ChangeSetName": change_set_id, "ClientRequestToken": token}
+        request = {"ChangeSetName": change_set_id, "StackName": stack, "ClientRequestToken": token}
         call(self._client, "ExecuteChangeSet", **request)
 
-    def discard(self, change_set_id: str) -> None:
+    def discard(self, change_set_id: str, stack: str) -> None:
         """Delete a change set."""
-        call(self._client, "DeleteChangeSet", ChangeSetName=change_set_id)
+        call(self._client, "DeleteChangeSet", ChangeSetName=change_set_id, StackName=stack)
 
     def delete(self, stack: Stack) -> None:
         """Begin to delete a stack. Resources with a DeletionPolicy of Retain stay."""

@@ -180,9 +180,9 @@ def with_failure_causes(current: CurrentState, tools: SetupTools) -> CurrentStat
 
 def discard_change_sets(current: CurrentState, tools: SetupTools) -> None:
     """Delete the change sets of a plan that is not carried out."""
-    for change_set in current.change_sets.values():
+    for stack, change_set in current.change_sets.items():
         try:
-            tools.stacks.discard(change_set.id)
+            tools.stacks.discard(change_set.id, stack)
         except BatchmlError:
             continue  # it does not exist any more, or another program executed it
 

@@ -431,7 +431,7 @@ def _update_stack(
     if stack.name in tools.replacing:
         tools.stacks.unguard(stack.name)
     newest = _newest_event(stack, tools)
-    tools.stacks.execute(change_set.id)
+    tools.stacks.execute(change_set.id, stack.name)
     found = yield from _follow(stack, tools, after=newest)
     tools.stacks.guard(blueprint)
     return tools.stacks.read(stack.id) if blueprint.is_protected else found

@@ -198,16 +198,16 @@ class SetupTools(Struct, frozen=True):
         """
         change_set = self.stacks.create_change_set(blueprint, stack)
         end, pauses = self.clock.monotonic() + BATCH_LIMIT, backoff(PACE)
-        while (found := self.stacks.read_change_set(change_set)).is_pending:
+        while (found := self.stacks.read_change_set(change_set, stack.name)).is_pending:
             if self.clock.monotonic() > end:
                 raise BatchmlError(f"CloudFormation is still working on {change_set}.")
             self.clock.sleep(next(pauses))
         if not found.is_ready and not found.is_empty:
-            self.stacks.discard(change_set)
+            self.stacks.discard(change_set, stack.name)
             fix = stack_fix(found.reason)
             raise SetupFailed(ResourceKind.STACK, stack.name, f"AWS refuses: {found.reason}", fix)
         if found.is_empty:
-            self.stacks.discard(change_set)
+            self.stacks.discard(change_set, stack.name)
         return replace(found, token=blueprint.update_token(stack))
 
     def drifts(self, name: str) -> tuple[Drift, ...]:

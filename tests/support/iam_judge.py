@@ -45,6 +45,13 @@ def needs_of(service: str, operation: str, request: Json, region: str = "us-east
     ]
 
 
+def actions_of(service: str, operation: str) -> tuple[str, ...]:
+    """The actions that allow an operation of a botocore service; none for a free call."""
+    prefix = _PREFIXES.get(service, service)
+    names = _S3.get(operation, (operation,)) if service == "s3" else (operation,)
+    return tuple(f"{prefix}:{name}" for name in names if f"{prefix}:{name}" not in _FREE)
+
+
 def _env_of(resources: Sequence[str]) -> str:
     found = re.search(r"batchml-([a-z0-9]+)", " ".join(resources))
     return found[1] if found else "dev"
