@@ -294,3 +294,23 @@ def test_init_says_what_is_wrong_with_a_name(cli: Cli) -> None:
     assert shown.code == 2
     assert "lower-case" in shown.err or "letters" in shown.err
     assert list(cli.folder.iterdir()) == []
+
+
+def test_policies_for_an_administrator_are_printed_without_credentials(cli: Cli) -> None:
+    (cli.folder / "batchml.toml").write_text('[env.dev]\nregion = "eu-west-1"\n')
+    lines = cli("doctor", "--env", "dev", "--policy", "setup", "--policy", "image").out.splitlines()
+    assert 1 < len(lines) <= 3
+    for line in lines:
+        assert len(line) <= 6144, "IAM's limit of a managed policy"
+        assert json.loads(line)["Version"] == "2012-10-17"
+    assert "ec2:CreateVpc" in "".join(lines) and "ecr:PutImage" in "".join(lines)
+    assert "arn:aws:iam::*:role/batchml-dev-*" in "".join(lines)
+    (only,) = cli("doctor", "--env", "dev", "--policy", "submit", "--json").json
+    assert "ec2:CreateVpc" not in str(only)
+    for words, text in (
+        (("--env", "dev", "--policy", "stup"), "Did you mean 'setup'?"),
+        (("--env", "dev", "--policy", "env use"), "needs no permissions"),
+        (("--policy", "setup"), "local needs no permissions"),
+    ):
+        shown = cli("doctor", *words)
+        assert shown.code == 2 and text in shown.err

@@ -45,13 +45,6 @@ def needs_of(service: str, operation: str, request: Json, region: str = "us-east
     ]
 
 
-def actions_of(service: str, operation: str) -> tuple[str, ...]:
-    """The actions that allow an operation of a botocore service; none for a free call."""
-    prefix = _PREFIXES.get(service, service)
-    names = _S3.get(operation, (operation,)) if service == "s3" else (operation,)
-    return tuple(f"{prefix}:{name}" for name in names if f"{prefix}:{name}" not in _FREE)
-
-
 def _env_of(resources: Sequence[str]) -> str:
     found = re.search(r"batchml-([a-z0-9]+)", " ".join(resources))
     return found[1] if found else "dev"
@@ -112,11 +105,6 @@ def _stack(request: Json, arns: _Arns) -> list[str]:
     return [arns(f"stack/{name}/id")] if name else ["*"]
 
 
-def _unnamed_stack(request: Json, arns: _Arns) -> list[str]:
-    """A change set's ARN does not name its stack."""
-    return [""]
-
-
 def _repositories(request: Json, arns: _Arns) -> list[str]:
     names = request.get("repositoryNames") or [request.get("repositoryName", "*")]
     return [arns(f"repository/{name}") for name in names]
@@ -160,14 +148,12 @@ _RESOURCES: dict[str, Find] = {
     **{
         f"cloudformation:{operation}": _stack
         for operation in (
-            "ContinueUpdateRollback", "CreateChangeSet", "CreateStack", "DeleteStack",
-            "DescribeStackEvents", "DescribeStackResourceDrifts", "DescribeStacks",
+            "ContinueUpdateRollback", "CreateChangeSet", "CreateStack", "DeleteChangeSet",
+            "DeleteStack", "DescribeChangeSet", "DescribeStackEvents", "ExecuteChangeSet",
+            "DescribeStackResourceDrifts", "DescribeStacks",
             "DetectStackDrift", "GetTemplate", "SetStackPolicy", "UpdateTerminationProtection",
         )
     },
-    "cloudformation:DeleteChangeSet": _unnamed_stack,
-    "cloudformation:DescribeChangeSet": _unnamed_stack,
-    "cloudformation:ExecuteChangeSet": _unnamed_stack,
     **{
         f"ecr:{operation}": _repositories
         for operation in (
