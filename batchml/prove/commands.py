@@ -323,7 +323,13 @@ def _write_recording(folder: ProofFolder) -> str | None:
         return None
     if damaged:
         say(f"{damaged} recorded calls are cut off, by commands that were killed.")
-    record, clean = folder.record, sanitize(calls)
+    record = folder.record
+    try:
+        clean = sanitize(calls)
+    except Exception as error:  # an answer of a form that AWS never gave before: the page counts
+        why = f"{type(error).__name__}: {error}"
+        say(f"No recording: {why}. The calls, with all names: {folder.call_log}")
+        return None
     date = timestamp(int(record.began * 1000))[:10]
     header = make_header(clean, _MADE_BY[record.world], date, __version__)
     write_recording(folder.recording, Recording(header, tuple(clean)))
