@@ -140,7 +140,8 @@ _RESOURCES: Mapping[str, str] = {
 # To create and change these, and to show what they will cost.
 _CREATION: Mapping[str, str] = {
     ANY: "ec2:CreateLaunchTemplate ec2:CreateLaunchTemplateVersion ec2:CreatePlacementGroup "
-    "ec2:CreateTags ec2:DescribeInstanceTypes ec2:DescribeSpotPriceHistory ec2:RunInstances "
+    "ec2:CreateTags ec2:DescribeAvailabilityZones ec2:DescribeInstanceTypeOfferings "
+    "ec2:DescribeInstanceTypes ec2:DescribeSpotPriceHistory ec2:RunInstances "
     "pricing:GetProducts servicequotas:ListServiceQuotas",
     "passed role": "iam:PassRole",
     "service role": "iam:CreateServiceLinkedRole",
@@ -320,11 +321,13 @@ _SWITCHES: Mapping[str, Callable[[Environment], bool]] = {
     "IsNat": lambda environment: environment.network.egress == "nat",
     "IsEndpoints": lambda environment: environment.network.egress == "endpoints",
     "IsUsed": lambda environment: True,
-    "HasZone2": lambda environment: environment.network.zones >= 2,
-    "HasZone3": lambda environment: environment.network.zones >= 3,
+    # A network has up to six subnets, and a file system a mount target in each.
+    **{f"HasZone{number}": lambda environment: True for number in range(2, 7)},
     "IsEfs": lambda environment: environment.storage.workspace == "efs",
-    "HasEfs2": lambda environment: environment.storage.workspace == "efs",
-    "HasEfs3": lambda environment: environment.storage.workspace == "efs",
+    **{
+        f"HasEfs{number}": lambda environment: environment.storage.workspace == "efs"
+        for number in range(2, 7)
+    },
     "IsLustre": lambda environment: environment.storage.workspace == "fsx-lustre",
     "Quarantine": lambda environment: environment.quarantine,
     "HasSecrets": lambda environment: bool(environment.secrets),

@@ -101,26 +101,26 @@ STACK_PERMISSIONS: dict[str, dict[str, dict[str, str]]] = {
                 "ec2:AuthorizeSecurityGroupIngress ec2:CreateRouteTable ec2:CreateSecurityGroup "
                 "ec2:CreateSubnet ec2:CreateTags ec2:CreateVpc ec2:CreateVpcEndpoint "
                 "ec2:DeleteRouteTable ec2:DeleteSecurityGroup ec2:DeleteSubnet ec2:DeleteTags "
-                "ec2:DeleteVpc ec2:DeleteVpcEndpoints ec2:DescribeAvailabilityZones "
-                "ec2:DescribeInstances ec2:DescribeNetworkAcls ec2:DescribeRouteTables "
-                "ec2:DescribeSecurityGroupRules ec2:DescribeSecurityGroups ec2:DescribeSubnets "
-                "ec2:DescribeVpcAttribute ec2:DescribeVpcEncryptionControls "
-                "ec2:DescribeVpcEndpoints ec2:DescribeVpcs ec2:DisassociateRouteTable "
-                "ec2:ModifySubnetAttribute ec2:ModifyVpcAttribute ec2:ModifyVpcEndpoint "
-                "ec2:ReplaceRouteTableAssociation ec2:RevokeSecurityGroupEgress "
-                "ec2:RevokeSecurityGroupIngress ec2:UpdateSecurityGroupRuleDescriptionsEgress "
+                "ec2:DeleteVpc ec2:DeleteVpcEndpoints ec2:DescribeInstances "
+                "ec2:DescribeNetworkAcls ec2:DescribeRouteTables ec2:DescribeSecurityGroupRules "
+                "ec2:DescribeSecurityGroups ec2:DescribeSubnets ec2:DescribeVpcAttribute "
+                "ec2:DescribeVpcEncryptionControls ec2:DescribeVpcEndpoints ec2:DescribeVpcs "
+                "ec2:DisassociateRouteTable ec2:ModifySubnetAttribute ec2:ModifyVpcAttribute "
+                "ec2:ModifyVpcEndpoint ec2:ReplaceRouteTableAssociation "
+                "ec2:RevokeSecurityGroupEgress ec2:RevokeSecurityGroupIngress "
+                "ec2:UpdateSecurityGroupRuleDescriptionsEgress "
                 "ec2:UpdateSecurityGroupRuleDescriptionsIngress route53:AssociateVPCWithHostedZone"
             ),
         },
         "teardown": {
             "*": (
                 "ec2:CreateTags ec2:DeleteRouteTable ec2:DeleteSecurityGroup ec2:DeleteSubnet "
-                "ec2:DeleteTags ec2:DeleteVpc ec2:DeleteVpcEndpoints ec2:DescribeAvailabilityZones "
-                "ec2:DescribeInstances ec2:DescribeNetworkAcls ec2:DescribeRouteTables "
-                "ec2:DescribeSecurityGroupRules ec2:DescribeSecurityGroups ec2:DescribeSubnets "
-                "ec2:DescribeVpcAttribute ec2:DescribeVpcEncryptionControls "
-                "ec2:DescribeVpcEndpoints ec2:DescribeVpcs ec2:DisassociateRouteTable "
-                "ec2:RevokeSecurityGroupEgress ec2:RevokeSecurityGroupIngress"
+                "ec2:DeleteTags ec2:DeleteVpc ec2:DeleteVpcEndpoints ec2:DescribeInstances "
+                "ec2:DescribeNetworkAcls ec2:DescribeRouteTables ec2:DescribeSecurityGroupRules "
+                "ec2:DescribeSecurityGroups ec2:DescribeSubnets ec2:DescribeVpcAttribute "
+                "ec2:DescribeVpcEncryptionControls ec2:DescribeVpcEndpoints ec2:DescribeVpcs "
+                "ec2:DisassociateRouteTable ec2:RevokeSecurityGroupEgress "
+                "ec2:RevokeSecurityGroupIngress"
             ),
         },
     },
@@ -350,6 +350,66 @@ STACK_PERMISSIONS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "storage HasEfs3": {
+        "setup": {
+            "*": (
+                "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface "
+                "ec2:DescribeNetworkInterfaces ec2:DescribeSubnets "
+                "elasticfilesystem:CreateMountTarget elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+        "teardown": {
+            "*": (
+                "ec2:DeleteNetworkInterface elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+    },
+    "storage HasEfs4": {
+        "setup": {
+            "*": (
+                "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface "
+                "ec2:DescribeNetworkInterfaces ec2:DescribeSubnets "
+                "elasticfilesystem:CreateMountTarget elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+        "teardown": {
+            "*": (
+                "ec2:DeleteNetworkInterface elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+    },
+    "storage HasEfs5": {
+        "setup": {
+            "*": (
+                "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface "
+                "ec2:DescribeNetworkInterfaces ec2:DescribeSubnets "
+                "elasticfilesystem:CreateMountTarget elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+        "teardown": {
+            "*": (
+                "ec2:DeleteNetworkInterface elasticfilesystem:DeleteMountTarget "
+                "elasticfilesystem:DescribeMountTargetSecurityGroups "
+                "elasticfilesystem:DescribeMountTargets "
+                "elasticfilesystem:ModifyMountTargetSecurityGroups"
+            ),
+        },
+    },
+    "storage HasEfs6": {
         "setup": {
             "*": (
                 "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface "

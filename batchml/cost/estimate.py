@@ -19,8 +19,8 @@ DISK = "gp3-gb-month"  # price item of the disks of hosts
 
 # The VPC endpoints that cfn/network.yaml makes for `egress = "endpoints"`. S3's gateway is free.
 ENDPOINTS = (
-    "ecs", "ecs-agent", "ecs-telemetry", "ecr.api", "ecr.dkr", "logs", "ssm", "ssmmessages",
-    "ec2messages", "secretsmanager", "sts",
+    "batch", "ecs", "ecs-agent", "ecs-telemetry", "ecr.api", "ecr.dkr", "logs", "ssm",
+    "ssmmessages", "ec2messages", "secretsmanager", "sts",
 )  # fmt: skip
 # The templates with a KMS key of their own.
 KEYS = ("storage", "observability")

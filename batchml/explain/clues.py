@@ -307,9 +307,11 @@ LOG = (
     _clue(
         "network",
         r"(?i)Temporary failure in name resolution|Could not resolve host|Name or service not "
-        r"known|Network is unreachable",
+        r"known|Network is unreachable|Connect timeout on endpoint URL|ConnectTimeoutError|"
+        r"Failed to connect to \S+ port \d+|ssh: connect to host",
         "It cannot reach the network.",
-        "Hosts need network access: NAT, or VPC endpoints.", "doctor",
+        'Hosts reach the internet on port 443 only, and with egress = "endpoints" only services of '
+        "AWS that have an endpoint.", "doctor",
     ),
     _clue(  # of NumPy (`_ArrayMemoryError: Unable to allocate 146. TiB for an array`); of PyTorch
         "python-memory",

@@ -268,15 +268,31 @@ def no_capacity(waiting: WaitingRun) -> Explanation | None:
     )  # fmt: skip
 
 
+# EC2 API Reference, "Error codes": `Unsupported`, `InsufficientFreeAddressesInSubnet`.
+_NOT_OFFERED = re.compile(
+    r"instance type \(([^)]+)\) is not supported in your requested Availability Zone \(([^)]+)\)"
+)
+_NO_ADDRESSES = re.compile(r"not enough free addresses|InsufficientFreeAddresses", re.IGNORECASE)
+
+
 def launch_failed(waiting: WaitingRun) -> Explanation | None:
     """EC2 refuses a host for another reason than quota or capacity."""
     found = _failed_launch(waiting, re.compile(""))
     if found is None or _QUOTA.search(found.message) or _CAPACITY.search(found.message):
         return None
+    verdict = "EC2 refuses to start a host for it."
+    fix = "Change what AWS names in batchml.toml, and run setup."
+    offered = _NOT_OFFERED.search(found.message)
+    if offered:
+        verdict = f"EC2 does not offer {offered[1]} in {offered[2]}."
+        fix = (
+            "Run setup: it gives compute environments subnets in the zones that offer their types."
+        )
+    elif _NO_ADDRESSES.search(found.message):
+        verdict = "The subnet for its host has no free address."
+        fix = "Wait for running runs to end, or use a larger network.cidr in a new environment."
     return Explanation(
-        "launch-failed", "EC2 refuses to start a host for it.",
-        (_describe_activity(found, waiting.now),),
-        "Change what AWS names in batchml.toml, and run setup.",
+        "launch-failed", verdict, (_describe_activity(found, waiting.now),), fix,
         waiting.commands.batchml("setup"),
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """The network of the instances: one that `setup` creates, or existing subnets."""
 
     cidr: str = "10.42.0.0/16"
-    zones: Annotated[int, Meta(ge=1, le=3)] = 2
+    zones: Annotated[int, Meta(ge=1, le=6)] = 6  # at most, of those that offer the instance types
     egress: Literal["nat", "endpoints"] = "nat"
     vpc: str = ""
     subnets: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ Values from other stacks are taken from their outputs. Until a stack exists, a p
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -26,10 +26,19 @@ from batchml.aws.naming import (
     stack_name,
     unknown_output,
 )
+from batchml.aws.zones import Offers
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.setup import sharing
-from batchml.setup.plan import DATA_TYPES
-from batchml.setup.sharing import TAG_SOURCE, CurrentState, WantedState
+from batchml.setup.network import (
+    SubnetLayout,
+    build_subnet,
+    plan_layout,
+    subnet_ids,
+    usable_subnets,
+    zone_mistakes,
+)
+from batchml.setup.plan import DATA_TYPES, is_version_of
+from batchml.setup.sharing import TAG_SOURCE, CurrentState, WantedState, is_known
 
 # In the order of creation; teardown reverses it.
 STACKS = ("network", "roles", "storage", "observability", "ami")
@@ -62,7 +71,8 @@ class SetupSpec(Struct, frozen=True):
     which the resources on `local` belong. `shared`: compute environments that queues use by their
     names in AWS, because batchml.toml does not describe them. `rebuild_of`: the ContentVersion of
     the machine image that is to be built anew. `scripts`: the texts of bootstrap scripts, by their
-    names in batchml.toml.
+    names in batchml.toml. `offers`: the zones that offer the instance types; None if AWS was not
+    asked. `changes_stacks`: False to use the stacks as they are.
     """
 
     name: str
@@ -73,6 +83,8 @@ class SetupSpec(Struct, frozen=True):
     shared: frozenset[str] = frozenset()
     rebuild_of: str = ""
     scripts: Mapping[str, str] = {}
+    offers: Offers | None = None
+    changes_stacks: bool = True
 
     @property
     def is_local(self) -> bool:
@@ -88,12 +100,14 @@ class SetupSpec(Struct, frozen=True):
 
 def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
     """The wanted state for `setup`."""
-    outputs = _outputs(spec, current)
+    layout = _layout(spec, current)
+    outputs = _outputs(spec, current, layout)
     flat = {key: value for inner in outputs.values() for key, value in inner.items()}
     if spec.environment.storage.shared_with:
         flat = sharing.with_shared_outputs(flat, current)
     site = replace(make_site(spec.name, spec.environment, flat, spec.project), scripts=spec.scripts)
-    batch = _batch(spec, replace(site, shared=spec.shared), current)
+    zones = tuple(filter(None, flat.get("AvailabilityZones", "").split(",")))
+    batch = _batch(spec, replace(site, shared=spec.shared), zones, current)
     if spec.is_local:
         return WantedState(**batch, definitions=dict(spec.definitions(Platform())))
     platform = make_platform(spec.name, spec.environment, flat)
@@ -103,12 +117,18 @@ def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
         **batch,
         definitions=dict(spec.definitions(platform)),
         shared_with=spec.environment.storage.shared_with,
+        mistakes=_zone_mistakes(spec, zones if not spec.changes_stacks else layout.zones or zones),
     )
+
+
+def _zone_mistakes(spec: SetupSpec, zones: Sequence[str]) -> tuple[str, ...]:
+    builds = spec.environment.builds_image and not spec.environment.network.is_given
+    return tuple(zone_mistakes(spec.environment, spec.offers, zones, builds_image=builds))
 
 
 def wanted_by_command(spec: SetupSpec, current: CurrentState) -> WantedState:
     """The wanted state for `compute create` and `queue create`: no stacks, no job definitions."""
-    everything = wanted_state(spec, current)
+    everything = wanted_state(replace(spec, changes_stacks=False), current)
     return replace(
         everything,
         stacks=(),
@@ -232,26 +252,58 @@ def wanted_stacks(spec: SetupSpec) -> list[str]:
     return [short for short in STACKS if short not in unneeded]
 
 
-def _outputs(spec: SetupSpec, current: CurrentState) -> dict[str, dict[str, str]]:
+def _layout(spec: SetupSpec, current: CurrentState) -> SubnetLayout:
+    """The subnets of the network; without any, if the environment has no network of its own."""
+    stack = current.stacks.get(spec.stack("network"))
+    if spec.is_local or spec.environment.network.is_given:
+        return SubnetLayout((), (), "")
+    if stack is not None and not _has_resources(stack.status):
+        stack = None
+    builds = spec.environment.builds_image
+    return plan_layout(spec.environment, spec.offers, stack, builds_image=builds)
+
+
+def _outputs(
+    spec: SetupSpec, current: CurrentState, layout: SubnetLayout
+) -> dict[str, dict[str, str]]:
     """The outputs of the wanted stacks: AWS's values, or placeholders where they will change."""
     found: dict[str, dict[str, str]] = {}
+    if "network" in current.owner_stacks:
+        found["network"] = current.owner_stacks["network"].outputs
     for short in wanted_stacks(spec):
         stack = current.stacks.get(spec.stack(short))
         if stack is None or not _has_resources(stack.status):
             found[short] = {key: unknown_output(short, key) for key in STACK_OUTPUTS[short]}
             continue
+        found[short] = dict(stack.outputs)
+        if not spec.changes_stacks:
+            continue
         parameters = _blueprint(spec, short, found, current).parameters
         inputs, results = _CHANGES_OUTPUTS.get(short, ((), ()))
-        will_change = any(parameters[key] != stack.parameters.get(key) for key in inputs)
-        unknown = {key: unknown_output(short, key) for key in results} if will_change else {}
-        found[short] = {**stack.outputs, **unknown}
+        if any(parameters[key] != stack.parameters.get(key) for key in inputs):
+            found[short] |= {key: unknown_output(short, key) for key in results}
+        elif short == "network" and is_known(layout.zones):
+            found[short] |= _subnet_outputs(spec, stack, layout)
     return found
+
+
+def _subnet_outputs(spec: SetupSpec, stack: Stack, layout: SubnetLayout) -> dict[str, str]:
+    """The outputs for subnets: the ids of those that exist, and a placeholder for each new one."""
+    known = subnet_ids(stack)
+    ids = [
+        known.get(zone) or unknown_output("network", f"SubnetIds.{zone}") for zone in layout.zones
+    ]
+    return {
+        "SubnetIds": ",".join(ids),
+        "AvailabilityZones": ",".join(layout.zones),
+        "BuildSubnetId": build_subnet(ids, layout.zones, spec.offers),
+    }
 
 
 # Stack -> the parameters whose update changes outputs, and these outputs. So the plan shows the
 # consequences of an update before AWS has made it.
 _CHANGES_OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "network": (("VpcCidr", "SubnetBits", "Zones"), ("SubnetIds", "BuildSubnetId")),
+    "network": (("VpcCidr",), ("VpcId", "SubnetIds", "AvailabilityZones", "BuildSubnetId")),
     "storage": (
         ("Workspace",),
         ("FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId"),
@@ -268,6 +320,8 @@ def _blueprint(
         "EnvironmentName": spec.name,
         **_PARAMETERS[short](spec.name, environment, outputs),
     }
+    if short == "network":
+        parameters |= _layout(spec, current).to_parameters()
     if short == "ami":
         deployed = deployed_content(current.stacks.get(spec.stack(short)))
         parameters["ContentVersion"] = content_version(
@@ -293,14 +347,7 @@ def log_group(env: str) -> str:
 
 
 def _network(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
-    network = environment.network
-    prefix = int(network.cidr.rpartition("/")[2])
-    return {
-        "VpcCidr": network.cidr,
-        "SubnetBits": str(30 - prefix),  # each subnet has a quarter of the range
-        "Zones": str(network.zones),
-        "Egress": network.egress,
-    }
+    return {"VpcCidr": environment.network.cidr, "Egress": environment.network.egress}
 
 
 def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
@@ -395,7 +442,10 @@ def _launch(spec: SetupSpec, site: Site) -> dict[str, Any]:
     }
 
 
-def _batch(spec: SetupSpec, site: Site, current: CurrentState) -> dict[str, Any]:
+def _batch(
+    spec: SetupSpec, site: Site, zones: Sequence[str], current: CurrentState
+) -> dict[str, Any]:
+    """The requests for AWS Batch. `zones` has the zone of each subnet of the site."""
     environment = spec.environment
     policies = {
         site.named(name): resources.scheduling_policy_request(site, name, queue.fair_share)
@@ -406,7 +456,8 @@ def _batch(spec: SetupSpec, site: Site, current: CurrentState) -> dict[str, Any]
         "policies": policies,
         "environments": {
             site.named(name): resources.compute_environment_request(
-                site, name, compute, _template(site, name, compute, current)
+                replace(site, subnets=_subnets(spec, site, name, zones, current)),
+                name, compute, _template(site, name, compute, current),
             )
             for name, compute in environment.compute.items()
         },
@@ -418,11 +469,27 @@ def _batch(spec: SetupSpec, site: Site, current: CurrentState) -> dict[str, Any]
             else resources.queue_request(site, name, queue)
             for name, queue in environment.queues.items()
         },
-    }
+    }  # fmt: skip
     for requests in kinds.values():
         for request in requests.values():
             request["tags"] = {**request["tags"], TAG_SOURCE: "setup"}
     return kinds
+
+
+def _subnets(
+    spec: SetupSpec, site: Site, name: str, zones: Sequence[str], current: CurrentState
+) -> tuple[str, ...]:
+    """The subnets of a compute environment. Those that it has stay, if the offers are not known."""
+    there = (
+        found.get("computeResources", {}).get("subnets", ())
+        for key, found in current.environments.items()
+        if is_version_of(key, site.named(name))
+    )
+    network, types = spec.environment.network, spec.environment.compute[name].instance_types
+    has = next((subnets for subnets in there if set(subnets) <= set(site.subnets)), ())
+    if has and not network.subnets and (spec.offers is None or not spec.offers.is_known):
+        return tuple(has)
+    return usable_subnets(types, site.subnets, zones, spec.offers, network.zones)
 
 
 def _template(

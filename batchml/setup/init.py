@@ -135,7 +135,7 @@ controller_queue = "default"           # for detached sweeps, transfers and fall
 
 #[env.@ENV@.network]
 #cidr = "10.42.0.0/16"                 # range of the network that setup creates, /16 to /22
-#zones = 2                             # availability zones, 1 to 3
+#zones = 6                             # at most so many zones that offer the instance types
 #egress = "nat"                        # or endpoints: only services of AWS can be reached
 #vpc = "vpc-0123abcd"                  # an existing one, with the two below, without those above
 #subnets = ["subnet-0123abcd"]

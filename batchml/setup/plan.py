@@ -14,6 +14,7 @@ from batchml.aws.cloudformation import Blueprint, ChangeSet, Stack
 from batchml.aws.ec2 import content_hash
 from batchml.model.names import bare_name
 from batchml.setup import sharing
+from batchml.setup.network import moved_networks, replaced_subnets
 from batchml.setup.sharing import Action, CurrentState, PlanStep, ResourceKind, WantedState
 
 _NOT_DESCRIBED = "it is not described any more"
@@ -549,8 +550,10 @@ def refusals(wanted: WantedState, steps: Iterable[PlanStep], current: CurrentSta
     """Reasons to refuse a plan of which AWS would refuse a later step."""
     steps = list(steps)
     return [
+        *wanted.mistakes,
         *_used_by_others(steps, current),
-        *_moved_networks(wanted, current),
+        *moved_networks(wanted, current),
+        *replaced_subnets(current),
         *sharing.sharing_refusals(wanted, steps, current),
     ]
 
@@ -564,17 +567,4 @@ def _used_by_others(steps: Iterable[PlanStep], current: CurrentState) -> Iterato
                 f"{step.kind} {step.name} is used by queues that setup did not make: "
                 f"{', '.join(users)}. First delete these queues (batchml queue delete NAME), or "
                 "give them another one (batchml queue update NAME --compute OTHER)."
-            )
-
-
-def _moved_networks(wanted: WantedState, current: CurrentState) -> Iterator[str]:
-    """A new address range needs a new VPC, and the old one cannot be deleted while it is in use."""
-    for blueprint in wanted.stacks:
-        stack, key = current.stacks.get(blueprint.name), "VpcCidr"
-        asked = blueprint.parameters.get(key)
-        there = stack.parameters.get(key) if stack is not None else None
-        if asked and there and asked != there and (current.environments or current.sharers):
-            yield (
-                f"stack {blueprint.name}: network.cidr cannot be changed from {there} while there "
-                "are compute environments in it: batchml teardown first, or keep the old value."
             )

@@ -71,6 +71,7 @@ class WantedState(Struct, frozen=True):
     needed_by_others: dict[str, str] = {}  # stack to leave unchanged -> who needs it
     stacks_last: bool = False  # change stacks after the resources that depend on them
     shared_with: str = ""  # the environment whose workspace and network this one uses
+    mistakes: tuple[str, ...] = ()  # reasons for which AWS cannot make it, each as `key: text`
     deletes_unwanted: bool = True  # delete resources that are not wanted; False: leave them alone
     groups: dict[str, dict[str, Any]] = {}  # placement groups
     templates: dict[str, dict[str, Any]] = {}  # launch templates
@@ -116,7 +117,7 @@ PARAMETER = "SharedWith"  # parameter of the stack `storage`: the environment th
 
 # Outputs to take from the other environment's stacks. Its bucket and key are not shared.
 _NEEDED = (
-    "VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId",
+    "VpcId", "SubnetIds", "AvailabilityZones", "SecurityGroupId", "BuildSubnetId",
     "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId",
 )  # fmt: skip
 

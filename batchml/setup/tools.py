@@ -111,8 +111,9 @@ _INVALID: tuple[tuple[str, str], ...] = (
         "batchml.toml.",
     ),
     (
-        r"(?i)instance type|Unsupported",
-        "An instance type is not offered in these zones: change instance_types or network.zones.",
+        r"(?i)instance type|Unsupported|availability zone",
+        "An instance type is not offered where its subnets are: batchml setup --plan names types "
+        "that the region does not offer, and chooses subnets in zones that offer the others.",
     ),
     (
         r"(?i)subnet|security group|vpc",

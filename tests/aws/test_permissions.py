@@ -272,8 +272,6 @@ def test_an_environment_asks_for_the_resources_that_its_stacks_have(
             for action in {a for h in stack_permissions.ALL for a in needed(f"AWS::{kind}", h)}:
                 kinds = stack_permissions.kinds_of(f"AWS::{kind}", action)
                 expected |= {Permission(action, each) for each in kinds}
-        if "GetAZs" in files[stack]:
-            expected.add(Permission("ec2:DescribeAvailabilityZones", "*"))
     assert iam.stack_permissions(environment, "setup") == expected
 
 

@@ -89,7 +89,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("gpu_access", "root", "driver-mount"),
     ("network.cidr", "10.0.0.0/8", "/16 to /22"),
     ("network.cidr", "10.300.0.0/16", "/16 to /22"),
-    ("network.zones", 4, "network.zones"),
+    ("network.zones", 7, "network.zones"),
     ("network.zones", "2", "network.zones"),
     ("network.egress", "none", "endpoints"),
     ("network.subnets", ["net-1"], "ids like subnet-"),

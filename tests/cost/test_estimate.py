@@ -99,7 +99,7 @@ def gpu_of(*types: str, **more: Any) -> Compute:
 
 def test_endpoints_are_paid_in_one_zone_and_a_given_network_is_not_ours() -> None:
     endpoints = environment(network=Network(egress="endpoints", zones=3))
-    assert make_estimate(endpoints, book(), INSTANCES).idle[0] == 11 * 10_000 + 4_110
+    assert make_estimate(endpoints, book(), INSTANCES).idle[0] == 12 * 10_000 + 4_110
     given = environment(network=Network(subnets=("subnet-0123abcd",), security_groups=("sg-0",)))
     found = make_estimate(given, book(), INSTANCES)
     assert found.idle[0] == 2_740
@@ -159,8 +159,11 @@ def test_best_fit_keeps_no_more_warm_than_it_may_start() -> None:
 def test_the_templates_make_what_is_counted() -> None:
     folder = Path(__file__).parents[2] / "cfn"
     texts = {path.stem: path.read_text("utf-8") for path in folder.glob("*.yaml")}
-    services = re.findall(r"Interface\n +ServiceName: !Sub \S+Region}\.([\w.-]+)", texts["network"])
-    assert sorted(services) == sorted(ENDPOINTS)
+    services = set(
+        re.findall(r'"(?:cn\.)?com\.amazonaws\.\S+Region}\.([\w.-]+)"', texts["network"])
+    )
+    assert services == {*ENDPOINTS, "s3"}
+    assert texts["network"].count("VpcEndpointType: Interface\n") == len(ENDPOINTS)
     for kind in ("NatGateway", "EIP"):
         assert texts["network"].count(f"Type: AWS::EC2::{kind}\n") == 1
     keys = {name: text.count("Type: AWS::KMS::Key\n") for name, text in texts.items()}

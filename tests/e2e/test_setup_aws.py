@@ -116,6 +116,18 @@ def test_from_a_file_to_a_run_in_aws_and_back(aws: Aws) -> None:
     assert left == ["batchml-dev-storage", "batchml-dev-observability"], "what holds data stays"
 
 
+def test_a_type_that_the_region_lacks_is_refused_before_anything_is_made(aws: Aws) -> None:
+    file = aws.cli.folder / "batchml.toml"
+    file.write_text(CONFIG.replace('["g5.xlarge"]', '["g5.xlarge", "g7.xlarge"]'))
+    code, out, err = aws("setup", "--yes")
+    assert code == 2 and not aws.account.stacks, out + err
+    assert "us-east-1 offers g7.xlarge in no zone. Did you mean 'g6.xlarge'?" in err
+    code, _, err = aws(
+        "compute", "create", "more", "--instance-type", "g7.xlarge", "--max-vcpus", "4"
+    )
+    assert code == 2 and "First: batchml setup" in err
+
+
 def test_a_stack_that_fails_is_explained_and_made_anew(aws: Aws) -> None:
     reason = "The maximum number of addresses has been reached. (Service: Ec2, Status Code: 400)"
     aws.account.troubles["batchml-dev-network"] = [Trouble("NatAddress", reason)]

@@ -56,6 +56,10 @@ UNSUPPORTED = (
 )
 ACTION = "ACTION_REQUIRED - CE(s) associated with the job queue are invalid."
 UNDETERMINED = "UNDETERMINED - Batch job is blocked, root cause is undetermined."
+NOT_OFFERED = (
+    "Your requested instance type (g6.xlarge) is not supported in your requested Availability Zone "
+    "(us-east-1e). Please retry your request by not specifying an Availability Zone."
+)
 QUOTA = (
     "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
     "instance bucket that the specified instance type belongs to. Launching EC2 instance failed."
@@ -209,6 +213,16 @@ CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
         "launch-failed", True, "not authorized to use launch template", "batchml setup",
         World(job(), DescribeScalingActivities=activities(
             activity("Failed", "You are not authorized to use launch template"))),
+    ),
+    "a zone that does not offer its instance type": (
+        "launch-failed", True, "requested Availability Zone (us-east-1e)", "batchml setup",
+        World(job(), DescribeScalingActivities=activities(activity("Failed", NOT_OFFERED))),
+    ),
+    "a subnet that has no free address": (
+        "launch-failed", True, "free addresses", "batchml setup",
+        World(job(), DescribeScalingActivities=activities(activity(
+            "Failed", "There are not enough free addresses in subnet 'subnet-1' to satisfy the "
+            "requested number of instances."))),
     ),
     "a run that it depends on goes on": (
         "dependency", False, f"{OTHER} is RUNNING", f"batchml explain {OTHER}",

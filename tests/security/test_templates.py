@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
+from batchml.cost.estimate import ENDPOINTS
 from batchml.model.group import GANG_TAG
 from tests.security.cloudformation import (
     FILES,
     Template,
+    branches,
     load,
     policies,
     resources,
     statements,
+    text,
     texts,
 )
 
@@ -84,16 +87,17 @@ def test_template_is_whole(stem: str) -> None:
 @pytest.mark.parametrize("stem", ["network", "roles", "storage", "observability"])
 def test_only_the_name_must_be_given(stem: str) -> None:
     parameters = TEMPLATES[stem]["Parameters"]
-    assert [name for name, each in parameters.items() if "Default" not in each] == [
-        "EnvironmentName"
-    ]
+    needed = {name for name, each in parameters.items() if "Default" not in each}
+    # The zones depend on the instance types.
+    assert needed == {"EnvironmentName"} | ({"Zones"} if stem == "network" else set())
 
 
-@pytest.mark.parametrize("zones", ["1", "2", "3"])
-def test_without_a_way_out_nothing_costs_and_subnets_stay(zones: str) -> None:
+@pytest.mark.parametrize("count", range(1, 7))
+def test_without_a_way_out_nothing_costs_and_subnets_stay(count: int) -> None:
     """What teardown leaves around a file system: its subnets, and what is free."""
+    zones = ",".join(f"us-east-1{letter}" for letter in "abcdef"[:count])
     kinds = made("network", Egress="none", Zones=zones)
-    assert sorted(kinds.values()).count("EC2::Subnet") == int(zones)
+    assert sorted(kinds.values()).count("EC2::Subnet") == count
     assert set(kinds.values()) == {
         "EC2::VPC", "EC2::Subnet", "EC2::RouteTable", "EC2::SubnetRouteTableAssociation",
         "EC2::SecurityGroup", "EC2::SecurityGroupIngress", "EC2::SecurityGroupEgress",
@@ -106,21 +110,31 @@ def test_without_a_way_out_nothing_costs_and_subnets_stay(zones: str) -> None:
 
 
 def test_one_way_out_at_a_time() -> None:
-    nat, endpoints = made("network", Egress="nat"), made("network", Egress="endpoints")
+    nat, endpoints = (
+        made("network", Egress=egress, Zones="us-east-1a") for egress in ("nat", "endpoints")
+    )
     assert "Nat" in nat and "EcsEndpoint" not in nat
     assert "Nat" not in endpoints and "Internet" not in endpoints
     services = {name for name in endpoints if name.endswith("Endpoint")}
-    assert len(services) == 12
+    assert len(services) == len(ENDPOINTS) + 1  # with the gateway of S3
 
 
-@pytest.mark.parametrize(
-    ("subnets", "targets"),
-    [("subnet-1", 1), ("subnet-1,subnet-2", 2), ("subnet-1,subnet-2,subnet-3", 3),
-     ("subnet-1,subnet-2,subnet-3,subnet-4", 3)],
-)  # fmt: skip
-def test_efs_is_reached_in_up_to_three_subnets(subnets: str, targets: int) -> None:
+def test_endpoints_have_their_names_in_china_too() -> None:
+    """Source: AWS CDK, InterfaceVpcEndpointAwsService; AWS Batch User Guide of aws-cn."""
+    in_china = {
+        text(branch).removeprefix("cn.com.amazonaws.${AWS::Region}.")
+        for _, _, each in resources(TEMPLATES["network"], "AWS::EC2::VPCEndpoint")
+        for branch in branches(each["ServiceName"])
+        if text(branch).startswith("cn.")
+    }
+    assert in_china == {"batch", "ecr.api", "ecr.dkr", "sts"}
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_efs_is_reached_in_up_to_six_subnets(count: int) -> None:
+    subnets = ",".join(f"subnet-{number}" for number in range(count))
     kinds = made("storage", Workspace="efs", SubnetIds=subnets)
-    assert list(kinds.values()).count("EFS::MountTarget") == targets
+    assert list(kinds.values()).count("EFS::MountTarget") == min(count, 6)
     assert not any(kind.startswith("FSx") for kind in kinds.values())
 
 

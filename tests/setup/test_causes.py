@@ -93,7 +93,8 @@ def test_every_usual_reason_has_its_fix(reason: str, fix: str) -> None:
          "create-service-linked-role"),
         ("CLIENT_ERROR - The specified launch template does not exist", "writes it again"),
         ("CLIENT_ERROR - The image id '[ami-0123]' does not exist", "see ami in"),
-        ("CLIENT_ERROR - Your requested instance type (p5) is not supported", "instance_types"),
+        ("CLIENT_ERROR - Your requested instance type (p5) is not supported in your requested "
+         "Availability Zone (us-east-1e)", "subnets in zones that offer"),
         ("CLIENT_ERROR - The subnet ID 'subnet-1' does not exist", "setup --plan"),
         ("INTERNAL_ERROR - who knows", "Fix the named cause"),
     ],

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import UNKNOWN
+from batchml.aws.zones import make_offers
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.resources import shipped_folder
@@ -29,8 +30,12 @@ def described(**table: Any) -> Environment:
     return read_environments({"env": {"dev": {**usual, **table}}}, "here")[1]["dev"]
 
 
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+
+
 def spec(**table: Any) -> SetupSpec:
-    return SetupSpec("dev", described(**table), TEMPLATES, lambda platform: {})
+    offers = make_offers("us-east-1", ["g5"], [("g5.xlarge", zone) for zone in ZONES])
+    return SetupSpec("dev", described(**table), TEMPLATES, lambda platform: {}, offers=offers)
 
 
 def deployed(made: SetupSpec, **outputs: dict[str, str]) -> CurrentState:
@@ -127,15 +132,16 @@ def test_what_follows_from_an_update_of_a_stack_is_in_the_plan(
     assert same != other
     if what == "environments":
         subnets = other["batchml-dev-gpu"]["computeResources"]["subnets"]
-        assert all(UNKNOWN in subnet for subnet in subnets)
+        assert subnets == ["subnet-1", "subnet-2", f"{UNKNOWN}network.SubnetIds.us-east-1c»"]
 
 
 def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
     made = spec()
-    current = deployed(made, network={"SubnetIds": "subnet-1", "SecurityGroupId": "sg-1"})
+    ids = "subnet-1,subnet-2,subnet-3"
+    current = deployed(made, network={"SubnetIds": ids, "SecurityGroupId": "sg-1"})
     changed = replace(made, templates={**TEMPLATES, "network": TEMPLATES["network"] + "# new\n"})
     environments = wanted_state(changed, current).environments
-    assert environments["batchml-dev-gpu"]["computeResources"]["subnets"] == ["subnet-1"]
+    assert environments["batchml-dev-gpu"]["computeResources"]["subnets"] == ids.split(",")
 
 
 def test_the_templates_are_those_that_ship(tmp_path: Path) -> None:

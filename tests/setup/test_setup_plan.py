@@ -108,9 +108,11 @@ class World:
     @property
     def spec(self) -> SetupSpec:
         made = environment(self.table)
+        names = [each for one in made.compute.values() for each in one.instance_types]
         return SetupSpec(
-            "dev", made, self.templates, lambda _: {"lenet-0123456789abcdef": DEFINITION}
-        )
+            "dev", made, self.templates, lambda _: {"lenet-0123456789abcdef": DEFINITION},
+            offers=self.account.offers(names),
+        )  # fmt: skip
 
     def tools(self, **more: Any) -> SetupTools:
         account = self.account

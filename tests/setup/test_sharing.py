@@ -100,7 +100,11 @@ class Env(World):
 
     @property
     def spec(self) -> SetupSpec:
-        return SetupSpec(self.name, environments()[self.name], self.templates, lambda platform: {})
+        made = environments()[self.name]
+        names = [each for one in made.compute.values() for each in one.instance_types]
+        return SetupSpec(
+            self.name, made, self.templates, lambda platform: {}, offers=self.account.offers(names)
+        )
 
     def current(self) -> CurrentState:
         return apply.read_state(self.spec, self.tools())

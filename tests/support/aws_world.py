@@ -10,9 +10,10 @@ does none of this (see docs/decisions/018-scripted-cloudformation.md).
 """
 
 import copy
+import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
+from batchml.aws.zones import BUILD_TYPE, Offers, make_offers
 from batchml.local.server.protocol import problems
 from batchml.model.names import bare_name
 from tests.security.cloudformation import parse
@@ -241,6 +243,14 @@ class FakeStack:
             found.pop("WorkspaceId", None)
         if not self.shares:
             found.pop("SharedFileSystemId", None)
+        zones = self.content["parameters"].get("Zones", "")
+        if not zones.isdecimal() and zones:
+            ids = [
+                f"subnet-0aaaaaaaaaaaaaaa{place}" for place in range(1, len(zones.split(",")) + 1)
+            ]
+            found |= {"AvailabilityZones": zones}
+            if "network.SubnetIds" not in made:
+                found |= {"SubnetIds": ",".join(ids)}
         if "LogGroupName" in self.content["parameters"]:
             found["LogGroupName"] = self.content["parameters"]["LogGroupName"]
         return {key: value for key, value in found.items() if key in wanted}
@@ -288,12 +298,15 @@ class Account:
         self.templates: dict[str, list[dict[str, Any]]] = {}
         self.template_tags: dict[str, dict[str, str]] = {}
         self.groups: dict[str, dict[str, Any]] = {}
+        both = ("us-east-1a", "us-east-1b")
+        self.offered: dict[str, tuple[str, ...]] = dict.fromkeys(
+            ("c7i.large", "g5.xlarge", "g5.12xlarge", "g6.xlarge", "m5.large", "m6i.xlarge"), both
+        )  # instance type -> zones
         self.images: list[str] = ["ami-0aaaaaaaaaaaaaaa0"]  # one of an earlier build
         self.troubles: dict[str, list[Trouble]] = {}
         self.drifted: dict[str, list[dict[str, Any]]] = {}
         self.outputs: dict[str, str] = {
             "network.VpcId": "vpc-0123456789abcdef0",
-            "network.SubnetIds": "subnet-0aaaaaaaaaaaaaaa1,subnet-0aaaaaaaaaaaaaaa2",
             "network.BuildSubnetId": "subnet-0aaaaaaaaaaaaaaa1",
             "network.SecurityGroupId": "sg-0aaaaaaaaaaaaaaa1",
             "roles.InstanceProfileArn": f"arn:aws:iam::{ACCOUNT}:instance-profile/batchml",
@@ -561,6 +574,29 @@ class Account:
 
     # --- EC2 --------------------------------------------------------------------------------
 
+    def offers(self, names: Iterable[str]) -> Offers:
+        """What a command knows after it has asked which zones offer these types."""
+        found = [(kind, zone) for kind, zones in self.offered.items() for zone in zones]
+        return make_offers("us-east-1", [*names, BUILD_TYPE], found)
+
+    def describe_instance_type_offerings(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The types of the region by zone, those of a Local Zone too."""
+        patterns = [value for each in params.get("Filters", ()) for value in each["Values"]]
+        kinds = [
+            kind for kind in self.offered
+            if not patterns or any(fnmatch.fnmatchcase(kind, each) for each in patterns)
+        ]  # fmt: skip
+        is_region = params["LocationType"] == "region"
+        return {"InstanceTypeOfferings": [
+            {"InstanceType": kind, "LocationType": params["LocationType"], "Location": place}
+            for kind in kinds
+            for place in (["us-east-1"] if is_region else self.offered[kind])
+        ]}  # fmt: skip
+
+    def describe_availability_zones(self, params: dict[str, Any]) -> dict[str, Any]:
+        names = sorted({zone for zones in self.offered.values() for zone in zones})
+        return {"AvailabilityZones": [{"ZoneName": name, "State": "available"} for name in names]}
+
     def describe_launch_templates(self, params: dict[str, Any]) -> dict[str, Any]:
         return {"LaunchTemplates": [
             {"LaunchTemplateName": name, "LatestVersionNumber": len(self.templates[name]),
@@ -815,7 +851,7 @@ class Account:
     _KEPT = (
         "stacks", "change_sets", "tokens", "templates", "template_tags", "groups", "troubles",
         "drifted", "replacements", "refused_changes", "objects", "retained", "invalid",
-        "settling", "refusals", "stuck", "stay_invalid", "outputs", "images", "_changes",
+        "settling", "refusals", "stuck", "stay_invalid", "outputs", "images", "offered", "_changes",
     )  # fmt: skip
 
     def save(self) -> dict[str, Any]:

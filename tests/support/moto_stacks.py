@@ -3,7 +3,6 @@
 Importing this and `moto_resources` patches moto, in the process of `moto_aws.py` only.
 """
 
-import ipaddress
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -26,18 +25,7 @@ def read_condition_tag(before: Any, loader: Any, tag: Any, node: Any) -> Any:
 
 @patch(parsing, "clean_json")
 def evaluate(before: Any, value: Any, resources: Any) -> Any:
-    """Fn::Cidr, Fn::GetAZs of the stack's region, and AWS::NoValue in a list.
-
-    User Guide: "Fn::Cidr" (host bits, not a prefix), "Fn::GetAZs" (empty: the stack's region) and
-    "Pseudo parameters reference" (NoValue removes the property or the element).
-    """
-    if isinstance(value, dict) and "Fn::Cidr" in value:
-        block, count, bits = (parsing.clean_json(each, resources) for each in value["Fn::Cidr"])
-        parts = ipaddress.ip_network(block).subnets(new_prefix=32 - int(bits))
-        return [str(next(parts)) for _ in range(int(count))]
-    if isinstance(value, dict) and "Fn::GetAZs" in value:
-        region = parsing.clean_json(value["Fn::GetAZs"], resources) or resources["AWS::Region"]
-        return [f"{region}{letter}" for letter in "abc"]
+    """AWS::NoValue removes the element of a list: User Guide, "Pseudo parameters reference"."""
     if isinstance(value, list):
         cleaned = [parsing.clean_json(each, resources) for each in value]
         return [each for each in cleaned if each is not None]

@@ -161,15 +161,14 @@ LEFT_OUT = (
 
 
 class Added(Struct, frozen=True):
-    """Actions that the schemas do not name. `types`: as in LeftOut; empty for `Fn::GetAZs`."""
+    """Actions that the schemas do not name. `types`: as in LeftOut."""
 
     source: str
     actions: Mapping[str, str]  # handler -> actions
-    types: str = ""
+    types: str
 
 
 ADDED = (
-    Added("CloudFormation User Guide, Fn::GetAZs", {"read": "ec2:DescribeAvailabilityZones"}),
     # The registry has no handlers of this type.
     Added("FSx API Reference, CreateFileSystem; FSx for Lustre User Guide, 'Data encryption', "
           "'Using service-linked roles'; Service Authorization Reference, dependent actions",
@@ -311,11 +310,6 @@ def rows(templates: Mapping[str, Template]) -> Rows:
                 for action in {each for name in handlers for each in needed(kind, name)}:
                     for scope in kinds_of(kind, action):
                         found[f"{stack} {condition}".strip()][command][scope].add(action)
-        if "Fn::GetAZs" in json.dumps(template):
-            for command in ("setup", "teardown"):
-                for each in ADDED:
-                    if not each.types:
-                        found[stack][command][ANY] |= {*each.actions["read"].split()}
     for row, commands in found.items():
         if " " in row:
             for command, scopes in commands.items():

@@ -36,6 +36,7 @@ from batchml.setup.commands.shared import (
     explain_interrupt,
     open_tools,
     read_subject,
+    with_offers,
 )
 from batchml.setup.desired import SetupSpec, deployed_content
 from batchml.setup.doctor import quota_findings
@@ -98,6 +99,7 @@ def setup(
         }  # fmt: skip
         flags = [flag for flag, given in needs_aws.items() if given]
         _show_offline_plan(context, subject, options, flags, was_chosen=offline)
+    subject = with_offers(context, subject)
     if push and context.settings.is_local:
         say(NO_PUSH)
     elif push:

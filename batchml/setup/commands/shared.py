@@ -16,6 +16,7 @@ from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
 from batchml.aws.naming import Platform
 from batchml.aws.s3 import empty_bucket
+from batchml.aws.zones import fetch_offers
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import table
 from batchml.context import Context
@@ -80,6 +81,20 @@ def _read_scripts(context: Context, environment: Environment, notes: list[str]) 
     if mistakes:
         raise ConfigError(config, mistakes)
     return scripts
+
+
+def with_offers(context: Context, subject: SetupSubject) -> SetupSubject:
+    """Ask AWS which zones offer the instance types. Raises ServiceError, ServiceUnreachable."""
+    if context.settings.is_local:
+        return subject
+    spec = subject.spec
+    names = {each for one in spec.environment.compute.values() for each in one.instance_types}
+    offers = fetch_offers(context.connect(), spec.environment.region, names)
+    notes = subject.notes
+    if offers.why:
+        why = offers.why.rstrip(".")
+        notes += (f"Zones were not chosen by the instance types that they offer: {why}.",)
+    return replace(subject, spec=replace(spec, offers=offers), notes=notes)
 
 
 def choose_description(context: Context, like: str | None) -> tuple[Environment, list[str]]:
@@ -243,10 +258,16 @@ def create_resources(
     """
     subject = read_subject(context)
     narrowed = replace(subject.spec.environment, compute=computes, queues=queues)
-    spec = replace(subject.spec, environment=narrowed, shared=frozenset(shared))
+    subject = replace(
+        subject, spec=replace(subject.spec, environment=narrowed, shared=frozenset(shared))
+    )
+    spec = (with_offers(context, subject) if computes else subject).spec
     tools = open_tools(context)
     current = read_state(spec, tools)
     _refuse_without_stacks(context, spec, current, computes)
+    mistakes = desired.wanted_by_command(spec, current).mistakes
+    if mistakes:
+        raise UsageError("Nothing was changed.\n" + "\n".join(f"  - {each}" for each in mistakes))
     made = []
     with explain_interrupt(f"batchml compute list --env {context.env}") as command:
         command.has_begun = True
