@@ -122,7 +122,11 @@ def test_runs_go_on_in_a_recorded_folder_and_are_written_as_before(cli: Cli) -> 
     now = rows(cli, "broken")
     assert now["history"] >= before["history"]  # later versions write more
     job = before["job"] | {".tags.batchml:project"}
-    assert now == {**before, "history": now["history"], "job": job}
+    # A later version sizes /dev/shm by the memory of a job.
+    spec = before["spec"] | {
+        f".container.linuxParameters{each}" for each in ("", ".sharedMemorySize")
+    }
+    assert now == {**before, "history": now["history"], "job": job, "spec": spec}
     assert [run["name"] for run in cli("ls", "--all", "--json").json][:2] == ["broken", "twins"]
     again = cli("sweeps", "rerun", "search", "--trial", "0", "--json")
     assert again.code == 0, again.err
