@@ -231,7 +231,9 @@ def _look_after_leftovers(state: Path) -> None:
         folder = reopen_folder(state, record)
         if folder is None:
             continue
-        if not record.made:
+        if record.world == "local" and not os.path.isdir(record.work):
+            folder.update(made=False)  # the user has taken it away
+        elif not record.made:
             pass  # `close` deletes the folder of its jobs
         elif record.world == "local":
             say(f"Takes away what the proof {record.id} has left, which was killed.")

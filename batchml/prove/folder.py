@@ -56,7 +56,9 @@ class ProofRecord(Struct, frozen=True):
         if not self.throw_away:  # the user's own: only runs of the proof are to be ended
             listed = f"{endpoint}{config} batchml ls --env {self.env} --project {self.id}"
             return f"{listed}   # and batchml cancel, with the runs that go on"
-        return f"{endpoint}{config} batchml teardown --env {self.env} --delete-data --yes"
+        teardown = f"{endpoint}{config} batchml teardown --env {self.env} --delete-data --yes"
+        # Without its record the next proof does not speak of it any more.
+        return f"{teardown} && rm {shlex.quote(str(Path(self.config).with_name(_RECORD)))}"
 
 
 class ProofFolder:

@@ -104,7 +104,12 @@ def test_a_second_interruption_says_what_is_left_and_the_command_removes_it(
         env=cli.environ, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert not list(temporary.glob("batchml-prove-*"))
+    again = cli.watch("prove")
+    read_until(again, "doctor ")
+    again.send_signal(signal.SIGINT)
+    out, err = read_rest(again)
+    assert err.startswith("Interrupted"), "the next proof finds nothing to take away"
+    assert is_clean(temporary, home)
 
 
 def test_what_a_killed_proof_has_left_the_next_one_takes_away(

@@ -157,6 +157,15 @@ def test_a_second_ctrl_c_leaves_everything_and_says_the_command(trial: Trial) ->
     assert [each.id for each in find_leftovers(trial.state)] == [record.id]
 
 
+def test_after_the_command_for_what_is_left_in_aws_there_is_no_leftover(trial: Trial) -> None:
+    trial.proof.folder.update(made=True)
+    trial.proof.folder.close()
+    teardown, _, then = trial.proof.folder.record.removal().partition(" && rm ")
+    assert teardown.endswith("--delete-data --yes")
+    os.unlink(then)
+    assert find_leftovers(trial.state) == []
+
+
 def test_with_keep_it_is_left_and_is_no_leftover(trial: Trial) -> None:
     result = trial.run(keep=True)
     assert "teardown" not in trial.asked and "batchml teardown" in result.left
