@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from batchml.aws.iam import COMMANDS, permissions_of
 from batchml.cli.app import run as run_command
 from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.local.home import Home, ServerEndpoint
+from batchml.model.environment import Environment
 from batchml.model.run import JobStatus, Run
 from batchml.runs.watch.wait import wait_for_runs
 from tests.support.counting import Counted, counting
 from tests.support.fakes import FakeClock
+from tests.support.iam_actions import action_of
 
 CONFIG = """
 default = "dev"
@@ -72,9 +75,20 @@ def count(account: Counted) -> Count:
         account.reset()
         found = run_command(words)
         assert code is None or found == code, words
+        assert {name.lower() for name in account.calls} <= allowed(*words[:2]), words
         return Counter({name.lower(): n for name, n in account.calls.items()})
 
     return counted
+
+
+def allowed(*words: str) -> set[str]:
+    """The operations that `doctor --policy` allows a command, in lower case."""
+    command = " ".join(words) if " ".join(words) in COMMANDS else words[0]
+    actions = {each.action for each in permissions_of(Environment(), [command])}
+    names = {action.partition(":")[2] for action in actions}
+    of_s3 = ("HeadObject", "ListObjectsV2", "DeleteObjects")
+    names |= {name for name in of_s3 if action_of("s3", name) in actions}
+    return {name.lower() for name in names}
 
 
 def only(found: Counter[str], **most: int) -> bool:
