@@ -117,7 +117,9 @@ def setup(
 
 def _with_rebuild(spec: SetupSpec, tools: SetupTools) -> SetupSpec:
     """The spec with which setup builds the machine image anew. Raises UsageError without one."""
-    if spec.is_local or not spec.environment.builds_image:
+    if spec.is_local:
+        raise UsageError("--rebuild-image: local has no machine images; its host is this machine.")
+    if not spec.environment.builds_image:
         raise UsageError(
             f'--rebuild-image: {spec.name} has no image of its own (ami = "build"). For AWS\'s '
             "newest image: batchml compute update NAME --refresh"
