@@ -33,6 +33,7 @@ from batchml.setup.commands.shared import (
     CommandProgress,
     SetupSubject,
     Yes,
+    choose_description,
     explain_interrupt,
     open_tools,
     read_subject,
@@ -88,7 +89,9 @@ def setup(
     Shows the plan, asks, and carries it out. A second setup changes nothing. After an interruption
     it continues from there. Without AWS credentials, --plan shows the plan of a new environment.
     """
-    context = choose_offline(open_context(env), offline, plan, "--plan")
+    context = open_context(env)
+    choose_description(context, like)  # a wrong flag comes before missing credentials
+    context = choose_offline(context, offline, plan, "--plan")
     subject = read_subject(context, like)
     options = PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ()))
     skipped = _resources_to_skip(continue_rollback, skip_resource)
