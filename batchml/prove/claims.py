@@ -80,8 +80,7 @@ def claims_of(step: str, world: World, options: Iterable[str] = ()) -> tuple[Cla
 def why_not_asked(claim: Claim, world: World, options: Iterable[str]) -> str:
     """Why a claim cannot be asked there; "" if it can be."""
     if world not in claim.where:
-        names = {"local": "the embedded server", "endpoint": "AWS's programs", "aws": "AWS"}
-        return f"only {' and '.join(names[each] for each in claim.where)} can show it"
+        return "no program runs there" if world == "endpoint" else "only AWS can show it"
     if claim.needs and claim.needs not in options:
         return f"without --{claim.needs}"
     return ""
