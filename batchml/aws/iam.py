@@ -81,6 +81,8 @@ _ARNS = {
     "definition": "batch:{region}:{account}:job-definition/*",
     "job": "batch:{region}:{account}:job/*",
     "own job": "batch:{region}:{account}:job/*",
+    "tagged job": "batch:{region}:{account}:job/*",
+    "tagged definition": "batch:{region}:{account}:job-definition/*",
     "repository": "ecr:{region}:{account}:repository/batchml/*",
     "any repository": "ecr:{region}:{account}:repository/*",
     # AWS Batch names the cluster after the compute environment, in one of two ways.
@@ -99,6 +101,9 @@ _ARNS = {
     "job log": "logs:{region}:{account}:log-group:/aws/batch/batchml-{env}",
 }
 
+_OF_ENVIRONMENT = {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}}
+_OF_NO_OTHER = {"StringEqualsIfExists": {"aws:ResourceTag/batchml:env": "{env}"}}
+
 # Conditions of the statements of some kinds.
 _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Not every service is documented to send this key.
@@ -111,7 +116,9 @@ _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "passed job role": {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
-    "own job": {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}},
+    **dict.fromkeys(("own job", "file system", "association"), _OF_ENVIRONMENT),
+    # Not resources with another environment's tag, because `own job` depends on that tag.
+    **dict.fromkeys(("tagged job", "tagged definition", "consumable"), _OF_NO_OTHER),
     "own instance": {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}},
     # The bucket's key. It is named by its alias, since its id is known only after setup.
     "data key": {
@@ -176,9 +183,11 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         ANY: f"{_READ_BATCH} batch:DescribeJobDefinitions batch:DescribeComputeEnvironments",
         "stack": "DescribeStacks",
         "queue": "SubmitJob",
-        "definition": "RegisterJobDefinition SubmitJob TagResource",
+        "definition": "RegisterJobDefinition SubmitJob",
         # The Service Authorization Reference requires `job` for SubmitJob; AWS's examples do not.
-        "job": "SubmitJob TagResource",
+        "job": "SubmitJob",
+        "tagged job": "TagResource",
+        "tagged definition": "TagResource",
         "own job": "CancelJob TerminateJob",
         "passed job role": "iam:PassRole",
         "any repository": "DescribeImages DescribeRepositories",
@@ -269,7 +278,8 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     "jobdef": {
         ANY: f"{_READ_BATCH} batch:DescribeJobDefinitions",
         "stack": "DescribeStacks",
-        "definition": "DeregisterJobDefinition RegisterJobDefinition TagResource",
+        "definition": "DeregisterJobDefinition RegisterJobDefinition",
+        "tagged definition": "TagResource",
         "passed job role": "iam:PassRole",
         "any repository": "DescribeImages DescribeRepositories",
     },

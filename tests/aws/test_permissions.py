@@ -366,19 +366,22 @@ def test_the_policy_for_submitters_allows_nothing_else() -> None:
 
 
 def test_the_policy_for_submitters_has_the_conditions_of_the_table() -> None:
+    lustre = Environment(region="us-east-1", storage=Storage(workspace="fsx-lustre"))
+    wanted = [each for row in SUBMITTER for each in needed_permissions(lustre)[row]]
     ours = {
-        key
-        for document in policy_documents(
-            [each for row in SUBMITTER for each in needed_permissions(PLAIN)[row]], SCOPE
-        )
-        for each in document["Statement"]
-        for keys in each.get("Condition", {}).values()
+        (action, operator, key)
+        for each in iam.statements(wanted, SCOPE)
+        for action in each["Action"]
+        for operator, keys in each.get("Condition", {}).items()
         for key in keys
     }
     theirs = {
-        key for _, _, each in allowed_to_submitters() for keys in each.values() for key in keys
+        (action, operator, key)
+        for action, _, condition in allowed_to_submitters()
+        for operator, keys in condition.items()
+        for key in keys
     }
-    assert ours <= theirs
+    assert ours == theirs
 
 
 def test_the_name_of_the_policy_for_submitters_stays() -> None:
