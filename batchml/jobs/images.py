@@ -193,17 +193,19 @@ def pin(repository: Repository, digest: str) -> str:
     return f"{repository.uri}@{digest}"
 
 
-def pinned_recipe(session: Session, recipe: Recipe, push_argument: str) -> str:
+def pinned_recipe(
+    session: Session, recipe: Recipe, push_argument: str, env_option: str = ""
+) -> str:
     """Return `REGISTRY/batchml/NAME@sha256:...` of a recipe's image, in two calls of ECR.
 
-    Raises NotFound, with the command that pushes the image, AccessError, ServiceError,
-    ServiceUnreachable.
+    `env_option` is that of the command in messages. Raises NotFound, with the command that pushes
+    the image, AccessError, ServiceError, ServiceUnreachable.
     """
     ecr = Ecr(session)
     pushed = ecr.find(recipe.name, recipe.tag)
     repository = ecr.repository(recipe.name) if pushed is not None else None
     if pushed is None or repository is None:
-        raise recipe_not_pushed(recipe, push_argument)
+        raise recipe_not_pushed(recipe, push_argument, env_option)
     return pin(repository, pushed.digest)
 
 
@@ -213,9 +215,9 @@ def push_command(recipe: Recipe, push_argument: str, env_option: str = "") -> st
     return f"batchml image push{env_option} {quote(push_argument)}{flavor}"
 
 
-def recipe_not_pushed(recipe: Recipe, push_argument: str) -> InputNotFound:
-    """The error for an image that is not in ECR."""
-    return image_not_pushed(recipe.reference, push_command(recipe, push_argument))
+def recipe_not_pushed(recipe: Recipe, push_argument: str, env_option: str = "") -> InputNotFound:
+    """The error for an image that is not in ECR, with the command that pushes it."""
+    return image_not_pushed(recipe.reference, push_command(recipe, push_argument, env_option))
 
 
 # --- List -----------------------------------------------------------------------------------------

@@ -97,9 +97,10 @@ def pinned_image(
     recipe = source.recipe(flavor).built_for(queue_processor(context, queue, cache))
 
     def pin() -> str:
+        argument = source.push_argument(context.folder)
         if context.is_offline:
-            raise recipe_not_pushed(recipe, source.push_argument(context.folder))
-        return pinned_recipe(context.connect(), recipe, source.push_argument(context.folder))
+            raise recipe_not_pushed(recipe, argument, context.env_option)
+        return pinned_recipe(context.connect(), recipe, argument, context.env_option)
 
     return pin() if cache is None else cache.image(recipe.reference, pin)
 

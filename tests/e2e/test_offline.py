@@ -174,7 +174,7 @@ def test_jobs_of_the_environment_wait_for_their_image(fresh: Cli) -> None:
     change(fresh, "#jobs = []", 'jobs = ["hello"] #')
     done = fresh("setup", "--env", "dev", "--plan")
     assert "job definition of hello: not yet." in done.out
-    assert "batchml image push python" in done.out
+    assert "batchml image push --env dev python" in done.out
     (fresh.folder / "jobs/hello/job.toml").write_text('image = "python"\n')
     wrong = fresh("setup", "--env", "dev", "--plan")
     assert (wrong.code, "command" in wrong.err) == (78, True), wrong.err

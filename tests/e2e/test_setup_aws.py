@@ -147,6 +147,28 @@ def test_credentials_that_are_missing_are_told_with_the_way_out(aws: Aws) -> Non
     assert (code, "aws configure" in err) == (77, True), out + err
 
 
+def test_quotas_of_0_are_told_with_the_queues_that_work(aws: Aws) -> None:
+    path = aws.cli.folder / "batchml.toml"
+    more = '[env.dev.compute.cpu]\ninstance_types = ["m7i.large"]\nmax_vcpus = 4\n'
+    path.write_text(f'{CONFIG}{more}[env.dev.queues.cpu]\ncompute = ["cpu"]\n')
+    code, out, err = aws("setup", "--plan")
+    assert "Quotas were not checked: " in out, "the account does not answer about quotas"
+    assert "<" not in out.partition("Quotas were not checked")[2].splitlines()[0]
+
+    values = {
+        "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 5.0,
+        "Running On-Demand G and VT instances": 0.0,
+    }
+    quotas = [
+        {"QuotaName": name, "QuotaCode": "L-1", "Value": each} for name, each in values.items()
+    ]
+    aws.account.list_service_quotas = lambda params: {"Quotas": quotas}
+    code, out, err = aws("setup", "--plan")
+    assert code == 2, err
+    assert "is 0 vCPUs: compute.gpu cannot start" in out
+    assert "The queue cpu can start hosts now; the queue default can start none" in out
+
+
 def test_the_embedded_server_of_the_client_is_left_alone(aws: Aws) -> None:
     aws("setup", "--plan")
     assert control.find_server(Home(aws.cli.folder / "client")) is None
