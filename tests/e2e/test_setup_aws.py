@@ -162,7 +162,7 @@ def test_quotas_of_0_are_told_with_the_queues_that_work(aws: Aws) -> None:
     quotas = [
         {"QuotaName": name, "QuotaCode": "L-1", "Value": each} for name, each in values.items()
     ]
-    aws.account.list_service_quotas = lambda params: {"Quotas": quotas}
+    vars(aws.account)["list_service_quotas"] = lambda params: {"Quotas": quotas}
     code, out, err = aws("setup", "--plan")
     assert code == 2, err
     assert "is 0 vCPUs: compute.gpu cannot start" in out
