@@ -34,6 +34,7 @@ Command = Literal[
     "image list",
     "image push",
     "doctor",
+    "prove",
     "teardown",
 ]
 
@@ -304,6 +305,17 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "logs:DescribeLogGroups",
         "any repository": "DescribeRepositories",
     },
+    # In addition to the commands that it runs.
+    "prove": {
+        ANY: "ec2:DescribeInstances ec2:DescribeNatGateways ec2:TerminateInstances iam:ListRoles "
+        "batch:DescribeJobDefinitions batch:DescribeJobs tag:GetResources",
+        "host": "ecs:DescribeContainerInstances",
+        "key": "kms:DescribeKey",
+        "repository": "DeleteRepository ListTagsForResource",
+        "role": "iam:AttachRolePolicy iam:CreateRole iam:DeleteRole iam:DeleteRolePolicy "
+        "iam:DetachRolePolicy iam:ListAttachedRolePolicies iam:ListRolePolicies iam:PutRolePolicy "
+        "iam:TagRole sts:AssumeRole",
+    },
     "teardown": {
         "definition": "DeregisterJobDefinition",
         # With --delete-data.
@@ -362,7 +374,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     # It asks AWS by most commands.
     "prove": (
         "doctor", "setup", "image push", "submit", "ls", "sweep", "logs", "explain", "cost", "top",
-        "shell", "workspace", "teardown",
+        "shell", "workspace", "teardown", "prove",
     ),
     "queue create": ("compute",), "queue delete": ("compute",), "queue list": ("top",),
     "queue show": ("top",), "queue update": ("compute",), "reconcile": ("submit", "ls"),

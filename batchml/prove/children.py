@@ -73,9 +73,9 @@ class Commands:
 
     def run(
         self, *words: str, limit: float = LIMIT, watch: Callable[[str], object] | None = None,
-        environ: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None, module: str = "batchml",
     ) -> CommandResult:  # fmt: skip
-        """Run `batchml WORDS`. `watch` gets each line of stdout when it comes.
+        """Run `batchml WORDS`, or another program of ours. `watch` gets each line of stdout.
 
         Raises CommandInterrupted if `interrupt` was called, before or meanwhile.
         """
@@ -85,7 +85,7 @@ class Commands:
         lines = []
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "batchml", *words], cwd=self._folder, text=True,
+                [sys.executable, "-m", module, *words], cwd=self._folder, text=True,
                 env={**self.environ, **(environ or {})}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=err, errors="replace", start_new_session=True,
                 preexec_fn=die_with_parent(os.getpid()),
@@ -113,6 +113,13 @@ class Commands:
             raise CommandInterrupted
         seconds = self._clock.monotonic() - began
         return CommandResult(words, code, tuple(lines), messages, seconds)
+
+    def beside(self) -> "Commands":
+        """Commands that run while one of these does."""
+        return Commands(self.environ, self._folder, self._clock)
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
 
     def resume(self) -> None:
         """Let commands run again after an interruption, to take away what was made."""

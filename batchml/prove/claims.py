@@ -10,7 +10,6 @@ World = Literal["local", "endpoint", "aws"]
 Need = Literal["", "gpu", "nodes"]  # the option without which a claim is not asked
 
 EVERYWHERE: tuple[World, ...] = ("local", "endpoint", "aws")
-_RUNS: tuple[World, ...] = ("local", "aws")  # programs really run there
 _ACCOUNT: tuple[World, ...] = ("aws",)
 _SERVICES: tuple[World, ...] = ("endpoint", "aws")
 
@@ -31,34 +30,34 @@ CLAIMS = (
     Claim("plan-empty", "a second plan has nothing to do", "plan"),
     Claim("image-pushed", "image push brings the image to ECR", "image", _SERVICES),
     Claim("image-processor", "the image in ECR is for the hosts' processor", "image", _SERVICES),
-    Claim("run-ends", "a run starts, and ends with its program's exit code", "probe", _RUNS),
-    Claim("code-there", "the program finds the code that was sent", "probe", _RUNS),
-    Claim("log-complete", "the log arrives complete and in order", "probe", _RUNS),
-    Claim("output-kept", "get brings a file that the program wrote", "probe", _RUNS),
-    Claim("checkpoint-kept", "get --checkpoints brings the checkpoint", "probe", _RUNS),
-    Claim("batch-reachable", "a program reaches AWS Batch", "probe", _RUNS),
-    Claim("shared-memory", "/dev/shm has half of the job's memory", "probe", _RUNS),
+    Claim("run-ends", "a run starts, and ends with its program's exit code", "probe"),
+    Claim("code-there", "the program finds the code that was sent", "probe"),
+    Claim("log-complete", "the log arrives complete and in order", "probe"),
+    Claim("output-kept", "get brings a file that the program wrote", "probe"),
+    Claim("checkpoint-kept", "get --checkpoints brings the checkpoint", "probe"),
+    Claim("batch-reachable", "a program reaches AWS Batch", "probe"),
+    Claim("shared-memory", "/dev/shm has half of the job's memory", "probe"),
     Claim("user-1000", "the program runs as user 1000", "probe", _ACCOUNT),
     Claim("metadata-blocked", "the program cannot reach the host's metadata", "probe", _ACCOUNT),
     Claim("role-limited", "the program's role is the job's, and limited", "probe", _ACCOUNT),
     Claim("missing-key", "S3 answers a GET of a missing key as missing", "probe", _ACCOUNT),
-    Claim("workspace-shared", "a second run sees the workspace of the first", "second", _RUNS),
-    Claim("array-fails", "an array with a failed child fails", "array", _RUNS),
-    Claim("explain-names", "explain names the child's exception", "array", _RUNS),
-    Claim("rerun-failed", "rerun --failed runs the failed child alone", "array", _RUNS),
-    Claim("sweep-detached", "a detached sweep of two trials ends by itself", "sweep", _RUNS),
-    Claim("follow-order", "logs -f shows every line once, in order", "follow", _RUNS),
-    Claim("follow-latency", "logs -f shows a line soon after it was printed", "follow", _RUNS),
-    Claim("shell-runs", "shell runs a command in the run, and has its exit code", "shell", _RUNS),
-    Claim("cancel-stops", "cancel ends the run as cancelled", "cancel", _RUNS),
-    Claim("stop-signal", "the program gets the stop file and SIGTERM", "cancel", _RUNS),
-    Claim("grace-given", "the program may go on for its grace", "cancel", _RUNS),
-    Claim("host-lost", "a run that loses its host resumes from its checkpoint", "host", _RUNS),
-    Claim("gpu-smi", "nvidia-smi sees the GPU that was asked for", "gpu", _RUNS, "gpu"),
+    Claim("workspace-shared", "a second run sees the workspace of the first", "second"),
+    Claim("array-fails", "an array with a failed child fails", "array"),
+    Claim("explain-names", "explain names the child's exception", "array"),
+    Claim("rerun-failed", "rerun --failed runs the failed child alone", "array"),
+    Claim("sweep-detached", "a detached sweep of two trials ends by itself", "sweep"),
+    Claim("follow-order", "logs -f shows every line once, in order", "follow"),
+    Claim("follow-latency", "logs -f shows a line soon after it was printed", "follow"),
+    Claim("shell-runs", "shell runs a command in the run, and has its exit code", "shell"),
+    Claim("cancel-stops", "cancel ends the run as cancelled", "cancel"),
+    Claim("stop-signal", "the program gets the stop file and SIGTERM", "cancel"),
+    Claim("grace-given", "the program may go on for its grace", "cancel"),
+    Claim("host-lost", "a run that loses its host resumes from its checkpoint", "host"),
+    Claim("gpu-smi", "nvidia-smi sees the GPU that was asked for", "gpu", EVERYWHERE, "gpu"),
     Claim("gpu-driver", "the GPU's driver is in the container", "gpu", _ACCOUNT, "gpu"),
-    Claim("gpu-step", "PyTorch makes a training step on the GPU", "gpu", _RUNS, "gpu"),
-    Claim("nodes-meet", "two nodes find each other", "nodes", _RUNS, "nodes"),
-    Claim("all-reduce", "two nodes agree on a sum (all-reduce)", "nodes", _RUNS, "nodes"),
+    Claim("gpu-step", "PyTorch makes a training step on the GPU", "gpu", EVERYWHERE, "gpu"),
+    Claim("nodes-meet", "two nodes find each other", "nodes", EVERYWHERE, "nodes"),
+    Claim("all-reduce", "two nodes agree on a sum (all-reduce)", "nodes", EVERYWHERE, "nodes"),
     Claim("as-submitter", "the policy for submitters suffices to submit", "submitter", _SERVICES),
     Claim("as-doctor", "doctor's statement suffices to submit", "doctor-role", _SERVICES),
     Claim("teardown", "teardown deletes the environment", "teardown"),
@@ -80,7 +79,7 @@ def claims_of(step: str, world: World, options: Iterable[str] = ()) -> tuple[Cla
 def why_not_asked(claim: Claim, world: World, options: Iterable[str]) -> str:
     """Why a claim cannot be asked there; "" if it can be."""
     if world not in claim.where:
-        return "no program runs there" if world == "endpoint" else "only AWS can show it"
+        return "only AWS can show it"
     if claim.needs and claim.needs not in options:
         return f"without --{claim.needs}"
     return ""

@@ -21,18 +21,20 @@ from batchml.cli.render import printable, timestamp
 from batchml.clock import SystemClock
 from batchml.config.environments import read_environments
 from batchml.config.settings import CONFIG_NAME, Settings, load_settings
-from batchml.errors import ConfigError, RecordingRefused, UsageError
+from batchml.errors import BatchmlError, ConfigError, NotFound, RecordingRefused, UsageError
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL
 from batchml.prove.children import Commands
 from batchml.prove.claims import BY_ID, World
-from batchml.prove.everyday import ask_teardown
+from batchml.prove.everyday import ask_teardown, end_runs
 from batchml.prove.folder import (
+    FOLDER,
     ProofFolder,
     aws_config,
     find_leftovers,
     local_config,
     make_folder,
+    read_records,
     reopen_folder,
 )
 from batchml.prove.page import make_document, render_page
@@ -87,6 +89,10 @@ def prove_command(
         str | None,
         typer.Option(metavar="FILE", help="Compare a recording with what batchml assumes."),
     ] = None,
+    remove: Annotated[
+        str | None,
+        typer.Option(metavar="PROOF", help="Only remove what this earlier proof has left."),
+    ] = None,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
@@ -97,8 +103,13 @@ def prove_command(
     Exit code 0: every claim that was asked held.
     """
     if replay is not None:
-        _check_replay_alone(env, region, endpoint, other=gpu or nodes or keep)
+        other = gpu or nodes or keep or remove is not None
+        _check_replay_alone(env, region, endpoint, other=other)
         _replay(Path(replay), json_=json_)
+        return
+    if remove is not None:
+        settings = load_settings(os.environ, Path.cwd(), None)
+        _remove(Home(Path(settings.home.value)).root, remove)
         return
     _check_options(env, region, endpoint, max_cost)
     settings = load_settings(os.environ, Path.cwd(), env)
@@ -115,6 +126,7 @@ def prove_command(
         home.root, name, config, began=clock.now(), world=subject.world,
         env=subject.env or name, throw_away=subject.is_throw_away, endpoint=subject.endpoint,
         config_path="" if subject.is_throw_away else settings.config or "",
+        images=Path(settings.config).parent / "images" if settings.config else None,
     )  # fmt: skip
     printer = StepPrinter()
     try:
@@ -237,20 +249,45 @@ def _look_after_leftovers(state: Path) -> None:
             pass  # `close` deletes the folder of its jobs
         elif record.world == "local":
             say(f"Takes away what the proof {record.id} has left, which was killed.")
-            _remove_local(folder)
+            why = _take_away(folder)
+            if why:
+                say(f"That was not possible: {why}. To remove it: {record.removal()}")
         else:
             say(f"The proof {record.id} has left something in AWS. To remove it: "
                 f"{record.removal()}")  # fmt: skip
         folder.close()
 
 
-def _remove_local(folder: ProofFolder) -> None:
+def _remove(state: Path, name: str) -> None:
+    """Remove what a proof has left. Raises NotFound, UsageError, and BatchmlError if it cannot."""
+    record = next((each for each in read_records(state) if each.id == name), None)
+    if record is None:
+        hint = f"The proofs of this machine are in {state / FOLDER}."
+        raise NotFound("Proof", name, [each.id for each in read_records(state)], hint)
+    folder = reopen_folder(state, record)
+    if folder is None:
+        raise UsageError(f"The proof {name} goes on: end it first.")
+    try:
+        why = _take_away(folder) if record.made else ""
+    finally:
+        folder.close()
+    if why:
+        raise BatchmlError(f"{name} could not be removed: {why}")
+    print_line(f"Nothing is left of {name}.")
+
+
+def _take_away(folder: ProofFolder) -> str:
+    """Remove what a proof has made; why that was not possible, or ""."""
     record = folder.record
+    Path(record.work).mkdir(parents=True, exist_ok=True)
     commands = Commands(child_environ(os.environ, folder), Path(record.work), SystemClock())
-    proof = Proof("local", LOCAL, folder, commands, (), throw_away=True)
-    for answer in ask_teardown(proof):
-        if not answer.held:
-            say(f"That was not possible: {answer.why}. To remove it: {record.removal()}")
+    proof = Proof(record.world, record.env, folder, commands, (), throw_away=record.throw_away)
+    if not record.throw_away:
+        if not end_runs(proof):
+            return "its runs or roles are still there"
+        folder.update(made=False)
+        return ""
+    return "; ".join(answer.why for answer in ask_teardown(proof) if not answer.held)
 
 
 def _confirm_cost(

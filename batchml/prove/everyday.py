@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from batchml.prove.account import terminate_host
+from batchml.prove import account
 from batchml.prove.children import CommandResult
+from batchml.prove.claims import claims_of
 from batchml.prove.proof import (
     Asker,
     FactTable,
@@ -55,6 +56,12 @@ def ask_plan(proof: Proof) -> Iterator[ClaimAnswer]:
 
 def ask_probe(proof: Proof) -> Iterator[ClaimAnswer]:
     proof.folder.update(made=True)
+    if proof.world == "endpoint":
+        why = account.why_no_runs(proof)
+        if why:
+            claims = claims_of("probe", proof.world, proof.options)
+            yield from (ClaimAnswer(claim.id, None, why) for claim in claims)
+            return
     run = proof.submit("inside")
     yield answer("run-ends", run.code == 0, run.describe(), exitCode=run.code)
     facts = read_facts(run.err)
@@ -151,6 +158,11 @@ parallel = 2
 def ask_sweep(proof: Proof) -> Iterator[ClaimAnswer]:
     path = proof.folder.job.parent / "proof-sweep.toml"
     path.write_text(SWEEP.format(job=proof.folder.job), "utf-8")
+    if proof.world != "local":
+        pushed, reference = account.push_image(proof, account.CONTROLLER_IMAGE)
+        if not reference:
+            yield answer("sweep-detached", False, pushed.describe())
+            return
     begun = proof.ask("sweep", str(path), "--detach", "--json")
     key = str(begun.document.get("sweepId", ""))
     if begun.code or not key:
@@ -230,7 +242,7 @@ def ask_host(proof: Proof) -> Iterator[ClaimAnswer]:
     if not job:
         yield answer("host-lost", False, begun.describe())
         return
-    trouble = terminate_host(proof, job)
+    trouble = account.terminate_host(proof, job)
     if trouble is not None:
         yield trouble
         return
@@ -275,15 +287,22 @@ def ask_nodes(proof: Proof) -> Iterator[ClaimAnswer]:
 
 def ask_teardown(proof: Proof) -> Iterator[ClaimAnswer]:
     cancel_runs(proof)
-    words = ["--delete-data"] if proof.world != "local" else []
-    found = proof.ask("teardown", *words, "--yes", "--json")
+    if proof.world == "local":
+        found = proof.ask("teardown", "--yes", "--json")
+        if found.code == 0:
+            found = proof.commands.run("local", "stop", "--json")
+    else:
+        found = account.remove_all(proof)
     held = found.code == 0
-    if held and proof.world == "local":
-        found = proof.commands.run("local", "stop", "--json")
-        held = found.code == 0
     if held:
         proof.folder.update(made=False)
     yield answer("teardown", held, found.describe())
+
+
+def end_runs(proof: Proof) -> bool:
+    """Leave an environment of the user's own as it was; whether that was possible."""
+    cancel_runs(proof)
+    return proof.world == "local" or account.remove_roles(proof).code == 0
 
 
 def cancel_runs(proof: Proof) -> None:

@@ -51,14 +51,7 @@ class ProofRecord(Struct, frozen=True):
         if self.world == "local":
             home = shlex.quote(self.home)
             return f"BATCHML_HOME={home} batchml local stop; rm -r {shlex.quote(self.work)}"
-        endpoint = f"AWS_ENDPOINT_URL={shlex.quote(self.endpoint)} " if self.endpoint else ""
-        config = f"BATCHML_CONFIG={shlex.quote(self.config)}"
-        if not self.throw_away:  # the user's own: only runs of the proof are to be ended
-            listed = f"{endpoint}{config} batchml ls --env {self.env} --project {self.id}"
-            return f"{listed}   # and batchml cancel, with the runs that go on"
-        teardown = f"{endpoint}{config} batchml teardown --env {self.env} --delete-data --yes"
-        # Without its record the next proof does not speak of it any more.
-        return f"{teardown} && rm {shlex.quote(str(Path(self.config).with_name(_RECORD)))}"
+        return f"batchml prove --remove {self.id}"
 
 
 class ProofFolder:
@@ -98,10 +91,11 @@ class ProofFolder:
 def make_folder(
     state: Path, name: str, config: str, *, began: float, world: World, env: str,
     throw_away: bool = True, endpoint: str = "", config_path: str = "",
-    temporary: Path | None = None,
+    temporary: Path | None = None, images: Path | None = None,
 ) -> ProofFolder:  # fmt: skip
     """Make the folders of a proof. `name` is its id; `config` is the content of a batchml.toml of
     its own, unless it uses the one at `config_path`. `temporary` is by default the system's folder.
+    `images`: a folder of the project's images.
 
     Raises OSError; FileExistsError for an id that is taken.
     """
@@ -119,19 +113,27 @@ def make_folder(
     )  # fmt: skip
     folder = ProofFolder(root, record, lock)
     folder.update(made=False)
+    if images is not None and images.is_dir():
+        os.symlink(images, os.path.join(work, "images"))
     shutil.copytree(_PROBE, folder.job, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     return folder
 
 
 def find_leftovers(state: Path) -> list[ProofRecord]:
     """The records of proofs that were killed and have left something, the oldest first."""
+    return [
+        record for record in read_records(state)
+        if (record.made or os.path.isdir(record.work)) and not record.kept
+        and not is_locked(str(state / FOLDER / record.id / _LOCK))
+    ]  # fmt: skip
+
+
+def read_records(state: Path) -> list[ProofRecord]:
+    """The records of all proofs of this state folder, the oldest first."""
     found = []
     for path in (state / FOLDER).glob(f"*/{_RECORD}"):
         try:
-            record = msgspec.convert(read_json(str(path)), ProofRecord)
-            left = record.made or os.path.isdir(record.work)
-            if left and not record.kept and not is_locked(str(path.with_name(_LOCK))):
-                found.append(record)
+            found.append(msgspec.convert(read_json(str(path)), ProofRecord))
         except (OSError, ValueError, msgspec.ValidationError):
             continue  # of a later version, or cut: there is nothing that could be said of it
     return sorted(found, key=lambda record: record.began)

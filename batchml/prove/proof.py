@@ -37,19 +37,22 @@ class Proof:
         (folder.job / "token").write_text(self.token, "utf-8")
 
     def ask(
-        self, *words: str, watch: Callable[[str], object] | None = None, limit: float = 1800.0
-    ) -> CommandResult:
+        self, *words: str, watch: Callable[[str], object] | None = None, limit: float = 1800.0,
+        environ: Mapping[str, str] | None = None,
+    ) -> CommandResult:  # fmt: skip
         """Run a command in the proof's environment; `words` may have a `--` before a command."""
         at = words.index("--") if "--" in words else len(words)
         return self.commands.run(
-            *words[:at], "--env", self.env, *words[at:], watch=watch, limit=limit
+            *words[:at], "--env", self.env, *words[at:], watch=watch, limit=limit, environ=environ
         )
 
-    def submit(self, mode: str, *words: str, wait: bool = True) -> CommandResult:
+    def submit(
+        self, mode: str, *words: str, wait: bool = True, environ: Mapping[str, str] | None = None
+    ) -> CommandResult:
         """Submit the probe in a mode; with `wait` follow it to its end."""
         flags = ["--wait"] if wait else ["--detach"]
         return self.ask("submit", str(self.folder.job), "-p", f"mode={mode}", *flags, "--json",
-                        *words)  # fmt: skip
+                        *words, environ=environ)  # fmt: skip
 
     def fetch(self, run: str, name: str, *flags: str) -> tuple[CommandResult, dict[str, str]]:
         """The outputs of a run, with `--checkpoints` its checkpoints: path -> text of the file."""

@@ -117,8 +117,10 @@ def prove(
             results.append(result)
             tell(result)
             ended = end_of(result.answers) if isinstance(action, Ask) else "skipped"
+            why = result.answers[0].why if isinstance(action, Ask) and ended == "skipped" else ""
             state = replace(
                 state, ended={**state.ended, result.step.name: ended},
+                reasons={**state.reasons, result.step.name: why},
                 spent=state.spent + result.usd,
             )  # fmt: skip
         if keep and proof.folder.record.made:
@@ -197,9 +199,8 @@ def _end_runs(proof: Proof, interruptions: Interruptions, *, keep: bool) -> None
     if interruptions.count < 2:
         proof.commands.resume()
     try:
-        if not keep:
-            everyday.cancel_runs(proof)
-        proof.folder.update(made=False)
+        if keep or everyday.end_runs(proof):
+            proof.folder.update(made=False)
     except (CommandInterrupted, OSError):
         pass  # `removal` says what is left
 

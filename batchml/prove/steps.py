@@ -75,13 +75,17 @@ def steps_of(world: World, options: Collection[str], *, throw_away: bool) -> tup
 
 
 class ProofState(Struct, frozen=True):
-    """How far a proof is. `ended`: step -> its end. `made`: something has to be taken away."""
+    """How far a proof is. `ended`: step -> its end. `made`: something has to be taken away.
+
+    `reasons`: a step that could not ask its claims -> why.
+    """
 
     ended: Mapping[str, Ended] = {}
     spent: float = 0.0
     made: bool = False
     interrupted: bool = False
     capped: str = ""  # why the cap stops the proof; it never starts again
+    reasons: Mapping[str, str] = {}
 
 
 class Ask(Struct, frozen=True):
@@ -112,7 +116,7 @@ def next_action(
         return Skip(step, state.capped, capped=True)
     missing = _missing(step, names, state)
     if missing:
-        return Skip(step, f"the step {missing} did not end well")
+        return Skip(step, state.reasons.get(missing) or f"the step {missing} did not end well")
     usd = estimate(step, world)
     if state.spent + usd + _reserve(steps, world) > max_cost:
         why = f"the cap: ${state.spent:.2f} of ${max_cost:.2f} are spent, this needs ${usd:.2f}"

@@ -64,7 +64,10 @@ NO_OPERATION = {
     "s3:GetBucketCORS", "kms:ReEncryptFrom", "budgets:ModifyBudget", "budgets:ViewBudget",
     "cloudformation:TagResource", "cloudformation:UntagResource",
 }  # fmt: skip
-SERVICES = {"elasticfilesystem": "efs", "servicequotas": "service-quotas"}
+SERVICES = {
+    "elasticfilesystem": "efs", "servicequotas": "service-quotas",
+    "tag": "resourcegroupstaggingapi",
+}  # fmt: skip
 
 
 def actions_in(environment: Environment, command: Command) -> set[str]:
@@ -146,11 +149,11 @@ def test_every_command_that_is_typed_has_its_permissions() -> None:
 
 # botocore's services that the client calls.
 CALLED = (
-    "autoscaling", "batch", "cloudformation", "ec2", "ecr", "ecs", "fsx", "iam", "logs", "pricing",
-    "s3", "service-quotas", "ssm", "sts",
+    "autoscaling", "batch", "cloudformation", "ec2", "ecr", "ecs", "fsx", "iam", "kms", "logs",
+    "pricing", "resourcegroupstaggingapi", "s3", "service-quotas", "ssm", "sts",
 )  # fmt: skip
 # Operations of other programs, whose names occur in our texts.
-OTHERS = {"AssumeRole"}
+OTHERS = {"Decrypt", "GenerateDataKey"}
 
 
 def operations_in_code() -> Iterator[tuple[str, str, Path]]:

@@ -111,7 +111,7 @@ def test_whatever_goes_wrong_in_a_step_what_was_made_is_taken_away(
     if at == "doctor":
         assert trial.asked == ["doctor"]
     elif at == "teardown":
-        assert "batchml teardown --env prove-" in result.left
+        assert result.left.startswith("batchml prove --remove prove-")
         assert trial.asked[-1] == "teardown"
     else:
         assert trial.asked[-2:] == ["teardown", "search"]
@@ -152,23 +152,14 @@ def test_a_second_ctrl_c_leaves_everything_and_says_the_command(trial: Trial) ->
     result = trial.run()
     record = trial.proof.folder.record
     assert result.answers["teardown"].why == "interrupted"
-    assert result.left == record.removal() and f"--env {record.env} --delete-data" in result.left
+    assert result.left == record.removal() == f"batchml prove --remove {record.id}"
     assert os.path.exists(record.config), "the command needs the file"
     assert [each.id for each in find_leftovers(trial.state)] == [record.id]
 
 
-def test_after_the_command_for_what_is_left_in_aws_there_is_no_leftover(trial: Trial) -> None:
-    trial.proof.folder.update(made=True)
-    trial.proof.folder.close()
-    teardown, _, then = trial.proof.folder.record.removal().partition(" && rm ")
-    assert teardown.endswith("--delete-data --yes")
-    os.unlink(then)
-    assert find_leftovers(trial.state) == []
-
-
 def test_with_keep_it_is_left_and_is_no_leftover(trial: Trial) -> None:
     result = trial.run(keep=True)
-    assert "teardown" not in trial.asked and "batchml teardown" in result.left
+    assert "teardown" not in trial.asked and "prove --remove" in result.left
     assert not find_leftovers(trial.state)
 
 
@@ -196,12 +187,6 @@ def test_an_environment_of_the_users_own_stays(tmp_path: Path) -> None:
     result = trial.run()
     assert not {"setup", "teardown", "search"} & set(trial.asked)
     assert result.answers["setup"].why == "the environment is yours: prove leaves it as it is"
-
-
-def test_what_is_left_in_the_users_own_environment_is_never_torn_down(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "state", throw_away=False)
-    command = trial.proof.folder.record.removal()
-    assert "teardown" not in command and f"--project {trial.proof.token}" in command
 
 
 def test_a_closed_terminal_does_not_stop_the_removal(trial: Trial) -> None:

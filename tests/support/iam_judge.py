@@ -171,6 +171,9 @@ _RESOURCES: dict[str, Find] = {
 
 
 def _needs_of_s3(operation: str, request: Json, region: str) -> Iterator[Need]:
+    if "Bucket" not in request:
+        yield Need("s3:ListAllMyBuckets", "*")
+        return
     bucket, key = f"arn:aws:s3:::{request['Bucket']}", request.get("Key", "")
     versions = False
     if operation == "DeleteObjects":

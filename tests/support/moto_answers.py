@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response
 
 from tests.support import moto_stacks  # noqa: F401  (patches moto)
 from tests.support.aws_world import AwsError
-from tests.support.iam_judge import is_allowed, needs_of
+from tests.support.iam_judge import Need, is_allowed, needs_of
 from tests.support.registry_rig import Registry
 
 Json = dict[str, Any]
@@ -134,7 +134,7 @@ class Front:
             return call.refuse(self.rules.keys, _TEXTS[self.rules.keys])
         who, policies = _caller(access_key)
         for need in needs_of(call.service, call.operation, call.params, call.region):
-            reason = ""
+            reason, need = "", _with_tags(need, call.region)
             if need.action in self.rules.scp:
                 reason = "with an explicit deny in a service control policy: arn:aws:organizations"
             elif need.action in self.rules.denied or not all(
@@ -204,6 +204,16 @@ def _caller(access_key: str) -> tuple[str, list[list[Json]]]:
                 found.append(_statements(each.policy))
             return each.arn, found
     return f"arn:aws:iam::{ACCOUNT}:user/admin", []
+
+
+def _with_tags(need: Need, region: str) -> Need:
+    """The need with the tags of the run that it is about."""
+    if ":job/" not in need.resource:
+        return need
+    tags = batch_backends[ACCOUNT][region].list_tags_for_resource(need.resource)
+    found = {f"aws:ResourceTag/{key}": (value,) for key, value in tags.items()}
+    kept = {key: value for key, value in need.context.items() if "ResourceTag" not in key}
+    return need._replace(context={**kept, **found})
 
 
 def _statements_of(role: str) -> list[Json]:

@@ -353,9 +353,16 @@ def update_job_queue(before: Any, self: Any, **request: Any) -> Any:
     return before(self, **request)
 
 
+NO_CAPACITY = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity request"
+)
+
+
 @patch(batch.Job, "start")
 def wait_for_host(_: Any, self: Any) -> None:
-    """No host ever joins: a job stays RUNNABLE, as it does in AWS without capacity."""
+    """No host ever joins: a job stays RUNNABLE, with AWS Batch's reason. User Guide, "Job queue
+    blocked events"."""
+    self.job_stopped_reason = NO_CAPACITY
     self._transitions = [(None, JobStatus.RUNNABLE)]
     self.status = JobStatus.RUNNABLE
 

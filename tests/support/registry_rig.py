@@ -65,6 +65,7 @@ class Registry:
         self.wrong: list[str] = []
         self.repositories: dict[str, dict[str, Any]] = {}
         self.lifecycles: dict[str, str] = {}
+        self.tags: dict[str, list[dict[str, str]]] = {}  # of repositories
         self.token = TOKEN
         self.fault: Callable[[str, str], Answer | None] = lambda method, path: None
         self.refuse: Callable[[str], Refused | None] = lambda operation: None
@@ -211,6 +212,7 @@ class Registry:
             "repositoryUri": f"{self.host}/{name}",
             **kept,
         }
+        self.tags[name] = request.get("tags", [])
         return {"repository": self.repositories[name]}
 
     def _of(self, name: str) -> dict[str, Any]:
@@ -220,6 +222,19 @@ class Registry:
 
     def _DescribeRepositories(self, repositoryNames: tuple[str, ...] = ()) -> dict[str, Any]:
         return {"repositories": [self._of(name) for name in repositoryNames or self.repositories]}
+
+    def _ListTagsForResource(self, resourceArn: str) -> dict[str, Any]:
+        name = resourceArn.partition("repository/")[2]
+        return {"tags": self._of(name) and self.tags[name]}
+
+    def _DeleteRepository(self, repositoryName: str, force: bool = False) -> dict[str, Any]:
+        found = self._of(repositoryName)
+        if self._tags(repositoryName) and not force:
+            raise Refused("RepositoryNotEmptyException")
+        shutil.rmtree(self._folder_of(repositoryName), ignore_errors=True)
+        del self.repositories[repositoryName]
+        self.lifecycles.pop(repositoryName, None)
+        return {"repository": found}
 
     def _PutImageTagMutability(
         self, repositoryName: str, imageTagMutability: str
@@ -257,8 +272,11 @@ class Registry:
             })  # fmt: skip
         return {"imageDetails": found}
 
+    def _folder_of(self, repository: str) -> Path:
+        return self.folder / "data/docker/registry/v2/repositories" / repository
+
     def _tags(self, repository: str) -> list[str]:
-        folder = self.folder / f"data/docker/registry/v2/repositories/{repository}/_manifests/tags"
+        folder = self._folder_of(repository) / "_manifests" / "tags"
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 

@@ -1,0 +1,208 @@
+"""`batchml prove --endpoint` against moto's AWS: it holds, it is interrupted, AWS says no."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.local.home import Home
+from batchml.prove.claims import CLAIMS, claims_of
+from batchml.prove.folder import find_leftovers
+from batchml.prove.steps import STEPS
+from tests.e2e.test_moto import write_images
+from tests.support.cli import Cli, read_rest, read_until
+from tests.support.executor_rig import docker, need_engine
+from tests.support.moto_aws import MotoAws, moto_aws
+from tests.support.registry_rig import need_registry
+
+LIMIT = 180.0
+# The steps that need no running job.
+ANSWERED = ("doctor", "setup", "plan", "image", "submitter", "doctor-role", "teardown", "search")
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoAws]:
+    need_engine()
+    need_registry()
+    before = set(_images())
+    with moto_aws(tmp_path_factory.mktemp("registry")) as aws:
+        yield aws
+    for image in set(_images()) - before:
+        docker("image", "rm", "-f", image)
+
+
+def _images() -> list[str]:
+    return docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+
+
+@pytest.fixture
+def aws(account: MotoAws, cli: Cli, tmp_path: Path) -> Iterator[MotoAws]:
+    """The account, for commands of a project with small images."""
+    (cli.folder / "batchml.toml").write_text('[env.mine]\nregion = "us-east-1"\n')
+    write_images(cli.folder)
+    (tmp_path / "t").mkdir()
+    cli.environ |= account.environ(HOME=str(cli.folder), TMPDIR=str(tmp_path / "t"))
+    del cli.environ["AWS_ENDPOINT_URL"]  # --endpoint says it
+    yield account
+    account.set(denied=[], scp=[], keys="valid", quotas={})
+
+
+def prove(cli: Cli, aws: MotoAws, *more: str) -> tuple[int, dict[str, Any], str]:
+    words = ("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json", *more)
+    shown = cli(*words, timeout=LIMIT)
+    return shown.code, shown.json if shown.out else {}, shown.err
+
+
+def left_in(aws: MotoAws) -> list[str]:
+    """What proofs have left: stacks, roles, repositories, queues, buckets, networks."""
+    stacks = aws.client("cloudformation").describe_stacks()["Stacks"]
+    roles = aws.client("iam").list_roles()["Roles"]
+    queues = aws.client("batch").describe_job_queues()["jobQueues"]
+    computes = aws.client("batch").describe_compute_environments()["computeEnvironments"]
+    repositories = aws.client("ecr").describe_repositories()["repositories"]
+    networks = aws.client("ec2").describe_vpcs()["Vpcs"]
+    return [
+        *(each["StackName"] for each in stacks),
+        *(each["RoleName"] for each in roles if each["RoleName"].startswith("batchml-")),
+        *(each["repositoryName"] for each in repositories),
+        *(each["jobQueueName"] for each in queues),
+        *(each["computeEnvironmentName"] for each in computes),
+        *(each["Name"] for each in aws.client("s3").list_buckets()["Buckets"]),
+        *(each["VpcId"] for each in networks if not each["IsDefault"]),
+    ]  # fmt: skip
+
+
+def is_clean(home: Home, tmp_path: Path) -> bool:
+    return not find_leftovers(home.root) and not list((tmp_path / "t").glob("batchml-prove-*"))
+
+
+@pytest.mark.journey
+def test_moto_holds_every_claim_that_needs_no_running_job(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path
+) -> None:
+    code, document, err = prove(cli, aws)
+    claims = {each["id"]: each for each in document["claims"]}
+    wrong = [each for each in claims.values() if each["result"] == "did not"]
+    assert not wrong and code == 0, (wrong, err)
+    asked = {claim.id for step in ANSWERED for claim in claims_of(step, "endpoint")}
+    assert {each for each, found in claims.items() if found["result"] == "held"} == asked
+    for claim in CLAIMS:
+        if claim.id not in asked and "endpoint" in claim.where and not claim.needs:
+            assert "the endpoint does not run jobs" in claims[claim.id]["why"], claim
+    assert left_in(aws) == [] and is_clean(home, tmp_path)
+
+
+STOPS = [step.name for step in STEPS if step.name in ANSWERED and not step.removes]
+
+
+@pytest.mark.parametrize("step", STOPS)
+def test_interrupted_in_a_step_it_leaves_nothing(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, step: str
+) -> None:
+    """After the line of the step before it: in the middle of `step`."""
+    before = STOPS[STOPS.index(step) - 1] if step != "doctor" else ""
+    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1")
+    if before:
+        read_until(watching, f"{before} ")
+    else:
+        calls = len(aws.calls())
+        while len(aws.calls()) == calls:
+            pass
+    watching.send_signal(signal.SIGINT)
+    out, err = read_rest(watching, LIMIT)
+    assert watching.returncode == 130, (out, err)
+    assert left_in(aws) == [] and is_clean(home, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("action", "step"),
+    [
+        ("ec2:DescribeLaunchTemplateVersions", "setup"),
+        ("cloudformation:CreateStack", "setup"),
+        ("batch:CreateComputeEnvironment", "setup"),
+        ("ecr:CreateRepository", "image"),
+        ("batch:SubmitJob", "probe"),
+        ("iam:CreateRole", "submitter"),
+        ("tag:GetResources", "search"),
+    ],
+)
+def test_a_denied_call_is_named_and_nothing_is_left(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, action: str, step: str
+) -> None:
+    # doctor would find it, and nothing would be made: it is denied when doctor has been asked.
+    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
+    wait_for_call(aws, "batch", "DescribeJobQueues")
+    aws.set(denied=[action])
+    out, err = read_rest(watching, LIMIT)
+    document = json.loads(out)
+    whys = [f"{each['why']}" for each in document["claims"] if each["step"] == step]
+    assert any(action in why for why in whys), whys
+    assert left_in(aws) == [] and is_clean(home, tmp_path), err
+
+
+def wait_for_call(aws: MotoAws, service: str, operation: str) -> None:
+    seen = len(aws.calls())
+    while not any(
+        (each.service, each.operation) == (service, operation) for each in aws.calls()[seen:]
+    ):
+        pass
+
+
+def test_what_cannot_be_removed_is_told_with_the_command_that_removes_it(
+    cli: Cli, home: Home, aws: MotoAws
+) -> None:
+    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
+    wait_for_call(aws, "ecr", "CreateRepository")
+    aws.set(denied=["cloudformation:DeleteStack"])
+    out, err = read_rest(watching, LIMIT)
+    document = json.loads(out)
+    command = f"batchml prove --remove {document['proof']}"
+    assert document["left"] == command and left_in(aws), err
+    aws.set(denied=[])
+    shown = cli(*command.split()[1:], timeout=LIMIT)
+    assert (shown.code, left_in(aws)) == (0, []), shown.err
+    assert not find_leftovers(home.root)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"keys": "expired"}, "expired"),
+        ({"keys": "unknown"}, "does not know"),
+        ({"scp": ["cloudformation:CreateStack"]}, "SCP"),
+        ({"quotas": {"Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 0}},
+         "0 vCPUs"),
+    ],
+)  # fmt: skip
+def test_what_doctor_finds_stops_it_before_anything_is_made(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, rules: dict[str, Any], words: str
+) -> None:
+    aws.set(**rules)
+    code, document, err = prove(cli, aws)
+    (found,) = [each for each in document["claims"] if each["id"] == "doctor"]
+    assert found["result"] == "did not" and words in found["why"], (found, err)
+    assert code in (1, 77)
+    aws.set(keys="valid")
+    assert left_in(aws) == [] and is_clean(home, tmp_path)
+
+
+def test_without_credentials_it_says_where_they_come_from(
+    cli: Cli, home: Home, aws: MotoAws
+) -> None:
+    del cli.environ["AWS_ACCESS_KEY_ID"]
+    code, document, _ = prove(cli, aws)
+    (found,) = [each for each in document["claims"] if each["id"] == "doctor"]
+    assert code == 77 and "aws configure" in found["why"], found
+    assert left_in(aws) == []
+
+
+def test_two_proofs_at_once_do_not_meet(cli: Cli, home: Home, aws: MotoAws, tmp_path: Path) -> None:
+    words = ("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
+    both = [cli.watch(*words), cli.watch(*words)]
+    for each in both:
+        out, err = read_rest(each, LIMIT)
+        assert each.returncode == 0, (out[-2000:], err)
+    assert left_in(aws) == [] and is_clean(home, tmp_path)
