@@ -48,6 +48,9 @@ _ARNS = {
     "passed job role": "iam::{account}:role/batchml-{env}-*",
     "service role": "iam::{account}:role/aws-service-role/*",
     "lustre role": "iam::{account}:role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*",
+    "user with the policy": "iam::{account}:user/*",
+    "group with the policy": "iam::{account}:group/*",
+    "role with the policy": "iam::{account}:role/*",
     "profile": "iam::{account}:instance-profile/batchml-{env}-*",
     "policy": "iam::{account}:policy/batchml-{env}-*",
     "bucket": "s3:::batchml-{env}-{account}-{region}*",
@@ -106,7 +109,11 @@ _OF_ENVIRONMENT = {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}}
 _OF_NO_OTHER = {"StringEqualsIfExists": {"aws:ResourceTag/batchml:env": "{env}"}}
 
 # Conditions of the statements of some kinds.
+_SUBMITTERS_ONLY = {"ArnLike": {"iam:PolicyARN": "arn:*:iam::*:policy/batchml-{env}-submitter-*"}}
 _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "user with the policy": _SUBMITTERS_ONLY,
+    "group with the policy": _SUBMITTERS_ONLY,
+    "role with the policy": _SUBMITTERS_ONLY,
     # Not every service is documented to send this key.
     "passed role": {
         "StringEqualsIfExists": {
@@ -318,6 +325,14 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     },
     "teardown": {
         "definition": "DeregisterJobDefinition",
+        "policy": "iam:ListEntitiesForPolicy",
+        # With --detach-policy.
+        "user with the policy": "iam:DetachUserPolicy",
+        "group with the policy": "iam:DetachGroupPolicy",
+        "role with the policy": "iam:DetachRolePolicy",
+        # To tell what is left. Without these permissions it says that there may be more.
+        ANY: "backup:ListRecoveryPointsByResource",
+        "any repository": "DescribeRepositories",
         # With --delete-data.
         "bucket": "s3:ListBucketVersions",
         "buckets' objects": "s3:DeleteObject s3:DeleteObjectVersion",

@@ -14,7 +14,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import owner_tags, qualified
-from batchml.errors import BatchmlError, NotConverging, WouldLoseData
+from batchml.errors import AccessError, BatchmlError, NotConverging, WouldLoseData
 from batchml.model.names import bare_name
 from batchml.setup import sharing, steps
 from batchml.setup.desired import SetupSpec
@@ -28,7 +28,7 @@ from batchml.setup.sharing import (
     WantedState,
     is_known,
 )
-from batchml.setup.tools import SetupTools, Steps
+from batchml.setup.tools import POLICY_OUTPUT, SetupTools, Steps
 
 _PERFORMERS: dict[
     ResourceKind, Callable[[PlanStep, WantedState, CurrentState, SetupTools], Steps]
@@ -68,6 +68,7 @@ def read_state_for_plan(spec: SetupSpec, tools: SetupTools, planner: Planner) ->
     current = with_failure_causes(read_state(spec, tools), tools)
     current = with_definitions(current, planner(current), tools.batch)
     current = with_runs(current, planner(current), tools.compute)
+    current = with_attachments(current, planner(current), tools)
     return with_change_sets(current, planner(current), tools)
 
 
@@ -138,6 +139,22 @@ def with_runs(current: CurrentState, wanted: WantedState, compute: ComputeApi) -
     ]  # fmt: skip
     counts = {name: count for name in names if (count := compute.unfinished(name))}
     return replace(current, unfinished_runs=counts)
+
+
+def with_attachments(current: CurrentState, wanted: WantedState, tools: SetupTools) -> CurrentState:
+    """Add who has the policy of each stack that the plan deletes: a call for that stack."""
+    attached = {}
+    for step in make_plan(wanted, current):
+        is_deleted = step.action is Action.DELETE or step.how == "recreate"
+        if step.kind is not ResourceKind.STACK or not is_deleted or tools.policies is None:
+            continue
+        policy = current.stacks[step.name].outputs.get(POLICY_OUTPUT, "")
+        if policy:
+            try:
+                attached[step.name] = tools.policies.attachments(policy)
+            except AccessError:
+                continue  # then AWS says it when the stack is deleted
+    return replace(current, attached=attached)
 
 
 def with_definitions(current: CurrentState, wanted: WantedState, batch: JobApi) -> CurrentState:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from batchml.aws import ec2
 from batchml.aws.batch import resources
+from batchml.aws.capacity import Offers
 from batchml.aws.cloudformation import Blueprint, Stack
 from batchml.aws.naming import (
     STACK_OUTPUTS,
@@ -26,7 +27,6 @@ from batchml.aws.naming import (
     stack_name,
     unknown_output,
 )
-from batchml.aws.zones import Offers
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.setup import sharing
 from batchml.setup.network import (
@@ -155,10 +155,12 @@ def _tag_as_command(
 
 
 def state_after_teardown(
-    spec: SetupSpec, current: CurrentState, *, delete_data: bool, delete_files: bool = False
-) -> WantedState:
+    spec: SetupSpec, current: CurrentState, *, delete_data: bool, delete_files: bool = False,
+    detach: bool = False,
+) -> WantedState:  # fmt: skip
     """The wanted state after `teardown`: nothing, or the stacks with data and their network.
 
+    With `detach`, the policy for submitters is detached from the people who have it.
     With `delete_files` the file system, whose files are archived, and the network are deleted too.
     """
     if spec.is_local:
@@ -189,7 +191,7 @@ def state_after_teardown(
             kept += (_protected(storage, storage.parameters, storage.tags),)
     return WantedState(
         stacks=kept, data_stacks=data, deletes_data=delete_data, deletes_files=delete_files,
-        stacks_last=True, needed_by_others=needed_by_others,
+        detaches=detach, stacks_last=True, needed_by_others=needed_by_others,
     )  # fmt: skip
 
 

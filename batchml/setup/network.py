@@ -11,9 +11,9 @@ from ipaddress import IPv4Network
 
 from msgspec import Struct
 
+from batchml.aws.capacity import BUILD_TYPE, MOST_ZONES, Offers
 from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import unknown_output
-from batchml.aws.zones import BUILD_TYPE, MOST_ZONES, Offers
 from batchml.errors import did_you_mean
 from batchml.model.environment import Environment, is_gpu_type
 from batchml.setup.sharing import CurrentState, WantedState, is_known

@@ -552,6 +552,7 @@ def refusals(wanted: WantedState, steps: Iterable[PlanStep], current: CurrentSta
     return [
         *wanted.mistakes,
         *_used_by_others(steps, current),
+        *_attached_policies(wanted, current),
         *moved_networks(wanted, current),
         *replaced_subnets(current),
         *sharing.sharing_refusals(wanted, steps, current),
@@ -568,3 +569,18 @@ def _used_by_others(steps: Iterable[PlanStep], current: CurrentState) -> Iterato
                 f"{', '.join(users)}. First delete these queues (batchml queue delete NAME), or "
                 "give them another one (batchml queue update NAME --compute OTHER)."
             )
+
+
+def _attached_policies(wanted: WantedState, current: CurrentState) -> Iterator[str]:
+    """IAM does not delete a policy that is attached to entities outside the stack."""
+    for name, attached in current.attached.items():
+        stuck = [each for each in attached if each.permission_set or not wanted.detaches]
+        sets = [each for each in stuck if each.permission_set]
+        if not stuck:
+            continue
+        fix = "To detach it from them: batchml teardown --detach-policy"
+        if sets:
+            fix = "Remove it from the permission sets in IAM Identity Center first" + (
+                f". {fix}" if len(sets) < len(stuck) else "."
+            )
+        yield f"stack {name}: its policy is attached to {', '.join(map(str, stuck))}. {fix}"

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack
 from batchml.aws.ec2 import LaunchTemplate
+from batchml.aws.leftovers import Attachment
 from batchml.aws.naming import UNKNOWN, stack_name
 
 # --- values ---------------------------------------------------------------------------------------
@@ -69,6 +70,7 @@ class WantedState(Struct, frozen=True):
     deletes_data: bool = False  # delete the data stacks, too
     deletes_files: bool = False  # delete only the file system of the data stacks
     needed_by_others: dict[str, str] = {}  # stack to leave unchanged -> who needs it
+    detaches: bool = False  # detach policies that people have from the stacks to delete
     stacks_last: bool = False  # change stacks after the resources that depend on them
     shared_with: str = ""  # the environment whose workspace and network this one uses
     mistakes: tuple[str, ...] = ()  # reasons for which AWS cannot make it, each as `key: text`
@@ -96,6 +98,7 @@ class CurrentState(Struct, frozen=True):
     foreign_users: dict[str, tuple[str, ...]] = {}  # compute environment -> others' queues
     unfinished_runs: dict[str, int] = {}  # queue -> unfinished runs in it, at least
     definitions: frozenset[str] = frozenset()
+    attached: dict[str, tuple[Attachment, ...]] = {}  # stack to delete -> who has its policy
     owner_stacks: dict[str, Stack] = {}  # short name -> stack of the workspace's owner
     sharers: tuple[str, ...] = ()  # the environments that use this one's workspace
 

@@ -22,6 +22,7 @@ from batchml.setup.sharing import TAG_ENV, Action, CurrentState, PlanStep, Resou
 from batchml.setup.tools import (
     BATCH_LIMIT,
     PACE,
+    POLICY_OUTPUT,
     SetupTools,
     StackFailure,
     Steps,
@@ -380,6 +381,8 @@ def change_stack(
     if step.how == "with-data" and stack is not None:
         stack = yield from _prepare_deletion_of_data(stack, current, tools)
     if stack is not None and (step.action is Action.DELETE or step.how == "recreate"):
+        if wanted.detaches:
+            yield from _detach_policy(stack, tools)
         try:
             yield from _delete_stack(stack, tools)
         except SetupFailed:
@@ -473,6 +476,15 @@ def _empty_buckets(stack: Stack, tools: SetupTools) -> Generator[str, None, None
         for each in (bucket, f"{bucket}-logs"):
             yield f"emptying {each}"
             tools.empty_bucket(each)
+
+
+def _detach_policy(stack: Stack, tools: SetupTools) -> Generator[str, None, None]:
+    """Take a stack's policy from the people who have it."""
+    policy = stack.outputs.get(POLICY_OUTPUT, "")
+    if policy and tools.policies is not None:
+        for each in tools.policies.attachments(policy):
+            tools.policies.detach(policy, each)
+            yield f"policy detached from {each}"
 
 
 def _is_left_over(stack: Stack) -> bool:

@@ -11,6 +11,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack, StackEvent, Stacks
 from batchml.aws.ec2 import LaunchApi
+from batchml.aws.leftovers import PolicyApi
 from batchml.clock import Clock
 from batchml.context import PollIntervals, backoff
 from batchml.errors import AccessError, BatchmlError, ServiceError, SetupFailed
@@ -28,6 +29,11 @@ _CASCADE = (
 )  # fmt: skip
 
 _FIXES: tuple[tuple[str, str], ...] = (
+    (
+        r"(?i)cannot delete a policy attached to entities|DeleteConflict",
+        "Users, groups or roles outside the stack have its policy: batchml teardown "
+        "--detach-policy takes it from them.",
+    ),
     (
         r"AddressLimitExceeded|maximum number of addresses",
         "The account has no Elastic IP address left for the NAT gateway: release one, ask for more "
@@ -176,6 +182,7 @@ def _first(fixes: Sequence[tuple[str, str]], reason: str) -> str:
 Steps = Generator[str, None, CurrentState]
 BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to become VALID
 _DRIFT_LIMIT = 300.0
+POLICY_OUTPUT = "SubmitterPolicyArn"  # output of the stack `roles`: a policy that people may have
 PACE = PollIntervals(shortest=0.5, longest=10.0)
 
 
@@ -187,6 +194,7 @@ class SetupTools(Struct, frozen=True):
     batch: JobApi
     clock: Clock
     launch: LaunchApi | None = None
+    policies: PolicyApi | None = None
     empty_bucket: Callable[[str], None] | None = None
     continue_rollback: Sequence[str] | None = None  # resources to skip; None: do not continue
     command: str = "setup"  # the command to repeat, for messages

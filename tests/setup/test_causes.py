@@ -72,6 +72,7 @@ def test_a_failure_without_a_reason_says_so() -> None:
         ("The bucket you tried to delete is not empty (BucketNotEmpty)", "--delete-data"),
         ("Image Builder workflow failed: step InstallDriver", 'ami = "ecs-gpu"'),
         ("The quota for file systems is reached", "Service Quotas"),
+        ("Cannot delete a policy attached to entities. (Service: Iam)", "--detach-policy"),
         ("Rate exceeded (Throttling)", "continues from here"),
         ("resource sg-1 has a dependent object (DependencyViolation)", "network interface"),
         ("Action denied by stack policy: Statement [#2]", "--allow-loss"),

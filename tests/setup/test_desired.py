@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from batchml.aws.capacity import make_offers
 from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import UNKNOWN
-from batchml.aws.zones import make_offers
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.resources import shipped_folder

@@ -16,6 +16,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
+from batchml.aws.leftovers import PolicyApi
 from batchml.aws.s3 import empty_bucket
 from batchml.config.environments import read_environments
 from batchml.errors import (
@@ -122,6 +123,7 @@ class World:
             "batch": JobApi(account),  # type: ignore[arg-type]
             "clock": self.clock,
             "launch": LaunchApi(account),  # type: ignore[arg-type]
+            "policies": PolicyApi(account),  # type: ignore[arg-type]
             "empty_bucket": lambda bucket: account.objects.pop(bucket, None) and None,
         }
         return SetupTools(**given | more)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from batchml.aws.capacity import BUILD_TYPE, Offers, fetch_offers, make_offers
 from batchml.aws.cloudformation import ChangeSet, Stack, StackChange
-from batchml.aws.zones import BUILD_TYPE, Offers, fetch_offers, make_offers
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.setup.desired import SetupSpec, wanted_by_command, wanted_state

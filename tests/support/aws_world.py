@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from batchml.aws.zones import BUILD_TYPE, Offers, make_offers
+from batchml.aws.capacity import BUILD_TYPE, Offers, make_offers
 from batchml.local.server.protocol import problems
 from batchml.model.names import bare_name
 from tests.security.cloudformation import parse
@@ -193,6 +193,9 @@ class FakeStack:
     def _dies(self, resource: str) -> Trouble | None:
         """A resource is deleted, is retained, or is a bucket that is not empty."""
         body = parsed(self.content["template"])["Resources"][resource]
+        if self.name.endswith("-roles") and any(self.account.attached.values()):
+            reason = "Cannot delete a policy attached to entities. (Service: Iam, Status Code: 409)"
+            return Trouble(resource, reason, "DELETE")
         if body["Type"] not in _DATA:
             return None
         if str(body.get("DeletionPolicy", "Delete")).startswith("Retain"):
@@ -302,6 +305,9 @@ class Account:
         self.offered: dict[str, tuple[str, ...]] = dict.fromkeys(
             ("c7i.large", "g5.xlarge", "g5.12xlarge", "g6.xlarge", "m5.large", "m6i.xlarge"), both
         )  # instance type -> zones
+        self.attached: dict[str, list[str]] = {}  # Users, Groups or Roles that have the policy
+        self.backups: list[dict[str, Any]] = []
+        self.repositories: list[str] = []
         self.images: list[str] = ["ami-0aaaaaaaaaaaaaaa0"]  # one of an earlier build
         self.troubles: dict[str, list[Trouble]] = {}
         self.drifted: dict[str, list[dict[str, Any]]] = {}
@@ -312,6 +318,7 @@ class Account:
             "roles.InstanceProfileArn": f"arn:aws:iam::{ACCOUNT}:instance-profile/batchml",
             "roles.JobRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-job",
             "roles.ExecutionRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-execution",
+            "roles.SubmitterPolicyArn": f"arn:aws:iam::{ACCOUNT}:policy/batchml-dev-submitter",
             "roles.ControllerRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-controller",
             "storage.BucketName": f"batchml-dev-{ACCOUNT}-us-east-1",
             "storage.FileSystemId": "fs-0123456789abcdef0",
@@ -672,6 +679,38 @@ class Account:
             for image in self.images
         ]}  # fmt: skip
 
+    # --- what outlives an environment ---------------------------------------------------------
+
+    def list_entities_for_policy(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {
+            f"Policy{kind}s": [{f"{kind}Name": name} for name in self.attached.get(kind, [])]
+            for kind in ("User", "Group", "Role")
+        }
+
+    def _detach(self, kind: str, params: dict[str, Any]) -> dict[str, Any]:
+        names = self.attached.get(kind, [])
+        if params[f"{kind}Name"] not in names:
+            raise AwsError("NoSuchEntity", "the policy is not attached", 404)
+        names.remove(params[f"{kind}Name"])
+        return {}
+
+    def detach_user_policy(self, params: dict[str, Any]) -> dict[str, Any]:
+        return self._detach("User", params)
+
+    def detach_group_policy(self, params: dict[str, Any]) -> dict[str, Any]:
+        return self._detach("Group", params)
+
+    def detach_role_policy(self, params: dict[str, Any]) -> dict[str, Any]:
+        return self._detach("Role", params)
+
+    def list_recovery_points_by_resource(self, params: dict[str, Any]) -> dict[str, Any]:
+        name = self.outputs["storage.FileSystemId"]
+        asked = f"arn:aws:elasticfilesystem:us-east-1:{ACCOUNT}:file-system/{name}"
+        return {"RecoveryPoints": self.backups if params["ResourceArn"] == asked else []}
+
+    def describe_repositories(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {"repositories": [{"repositoryName": name} for name in self.repositories]}
+
     def deregister_image(self, params: dict[str, Any]) -> dict[str, Any]:
         self.images.remove(params["ImageId"])
         return {}
@@ -851,7 +890,8 @@ class Account:
     _KEPT = (
         "stacks", "change_sets", "tokens", "templates", "template_tags", "groups", "troubles",
         "drifted", "replacements", "refused_changes", "objects", "retained", "invalid",
-        "settling", "refusals", "stuck", "stay_invalid", "outputs", "images", "offered", "_changes",
+        "settling", "refusals", "stuck", "stay_invalid", "outputs", "images", "offered",
+        "attached", "backups", "repositories", "_changes",
     )  # fmt: skip
 
     def save(self) -> dict[str, Any]:

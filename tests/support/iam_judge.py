@@ -130,6 +130,7 @@ def _submission(request: Json, arns: _Arns) -> list[str]:
 
 # Operations on resources; every other operation is on `*`.
 _RESOURCES: dict[str, Find] = {
+    "iam:ListEntitiesForPolicy": lambda request, arns: [request["PolicyArn"]],
     "batch:SubmitJob": _submission,
     "batch:RegisterJobDefinition": _member("job-definition", "jobDefinitionName"),
     "batch:DeregisterJobDefinition": _member("job-definition", "jobDefinition"),

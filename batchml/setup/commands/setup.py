@@ -41,6 +41,13 @@ from batchml.setup.commands.shared import (
 )
 from batchml.setup.desired import SetupSpec, deployed_content
 from batchml.setup.doctor import quota_findings
+from batchml.setup.leftovers import (
+    Leftover,
+    fetch_leftovers,
+    leftover_lines,
+    leftovers,
+    leftovers_json,
+)
 from batchml.setup.plan import make_plan, refusals
 from batchml.setup.sharing import Action, CurrentState, PlanStep, WantedState
 from batchml.setup.tools import SetupTools
@@ -150,6 +157,10 @@ def teardown(
         list[str] | None,
         typer.Option(metavar="NAME", help="Delete this file system without an archive."),
     ] = None,
+    detach_policy: Annotated[
+        bool,
+        typer.Option("--detach-policy", help="Detach the policy for submitters from who has it."),
+    ] = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -168,7 +179,7 @@ def teardown(
             context, subject, tools, command,
             partial(
                 desired.state_after_teardown,
-                delete_data=delete_data, delete_files=delete_file_system,
+                delete_data=delete_data, delete_files=delete_file_system, detach=detach_policy,
             ),
             PlanOptions(
                 "teardown", plan, yes, json_,
@@ -227,10 +238,28 @@ def _plan_and_apply(
     losing = frozenset(step.name for step in agreed if step.loses)
     command.has_begun = True
     _apply(context, subject, replace(tools, replacing=losing), planner, current, agreed)
+    left = _leftovers(context, tools, current, steps) if options.command == "teardown" else []
     if options.json:
-        print_json({**document, "applied": True})
+        print_json({**document, "applied": True, "left": leftovers_json(left)})
     else:
         print_line(_describe_end(context, options))
+        for line in leftover_lines(left):
+            print_line(line)
+
+
+def _leftovers(
+    context: Context, tools: SetupTools, before: CurrentState, steps: Sequence[PlanStep]
+) -> list[Leftover]:
+    """What the teardown has left in the account."""
+    if context.settings.is_local:
+        return []
+    deleted = {step.name for step in steps if step.action is Action.DELETE}
+    facts = fetch_leftovers(
+        context.connect(), tools.compute, context.env, before.stacks,
+        [name for name in before.stacks if name not in deleted],
+        any(step.how == "without-files" for step in steps),
+    )  # fmt: skip
+    return list(leftovers(facts))
 
 
 def _refuse(wanted: WantedState, steps: Sequence[PlanStep], current: CurrentState) -> None:

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.bootstrap import read_script
+from batchml.aws.capacity import fetch_offers
 from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
+from batchml.aws.leftovers import PolicyApi
 from batchml.aws.naming import Platform
 from batchml.aws.s3 import empty_bucket
-from batchml.aws.zones import fetch_offers
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import table
 from batchml.context import Context
@@ -145,6 +146,7 @@ def open_tools(context: Context, command: str = "setup", **more: Any) -> SetupTo
     session = context.connect()
     if not context.settings.is_local:
         more["launch"] = LaunchApi(session)
+        more["policies"] = PolicyApi(session)
         more["empty_bucket"] = lambda bucket: say(
             f"    {empty_bucket(session, bucket)} objects deleted"
         )

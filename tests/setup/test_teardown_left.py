@@ -1,0 +1,151 @@
+"""A teardown whose policy people have, and the list of what it leaves in the account."""
+
+from typing import Any
+
+import pytest
+
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.leftovers import Attachment, RecoveryPoint
+from batchml.setup import apply
+from batchml.setup.desired import state_after_teardown
+from batchml.setup.leftovers import (
+    LeftoverFacts,
+    fetch_leftovers,
+    leftover_lines,
+    leftovers,
+    leftovers_json,
+)
+from batchml.setup.plan import make_plan, refusals
+from batchml.setup.sharing import CurrentState, WantedState
+from tests.setup.test_setup_plan import World, fails, made, new, only_world, ready, world
+
+__all__ = ["made", "new", "only_world", "ready", "world"]  # fixtures
+
+SSO = "AWSReservedSSO_Training_0123456789abcdef"
+
+
+def torn(world: World, *, detach: bool = False, delete_data: bool = False) -> Any:
+    def planner(current: CurrentState) -> WantedState:
+        return state_after_teardown(world.spec, current, delete_data=delete_data, detach=detach)
+
+    return planner
+
+
+def refused(world: World, *, detach: bool = False) -> list[str]:
+    planner = torn(world, detach=detach)
+    current = apply.read_state_for_plan(world.spec, world.tools(), planner)
+    apply.discard_change_sets(current, world.tools())
+    return refusals(planner(current), make_plan(planner(current), current), current)
+
+
+def test_a_policy_that_people_have_stops_a_teardown_before_it_deletes_anything(
+    ready: World,
+) -> None:
+    ready.account.attached = {"User": ["ann"], "Group": ["ml"]}
+    before = ready.account.snapshot()
+    (said,) = refused(ready)
+    assert "attached to group ml, user ann." in said and "--detach-policy" in said
+    assert ready.account.snapshot() == before
+    assert "--detach-policy" in fails(ready, ready.teardown), "the cause, if it comes between"
+
+
+def test_with_consent_it_is_detached_and_the_stack_deleted(ready: World) -> None:
+    ready.account.attached = {"User": ["ann"], "Group": ["ml"], "Role": ["ci"]}
+    assert refused(ready, detach=True) == []
+    said = ready.run(torn(ready, detach=True))
+    assert "delete stack batchml-dev-roles: policy detached from user ann" in said
+    assert not any(ready.account.attached.values()) and ready.status("roles") == "none"
+
+
+def test_a_permission_set_keeps_its_policy_until_somebody_removes_it(ready: World) -> None:
+    ready.account.attached = {"Role": [SSO], "User": ["ann"]}
+    (said,) = refused(ready, detach=True)
+    assert "permission set Training" in said and "Identity Center" in said and "ann" not in said
+    (said,) = refused(ready)
+    assert "user ann" in said and "--detach-policy" in said and "Identity Center" in said
+
+
+def test_one_who_may_not_ask_goes_on(ready: World) -> None:
+    ready.account.refusals["ListEntitiesForPolicy"] = [("AccessDenied", "you may not")]
+    assert refused(ready) == []
+
+
+def test_a_setup_asks_nobody_about_policies(ready: World) -> None:
+    ready.account.calls.clear()
+    assert ready.plan() == []
+    assert "ListEntitiesForPolicy" not in ready.account.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "permission_set"),
+    [(SSO, "Training"), ("AWSReservedSSO_a_b_0f", "a_b"), ("ci", "")],
+)
+def test_a_role_of_a_permission_set_is_known_by_its_name(name: str, permission_set: str) -> None:
+    assert Attachment("role", name).permission_set == permission_set
+
+
+# --- what is left -------------------------------------------------------------------------------
+
+
+def point(number: int) -> dict[str, Any]:
+    return {
+        "RecoveryPointArn": f"arn:aws:backup:us-east-1:123456789012:recovery-point:{number}",
+        "BackupVaultName": "team-vault", "BackupSizeBytes": 2**30,
+        "Status": "COMPLETED",
+    }  # fmt: skip
+
+
+def facts(world: World, before: CurrentState, kept: list[str]) -> LeftoverFacts:
+    account: Any = world.account
+    world.account.calls.clear()
+    return fetch_leftovers(account, ComputeApi(account), "dev", before.stacks, kept)
+
+
+def test_what_really_is_left_is_told_with_its_command(ready: World) -> None:
+    ready.account.backups = [point(1), point(2), {**point(3), "Status": "DELETING"}]
+    ready.account.repositories = ["other/app", "batchml/python"]
+    before = apply.read_state(ready.spec, ready.tools())
+    ready.run(torn(ready, delete_data=True))
+    found = facts(ready, before, [])
+    assert len(ready.account.calls) == 4
+    lines = "\n".join(leftover_lines(leftovers(found)))
+    assert "2 backups of the file system fs-0123456789abcdef0, 2.0 GiB" in lines
+    assert "--recovery-point-arn arn:aws:backup:us-east-1:123456789012:recovery-point:2" in lines
+    assert "delete-repository --force --repository-name batchml/python" in lines
+    assert "other/app" not in lines and "KMS keys (3)" in lines and "data:" not in lines
+    assert "batchml jobdef gc --env dev" in lines
+
+
+def test_data_that_stays_is_told_and_no_backup_is_asked_for(ready: World) -> None:
+    before = apply.read_state(ready.spec, ready.tools())
+    found = facts(ready, before, ["batchml-dev-storage", "batchml-dev-network"])
+    assert found.kept_stacks == ("batchml-dev-storage",)
+    assert "ListRecoveryPointsByResource" not in ready.account.calls
+    again = fetch_leftovers(
+        ready.account, ComputeApi(ready.account), "dev", before.stacks,  # type: ignore[arg-type]
+        ["batchml-dev-storage"], True,
+    )  # fmt: skip
+    assert again.file_system == "fs-0123456789abcdef0", "with --delete-file-system"
+    (line,) = [each for each in leftovers(found) if each.what.startswith("data")]
+    assert line.commands == ("batchml teardown --env dev --delete-data",)
+
+
+def test_where_aws_may_not_be_asked_there_may_be_more(ready: World) -> None:
+    before = apply.read_state(ready.spec, ready.tools())
+    denied = ("AccessDeniedException", "you may not")
+    for operation in ("ListRecoveryPointsByResource", "DescribeRepositories", "DescribeJobQueues"):
+        ready.account.refusals[operation] = [denied]
+    lines = leftover_lines(leftovers(facts(ready, before, [])))
+    perhaps = [line for line in lines if line.startswith("  - perhaps")]
+    assert len(perhaps) == 3 and "35 days" in perhaps[0]
+
+
+def test_what_single_commands_made_is_named_first_and_long_lists_are_cut() -> None:
+    points = tuple(RecoveryPoint(f"arn:{number}", "vault", 0) for number in range(9))
+    found = list(leftovers(LeftoverFacts(
+        "dev", file_system="fs-1", backups=points, by_commands=("queue night", "compute warm"),
+    )))  # fmt: skip
+    lines = leftover_lines(found)
+    assert lines[2] == "      batchml queue delete night --env dev"
+    assert "      and 6 more: teardown --json lists them" in lines
+    assert len(leftovers_json(found)[2]["commands"]) == 9
