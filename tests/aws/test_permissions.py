@@ -149,8 +149,8 @@ def test_every_command_that_is_typed_has_its_permissions() -> None:
 
 # botocore's services that the client calls.
 CALLED = (
-    "autoscaling", "backup", "batch", "cloudformation", "ec2", "ecr", "ecs", "fsx", "iam", "kms",
-    "logs", "pricing", "resourcegroupstaggingapi", "s3", "service-quotas", "ssm", "sts",
+    "autoscaling", "batch", "cloudformation", "ec2", "ecr", "ecs", "fsx", "iam", "kms",
+    "logs", "pricing", "resourcegroupstaggingapi", "s3", "service-quotas", "ssm", "sts", "backup",
 )  # fmt: skip
 # Operations of other programs, whose names occur in our texts.
 OTHERS = {"Decrypt", "GenerateDataKey"}
