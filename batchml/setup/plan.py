@@ -138,7 +138,11 @@ def unwanted_stacks(wanted: WantedState, current: CurrentState) -> Iterator[Plan
             yield _wait_for_stack(stack)
         else:
             how = "wait" if stack.is_busy else ""
-            yield PlanStep(Action.DELETE, ResourceKind.STACK, name, (_NOT_DESCRIBED,), how=how)
+            reasons = [_NOT_DESCRIBED]
+            if wanted.detaches and current.attached.get(name):
+                names = ", ".join(map(str, current.attached[name]))
+                reasons.append(f"its policy is detached from {names}")
+            yield PlanStep(Action.DELETE, ResourceKind.STACK, name, tuple(reasons), how=how)
 
 
 def _data_stack(stack: Stack, wanted: WantedState) -> PlanStep:

@@ -52,6 +52,8 @@ def test_a_policy_that_people_have_stops_a_teardown_before_it_deletes_anything(
 def test_with_consent_it_is_detached_and_the_stack_deleted(ready: World) -> None:
     ready.account.attached = {"User": ["ann"], "Group": ["ml"], "Role": ["ci"]}
     assert refused(ready, detach=True) == []
+    (step,) = [each for each in ready.plan(torn(ready, detach=True)) if "roles" in each.name]
+    assert step.reasons[1] == "its policy is detached from group ml, role ci, user ann"
     said = ready.run(torn(ready, detach=True))
     assert "delete stack batchml-dev-roles: policy detached from user ann" in said
     assert not any(ready.account.attached.values()) and ready.status("roles") == "none"

@@ -17,7 +17,7 @@ from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.security_groups import SecurityGroup
 from moto.ec2.models.subnets import Subnet
-from moto.efs.models import AccessPoint
+from moto.efs.models import AccessPoint, MountTarget
 from moto.iam.models import iam_backends
 from moto.kms.models import Key
 from moto.s3.models import FakeBucket, s3_backends
@@ -235,6 +235,14 @@ def read_subnet(before: Any, self: Any, name: str) -> Any:
 
 # The id, not a representation of the object. Template reference, AWS::EFS::AccessPoint, "Ref".
 setattr(AccessPoint, "physical_resource_id", property(lambda self: self.access_point_id))  # noqa: B010
+
+
+@patch(MountTarget, "update_from_cloudformation_json")
+def keep_mount_target(_: Any, original_resource: Any, **more: Any) -> Any:
+    """One in the same subnet stays. Template reference, AWS::EFS::MountTarget, SubnetId."""
+    wanted = more["cloudformation_json"]["Properties"]["SubnetId"]
+    assert original_resource._subnet.id == wanted, "it would be replaced"
+    return original_resource
 
 
 def _delete_policy(account: str, region: str, policy: Any) -> None:
