@@ -10,7 +10,7 @@ import pytest
 
 from batchml.local.home import Home
 from batchml.prove.claims import CLAIMS, claims_of
-from batchml.prove.folder import find_leftovers
+from batchml.prove.folder import find_leftovers, read_records
 from batchml.prove.steps import STEPS
 from tests.e2e.test_moto import write_images
 from tests.support.cli import Cli, read_rest, read_until
@@ -56,23 +56,20 @@ def prove(cli: Cli, aws: MotoAws, *more: str) -> tuple[int, dict[str, Any], str]
     return shown.code, shown.json if shown.out else {}, shown.err
 
 
-def left_in(aws: MotoAws) -> list[str]:
-    """What proofs have left: stacks, roles, repositories, queues, buckets, networks."""
-    stacks = aws.client("cloudformation").describe_stacks()["Stacks"]
-    roles = aws.client("iam").list_roles()["Roles"]
-    queues = aws.client("batch").describe_job_queues()["jobQueues"]
-    computes = aws.client("batch").describe_compute_environments()["computeEnvironments"]
-    repositories = aws.client("ecr").describe_repositories()["repositories"]
-    networks = aws.client("ec2").describe_vpcs()["Vpcs"]
-    return [
-        *(each["StackName"] for each in stacks),
-        *(each["RoleName"] for each in roles if each["RoleName"].startswith("batchml-")),
-        *(each["repositoryName"] for each in repositories),
-        *(each["jobQueueName"] for each in queues),
-        *(each["computeEnvironmentName"] for each in computes),
+def left_in(aws: MotoAws, home: Home) -> list[str]:
+    """What the proofs of a state folder have left: stacks, roles, repositories, queues, buckets."""
+    proofs = [each.id for each in read_records(home.root)]
+    batch, repositories = aws.client("batch"), aws.client("ecr").describe_repositories()
+    found = [
+        *(each["StackName"] for each in aws.client("cloudformation").describe_stacks()["Stacks"]),
+        *(each["RoleName"] for each in aws.client("iam").list_roles()["Roles"]),
+        *(each["jobQueueName"] for each in batch.describe_job_queues()["jobQueues"]),
         *(each["Name"] for each in aws.client("s3").list_buckets()["Buckets"]),
-        *(each["VpcId"] for each in networks if not each["IsDefault"]),
+        *(str(aws.client("ecr").list_tags_for_resource(resourceArn=each["repositoryArn"])["tags"])
+          for each in repositories["repositories"]),
+        *(str(each.get("Tags")) for each in aws.client("ec2").describe_vpcs()["Vpcs"]),
     ]  # fmt: skip
+    return [each for each in found if any(proof in each for proof in proofs)]
 
 
 def is_clean(home: Home, tmp_path: Path) -> bool:
@@ -92,7 +89,7 @@ def test_moto_holds_every_claim_that_needs_no_running_job(
     for claim in CLAIMS:
         if claim.id not in asked and "endpoint" in claim.where and not claim.needs:
             assert "the endpoint does not run jobs" in claims[claim.id]["why"], claim
-    assert left_in(aws) == [] and is_clean(home, tmp_path)
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path)
 
 
 STOPS = [step.name for step in STEPS if step.name in ANSWERED and not step.removes]
@@ -114,13 +111,12 @@ def test_interrupted_in_a_step_it_leaves_nothing(
     watching.send_signal(signal.SIGINT)
     out, err = read_rest(watching, LIMIT)
     assert watching.returncode == 130, (out, err)
-    assert left_in(aws) == [] and is_clean(home, tmp_path)
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("action", "step"),
     [
-        ("ec2:DescribeLaunchTemplateVersions", "setup"),
         ("cloudformation:CreateStack", "setup"),
         ("batch:CreateComputeEnvironment", "setup"),
         ("ecr:CreateRepository", "image"),
@@ -140,7 +136,7 @@ def test_a_denied_call_is_named_and_nothing_is_left(
     document = json.loads(out)
     whys = [f"{each['why']}" for each in document["claims"] if each["step"] == step]
     assert any(action in why for why in whys), whys
-    assert left_in(aws) == [] and is_clean(home, tmp_path), err
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path), err
 
 
 def wait_for_call(aws: MotoAws, service: str, operation: str) -> None:
@@ -160,10 +156,10 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_removes_it(
     out, err = read_rest(watching, LIMIT)
     document = json.loads(out)
     command = f"batchml prove --remove {document['proof']}"
-    assert document["left"] == command and left_in(aws), err
+    assert document["left"] == command and left_in(aws, home), err
     aws.set(denied=[])
     shown = cli(*command.split()[1:], timeout=LIMIT)
-    assert (shown.code, left_in(aws)) == (0, []), shown.err
+    assert (shown.code, left_in(aws, home)) == (0, []), shown.err
     assert not find_leftovers(home.root)
 
 
@@ -186,7 +182,7 @@ def test_what_doctor_finds_stops_it_before_anything_is_made(
     assert found["result"] == "did not" and words in found["why"], (found, err)
     assert code in (1, 77)
     aws.set(keys="valid")
-    assert left_in(aws) == [] and is_clean(home, tmp_path)
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path)
 
 
 def test_without_credentials_it_says_where_they_come_from(
@@ -196,7 +192,7 @@ def test_without_credentials_it_says_where_they_come_from(
     code, document, _ = prove(cli, aws)
     (found,) = [each for each in document["claims"] if each["id"] == "doctor"]
     assert code == 77 and "aws configure" in found["why"], found
-    assert left_in(aws) == []
+    assert left_in(aws, home) == []
 
 
 def test_two_proofs_at_once_do_not_meet(cli: Cli, home: Home, aws: MotoAws, tmp_path: Path) -> None:
@@ -205,4 +201,4 @@ def test_two_proofs_at_once_do_not_meet(cli: Cli, home: Home, aws: MotoAws, tmp_
     for each in both:
         out, err = read_rest(each, LIMIT)
         assert each.returncode == 0, (out[-2000:], err)
-    assert left_in(aws) == [] and is_clean(home, tmp_path)
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path)

@@ -275,18 +275,21 @@ def get_products(front: Front, call: ReadCall) -> Json:
 @answers("iam", "SimulatePrincipalPolicy")
 def simulate(front: Front, call: ReadCall) -> Json:
     """IAM API reference. The caller is an administrator, with what a test denies taken away."""
-    denied = front.rules.denied
+    rules = front.rules
+    denied = {*rules.denied, *rules.scp}
     return {
         "EvaluationResults": [
             {
-                "EvalActionName": action, "EvalResourceName": resource,
+                "EvalActionName": action,
+                "EvalResourceName": resource,
                 "EvalDecision": "implicitDeny" if action in denied else "allowed",
+                "OrganizationsDecisionDetail": {"AllowedByOrganizations": action not in rules.scp},
             }
             for action in call.params["ActionNames"]
             for resource in call.params.get("ResourceArns", ["*"])
         ],
         "IsTruncated": False,
-    }  # fmt: skip
+    }
 
 
 @answers("ec2", "DescribePlacementGroups")
