@@ -379,6 +379,13 @@ class ImageEngine:
             for reference in image.get("RepoTags") or ()
         ]
 
+    def remove(self, name: str) -> None:
+        """Remove the engine's images of this name. Layers that others use stay."""
+        with _engine():
+            for each in self.list_images():
+                if each.reference.startswith(f"{_PREFIX}{name}:"):
+                    self._api.remove_image(each.reference, force=True)
+
     def build(self, recipe: Recipe, notify: NotifyBuild) -> EngineImage:
         """Build an image for its processor. The engine names it only after the last step.
 

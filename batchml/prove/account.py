@@ -8,7 +8,7 @@ from batchml.prove.children import CommandResult
 from batchml.prove.proof import Asker, Proof, answer, read_facts
 from batchml.prove.steps import ClaimAnswer
 
-PROBE_IMAGE, CONTROLLER_IMAGE = "python", "controller"  # of runs, of detached sweeps
+CONTROLLER_IMAGE, GPU_IMAGE = "controller", "pytorch"
 ROLES = ("submitter", "doctor")
 SAVED = 900.0  # seconds in which a run has started and saved its checkpoint
 # Another program's AWS runs a job at once or never: it has no host to start.
@@ -23,7 +23,7 @@ def call_aws(proof: Proof, verb: str, *words: str) -> CommandResult:
 
 def ask_image(proof: Proof) -> Iterator[ClaimAnswer]:
     """Push the image of the probe, and compare the processor in its manifest with the hosts'."""
-    pushed, reference = push_image(proof, PROBE_IMAGE)
+    pushed, reference = push_image(proof, proof.token)
     yield answer("image-pushed", bool(reference), pushed.describe(), image=reference)
     if not reference:
         return
@@ -132,7 +132,7 @@ def remove_all(proof: Proof) -> CommandResult:
     if removed.code == 0:
         removed = proof.ask("teardown", "--delete-data", "--yes", "--json")
     if removed.code == 0:
-        removed = call_aws(proof, "remove-images", PROBE_IMAGE, CONTROLLER_IMAGE)
+        removed = call_aws(proof, "remove-images", proof.token, CONTROLLER_IMAGE, GPU_IMAGE)
     return removed
 
 

@@ -57,6 +57,8 @@ def remove_images(session: Session, env: str, names: Iterable[str]) -> list[str]
         if {"Key": "batchml:env", "Value": env} in answer.get("tags", ()):
             call(ecr, "ecr:DeleteRepository", repositoryName=repository_name(name), force=True)
             removed.append(repository.name)
+            if name == env:  # the proof's own; others may be the user's, too
+                ImageEngine().remove(name)
     return removed
 
 

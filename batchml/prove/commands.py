@@ -44,6 +44,7 @@ from batchml.prove.replay import render, replay_file
 from batchml.prove.sanitizing import sanitize
 from batchml.prove.service import ProofResult, StepResult, prove
 from batchml.prove.steps import estimate, exit_code, steps_of
+from batchml.resources import shipped_folder
 from batchml.setup.commands.shared import Yes
 
 _MOST_USD = 1000.0
@@ -126,7 +127,7 @@ def prove_command(
         home.root, name, config, began=clock.now(), world=subject.world,
         env=subject.env or name, throw_away=subject.is_throw_away, endpoint=subject.endpoint,
         config_path="" if subject.is_throw_away else settings.config or "",
-        images=Path(settings.config).parent / "images" if settings.config else None,
+        images=() if subject.world == "local" else _image_folders(settings.config),
     )  # fmt: skip
     printer = StepPrinter()
     try:
@@ -148,6 +149,12 @@ def prove_command(
     )
     if code:
         raise typer.Exit(code)
+
+
+def _image_folders(config: str | None) -> tuple[Path, ...]:
+    """The folder of the project's images, if there is a project, and that of batchml's."""
+    own = (Path(config).parent / "images",) if config else ()
+    return (*own, shipped_folder("images"))
 
 
 def _check_replay_alone(

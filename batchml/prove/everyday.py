@@ -259,7 +259,12 @@ def judge_resumed(run: CommandResult, facts: FactTable) -> ClaimAnswer:
 
 
 def ask_gpu(proof: Proof) -> Iterator[ClaimAnswer]:
-    words = ["--gpus", "1", "--image", "pytorch", "--memory", "6 GiB"]
+    if proof.world != "local":
+        pushed, reference = account.push_image(proof, account.GPU_IMAGE)
+        if not reference:
+            yield answer("gpu-smi", False, pushed.describe())
+            return
+    words = ["--gpus", "1", "--image", account.GPU_IMAGE, "--memory", "6 GiB"]
     run = proof.submit("gpu", *words)
     facts = read_facts(run.err)
     gpus = facts.find("nvidia-smi").get("gpus", [])

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -91,11 +92,12 @@ class ProofFolder:
 def make_folder(
     state: Path, name: str, config: str, *, began: float, world: World, env: str,
     throw_away: bool = True, endpoint: str = "", config_path: str = "",
-    temporary: Path | None = None, images: Path | None = None,
+    temporary: Path | None = None, images: Sequence[Path] = (),
 ) -> ProofFolder:  # fmt: skip
     """Make the folders of a proof. `name` is its id; `config` is the content of a batchml.toml of
     its own, unless it uses the one at `config_path`. `temporary` is by default the system's folder.
-    `images`: a folder of the project's images.
+    `images`: folders of images, of which the first `python` becomes the proof's own image, whose
+    repository in ECR nobody else uses.
 
     Raises OSError; FileExistsError for an id that is taken.
     """
@@ -113,10 +115,21 @@ def make_folder(
     )  # fmt: skip
     folder = ProofFolder(root, record, lock)
     folder.update(made=False)
-    if images is not None and images.is_dir():
-        os.symlink(images, os.path.join(work, "images"))
     shutil.copytree(_PROBE, folder.job, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    if images:
+        _copy_image(folder, images)
     return folder
+
+
+def _copy_image(folder: ProofFolder, images: Sequence[Path]) -> None:
+    own = Path(folder.record.work) / "images"
+    source = next(each / "python" for each in images if (each / "python").is_dir())
+    shutil.copytree(source, own / folder.record.id)
+    for each in images[:-1]:  # the project's; batchml's own are found in any case
+        for other in each.iterdir() if each.is_dir() else ():
+            os.symlink(other, own / other.name)
+    job = folder.job / "job.toml"
+    job.write_text(job.read_text("utf-8").replace('"python"', f'"{folder.record.id}"', 1), "utf-8")
 
 
 def find_leftovers(state: Path) -> list[ProofRecord]:
