@@ -88,6 +88,7 @@ _ARNS = {
     "tagged job": "batch:{region}:{account}:job/*",
     "tagged definition": "batch:{region}:{account}:job-definition/*",
     "repository": "ecr:{region}:{account}:repository/batchml/*",
+    "own repository": "ecr:{region}:{account}:repository/batchml/*",
     "any repository": "ecr:{region}:{account}:repository/*",
     # AWS Batch names the cluster after the compute environment, in one of two ways.
     "cluster": "ecs:{region}:{account}:cluster/AWSBatch-batchml-{env}-* "
@@ -124,10 +125,12 @@ _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "passed job role": {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
-    **dict.fromkeys(("own job", "file system", "association"), _OF_ENVIRONMENT),
+    **dict.fromkeys(
+        ("own job", "own instance", "own repository", "file system", "association"),
+        _OF_ENVIRONMENT,
+    ),
     # Not resources with another environment's tag, because `own job` depends on that tag.
     **dict.fromkeys(("tagged job", "tagged definition", "consumable"), _OF_NO_OTHER),
-    "own instance": {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}},
     # The bucket's key. It is named by its alias, since its id is known only after setup.
     "data key": {
         "StringEquals": {"kms:ViaService": "s3.{region}.{suffix}"},
@@ -314,11 +317,13 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     },
     # In addition to the commands that it runs.
     "prove": {
-        ANY: "ec2:DescribeInstances ec2:DescribeNatGateways ec2:TerminateInstances iam:ListRoles "
+        ANY: "ec2:DescribeInstances ec2:DescribeNatGateways iam:ListRoles "
         "batch:DescribeJobDefinitions batch:DescribeJobs tag:GetResources",
         "host": "ecs:DescribeContainerInstances",
         "key": "kms:DescribeKey",
-        "repository": "DeleteRepository ListTagsForResource",
+        "own instance": "ec2:TerminateInstances",
+        "repository": "ListTagsForResource",
+        "own repository": "ecr:DeleteRepository",
         "role": "iam:AttachRolePolicy iam:CreateRole iam:DeleteRole iam:DeleteRolePolicy "
         "iam:DetachRolePolicy iam:ListAttachedRolePolicies iam:ListRolePolicies iam:PutRolePolicy "
         "iam:TagRole sts:AssumeRole",

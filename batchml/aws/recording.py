@@ -32,8 +32,11 @@ RECORDING_VARIABLE = "BATCHML_RECORDING"
 REDACTED = "REDACTED"
 AWS, EMBEDDED, OTHER = "AWS", "embedded server", "another server"
 
-# Values that are secret although botocore's models do not say so.
-_SECRET = {"authorizationToken", "TokenValue", "tokenValue", "SessionToken", "sessionToken"}
+# Values that are secret although botocore's models, or those of its older versions, do not say so.
+_SECRET = {
+    "authorizationToken", "TokenValue", "tokenValue", "SessionToken", "sessionToken",
+    "SecretAccessKey", "secretAccessKey",
+}  # fmt: skip
 _STARTED = "batchml_recording_started"
 _PARAMS = "batchml_recording_params"
 _HELP_TEXTS = Path(__file__).parents[1] / "cli" / "help"

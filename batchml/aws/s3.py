@@ -176,9 +176,7 @@ class BucketStore(Store):
         answer = getattr(error.__cause__, "response", {})
         status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         refusal = answer.get("Error", {})
-        if (
-            status == 403 and operation == "HeadObject"
-        ):  # its answer has no body, so it says nothing
+        if status == 403 and operation == "HeadObject":  # without a body it gives no reason
             return self._find("GetObject", name, Range="bytes=0-0") is None
         code, message = str(refusal.get("Code", "")), str(refusal.get("Message", ""))
         return is_missing(status, code, message, lambda: self._may_exist(name))

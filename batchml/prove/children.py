@@ -79,8 +79,7 @@ class Commands:
 
         Raises CommandInterrupted if `interrupt` was called, before or meanwhile.
         """
-        if self._is_interrupted:
-            raise CommandInterrupted
+        self._check()
         began = self._clock.monotonic()
         lines = []
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as err:
@@ -91,6 +90,8 @@ class Commands:
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
             self._running = process
+            if self._is_interrupted:  # the signal came while the process was being started
+                self.interrupt()
             timer = threading.Timer(limit, _kill, [process])
             timer.daemon = True
             timer.start()
@@ -109,10 +110,13 @@ class Commands:
             err.seek(0)
             messages = err.read()
         self.codes.append(code)
-        if self._is_interrupted:
-            raise CommandInterrupted
+        self._check()
         seconds = self._clock.monotonic() - began
         return CommandResult(words, code, tuple(lines), messages, seconds)
+
+    def _check(self) -> None:
+        if self._is_interrupted:
+            raise CommandInterrupted
 
     def beside(self) -> "Commands":
         """Commands that run while one of these does."""

@@ -231,8 +231,6 @@ class _Replay:
         return self._differences
 
     def _reason_to_skip(self, call: RecordedCall) -> str:
-        if call.service == "batch" and not self._server.serves(call.service, call.operation):
-            return f"the embedded server does not serve {call.operation}"
         if not self._server.serves(call.service, call.operation):
             return f"the embedded server does not serve {call.operation}"
         if not call.status:

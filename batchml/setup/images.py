@@ -64,6 +64,12 @@ def has_newer_image(detail: Mapping[str, Any]) -> bool:
     return any(each.status == UPDATE_AVAILABLE for each in host_images(detail))
 
 
+def has_newest_images(detail: Mapping[str, Any]) -> bool:
+    """Whether AWS says of every image that it is the newest; False where it does not say."""
+    images = host_images(detail)
+    return bool(images) and all(each.status == LATEST for each in images)
+
+
 def refresh_command(name: str, env: str) -> str:
     return f"batchml compute update {name} --refresh --env {env}"
 
@@ -172,13 +178,12 @@ def check_images(check: ImageCheck) -> Iterator[Finding]:
     """Findings on the images of hosts, which AWS Batch never replaces by itself."""
     newest = []
     for name, detail in check.details.items():
-        images = host_images(detail)
         if has_newer_image(detail):
             text = f"hosts of compute {name} start from an image of which AWS has a newer one"
             yield Finding("images", "warning", text, (refresh_command(name, check.env),))
-        elif images and all(each.status == LATEST for each in images):
+        elif has_newest_images(detail):
             newest.append(name)
-        for each in images:
+        for each in host_images(detail):
             if each.id:
                 yield _check_own_image(check, name, each.id)
     if newest:

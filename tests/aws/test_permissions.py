@@ -14,6 +14,7 @@ import pytest
 
 import batchml
 from batchml.aws import iam
+from batchml.aws.ecr import PUSH_ACTIONS
 from batchml.aws.iam import (
     COMMANDS,
     MAX_POLICY,
@@ -129,6 +130,18 @@ def test_resources_are_those_of_the_environment_alone() -> None:
     assert arns_of("queue", SCOPE) == (
         f"arn:aws:batch:us-east-1:{ACCOUNT}:job-queue/batchml-dev-*",
     )
+
+
+def test_a_proof_may_end_hosts_and_repositories_of_its_environment_alone() -> None:
+    found = iam.statements(permissions_of(PLAIN, ["prove"]), SCOPE)
+    mine = {"StringEquals": {"aws:ResourceTag/batchml:env": "dev"}}
+    for action in ("ec2:TerminateInstances", "ecr:DeleteRepository"):
+        [statement] = [each for each in found if action in each["Action"]]
+        assert statement["Condition"] == mine and "*" not in statement["Resource"], action
+
+
+def test_the_statement_for_a_denied_push_is_of_the_table() -> None:
+    assert {*PUSH_ACTIONS} <= actions_in(PLAIN, "image push")
 
 
 def test_every_command_that_is_typed_has_its_permissions() -> None:

@@ -1,7 +1,8 @@
-"""The job of `batchml prove`, as a process, with an S3 that neither side of ours wrote."""
+"""The job of `batchml prove` with an S3 that neither side of ours wrote; an interrupted command."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import batchml.prove.folder
+from batchml.prove.children import CommandInterrupted, Commands
+from tests.support.fakes import FakeClock
 from tests.support.s3 import BUCKET, KEYS, moto_s3
 
 PROBE = Path(batchml.prove.folder.__file__).with_name("probe") / "probe.py"
@@ -73,3 +76,17 @@ def test_the_second_run_reads_what_the_first_has_written(probe: Path) -> None:
 def test_without_a_gpu_it_says_so(probe: Path) -> None:
     facts = look(probe, "gpu")
     assert facts["step"]["device"] == "" and facts["step"]["error"]
+
+
+def test_ctrl_c_while_a_command_is_being_started_ends_the_command(tmp_path: Path) -> None:
+    class InterruptedClock(FakeClock):
+        """It interrupts when it is read, which is just before the process is made."""
+
+        def monotonic(self) -> float:
+            commands.interrupt()
+            return super().monotonic()
+
+    commands = Commands(os.environ, tmp_path, InterruptedClock(0.0))
+    with pytest.raises(CommandInterrupted):  # without the interruption it would serve until `limit`
+        commands.run("0", "--bind", "127.0.0.1", module="http.server", limit=60)
+    assert commands.codes != [-signal.SIGKILL]

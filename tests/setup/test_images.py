@@ -15,6 +15,7 @@ from batchml.setup.images import (
     check_images,
     check_refresh,
     describe_refresh,
+    has_newest_images,
     host_images,
     newer_image_lines,
     refresh_members,
@@ -50,6 +51,12 @@ def test_every_image_is_read_with_its_own_status() -> None:
         HostImage("ECS_AL2023_NVIDIA", OWN, ""),
     )
     assert host_images({"type": "UNMANAGED"}) == ()
+
+
+def test_images_are_the_newest_only_if_aws_says_so_of_each() -> None:
+    assert has_newest_images(detail(NEW, NEW))
+    for images in ((NEW, OLD), (NEW, UNKNOWN), (NEW, image(own=OWN)), ()):
+        assert not has_newest_images(detail(*images)), images
 
 
 def test_only_environments_of_which_aws_has_a_newer_image_are_named_with_the_command() -> None:

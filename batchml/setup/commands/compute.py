@@ -50,11 +50,10 @@ from batchml.setup.commands.shared import (
 )
 from batchml.setup.images import (
     JOB_MINUTES,
-    LATEST,
     MAX_JOB_MINUTES,
     check_refresh,
     describe_refresh,
-    host_images,
+    has_newest_images,
     newer_image_lines,
     own_details,
     refresh_members,
@@ -241,6 +240,11 @@ def compute_update(
         check_refresh(name, detail, is_local=context.settings.is_local)
     if not table and enable is None and not refresh:
         raise UsageError("Nothing to change was given: see batchml compute update --help.")
+    if refresh and not table and enable is None and has_newest_images(detail):
+        say(f"{name} has the newest image already. Nothing was changed.")
+        if json_:
+            print_json(detail)
+        return
     checked = _checked(name, detail, table)
     request: dict[str, Any] = {"computeEnvironment": aws_name}
     if enable is not None:
@@ -271,10 +275,6 @@ def _add_refresh(
     request: dict[str, Any], name: str, detail: Mapping[str, Any], minutes: int, yes: bool
 ) -> None:
     """Add a refresh to an UpdateComputeEnvironment request, if the user agrees."""
-    images = host_images(detail)
-    if images and all(each.status == LATEST for each in images) and len(request) == 1:
-        say(f"{name} has the newest image already. Nothing was changed.")
-        raise typer.Exit(0)
     for line in describe_refresh(name, detail, minutes):
         say(line)
     if not confirm("Refresh it? [y/N]", "--yes", yes=yes):
