@@ -216,14 +216,18 @@ class _Sanitizer:
             }
         if kind == "blob" or {*value} in ({"bytes"}, {"bytes", "sha256"}):
             return {"bytes": int(value["bytes"])} if "bytes" in value else {}
-        members = shape.members if kind == "structure" else {}
+        if kind != "structure":  # of a member that the model does not know: perhaps a map
+            return {
+                self._document_key(key): self._value(None, inner, key, name)
+                for key, inner in value.items()
+            }
         is_filter = name in ("filters", "Filters", "filter")
         return {
             key if _IDENTIFIER.fullmatch(key) else self._key(key): inner
             if is_filter
             and key in ("name", "Name", "Field", "Type")
             and self._is_filter_name(inner)
-            else self._value(members.get(key), inner, key, name)
+            else self._value(shape.members.get(key), inner, key, name)
             for key, inner in value.items()
         }
 
@@ -297,7 +301,14 @@ class _Sanitizer:
         return value
 
     def _document_key(self, key: str) -> str:
-        return key if key in self._words else self._key(key)
+        return key if self._is_of_aws(key) else self._key(key)
+
+    def _is_of_aws(self, word: str) -> bool:
+        """Whether a word is of AWS's documentation, or is made of such words: as newMember."""
+        if word in self._words or word.lower() in self._words:
+            return True
+        parts = _CAMEL.sub(" ", word).replace("-", " ").replace("_", " ").split()
+        return bool(parts) and all(part.lower() in self._words for part in parts)
 
     def _host(self, token: str) -> str:
         """A part between separators; of a host of AWS label by label."""
@@ -350,10 +361,7 @@ class _Sanitizer:
     def _text_atom(self, token: str) -> str:
         core = token.rstrip(".")
         dots = token[len(core) :]
-        if not core or core in self._words or core.lower() in self._words:
-            return token
-        parts = _CAMEL.sub(" ", core).replace("-", " ").replace("_", " ").split()
-        if parts and all(part.lower() in self._words for part in parts):
+        if not core or self._is_of_aws(core):
             return token
         return self._host(core) + dots
 

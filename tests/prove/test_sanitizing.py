@@ -122,7 +122,7 @@ def conversation(owner: Owner) -> list[RecordedCall]:
             "jobRoleArn": role,
             "logStreamName": f"{owner.role}/default/{owner.digest[:32]}",
             "networkInterfaces": [{"privateIpv4Address": owner.address}],
-            "newMember": {"of": owner.host, "list": [owner.bucket, policy]},
+            "newMember": {"of": owner.host, "list": [owner.bucket, policy], owner.user: 1},
         },
         "tags": {owner.user: owner.tag},
     }
@@ -214,7 +214,7 @@ def test_the_words_of_aws_stay() -> None:
     assert job["startedAt"] == 1795862229696
     assert job["statusReason"] == "Host EC2 (instance i-00000000000000001) terminated."
     assert job["container"]["reason"].startswith("CannotPullContainerError: 000000000001.dkr.ecr.")
-    assert {"of", "list"} == {*job["container"]["newMember"]}
+    assert {"of", "list", job["jobName"]} == {*job["container"]["newMember"]}
     assert denied.error is not None
     assert denied.error.code == "AccessDeniedException"
     message = str(denied.error.message)
