@@ -105,21 +105,19 @@ def _reservation(entry: Mapping[str, object]) -> Reservation:
 
 
 # --- Zones ----------------------------------------------------------------------------------------
-# The zones that offer instance types. AWS Batch User Guide, "Compute resource", has the families of
-# `optimal`.
-
+# The zones that offer instance types.
 
 MOST_ZONES = 6  # us-east-1, which has the most
 BUILD_TYPE = "m6i.xlarge"  # the default of BuildInstanceType in cfn/ami.yaml
 
 _MOST_VALUES = 200  # in one filter
 
-# AWS Batch chooses among these families for the names that it expands itself.
-_EXPANDED = {
-    "optimal": ("c4", "m4", "r4", "c5", "m5", "r5"),
-    "default_x86_64": ("c5", "m5", "r5", "c6i", "m6i", "r6i"),
-    "default_arm64": ("c6g", "m6g", "r6g"),
-}
+# AWS Batch chooses among these families for the names that it expands itself. Source: AWS Batch API
+# Reference, ComputeResource, `instanceTypes`.
+_X86 = ("c6i", "c7i", "m6i", "r6i")
+EXPANDED = {
+    "optimal": _X86, "default_x86_64": _X86, "default_arm64": ("c6g", "c7g", "m6g", "r6g"),
+}  # fmt: skip
 
 
 class Offers(Struct, frozen=True):
@@ -148,7 +146,7 @@ class Offers(Struct, frozen=True):
         return tuple(
             name
             for name in names
-            if name not in _EXPANDED and self.is_known and not self.by_name.get(name)
+            if name not in EXPANDED and self.is_known and not self.by_name.get(name)
         )
 
 
@@ -213,12 +211,12 @@ def _fetch_offerings(
 def _patterns(name: str) -> tuple[str, ...]:
     if "." in name:
         return (name,)
-    return tuple(f"{family}.*" for family in _EXPANDED.get(name, (name,)))
+    return tuple(f"{family}.*" for family in EXPANDED.get(name, (name,)))
 
 
 def _offers_name(kind: str, name: str) -> bool:
     family = kind.partition(".")[0]
-    return kind == name or family in _EXPANDED.get(name, (name,))
+    return kind == name or family in EXPANDED.get(name, (name,))
 
 
 # --- Spot placement scores ------------------------------------------------------------------------

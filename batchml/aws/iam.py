@@ -108,13 +108,13 @@ _ARNS = {
 
 _OF_ENVIRONMENT = {"StringEquals": {"aws:ResourceTag/batchml:env": "{env}"}}
 _OF_NO_OTHER = {"StringEqualsIfExists": {"aws:ResourceTag/batchml:env": "{env}"}}
+_SUBMITTERS_ONLY = {"ArnLike": {"iam:PolicyARN": "arn:*:iam::*:policy/batchml-{env}-submitter-*"}}
 
 # Conditions of the statements of some kinds.
-_SUBMITTERS_ONLY = {"ArnLike": {"iam:PolicyARN": "arn:*:iam::*:policy/batchml-{env}-submitter-*"}}
 _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "user with the policy": _SUBMITTERS_ONLY,
-    "group with the policy": _SUBMITTERS_ONLY,
-    "role with the policy": _SUBMITTERS_ONLY,
+    **dict.fromkeys(
+        ("user with the policy", "group with the policy", "role with the policy"), _SUBMITTERS_ONLY
+    ),
     # Not every service is documented to send this key.
     "passed role": {
         "StringEqualsIfExists": {

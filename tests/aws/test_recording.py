@@ -12,8 +12,8 @@ from batchml.aws.errors import call
 from batchml.aws.recording import AWS, CallRecorder, RecordingFile, command_of, read_answer
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, UsageError
+from batchml.local.server.protocol import service_model
 from tests.support.fakes import FakeClock
-from tests.support.models import service_model
 from tests.support.wire import Refusal, Wire, keys
 
 __all__ = ["keys"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from batchml.errors import UsageError
-from batchml.local.server.protocol import problems
+from batchml.local.server.protocol import problems, service_model
 from batchml.model.environment import Compute, Environment
 from batchml.setup.doctor import AccountCheck, Finding
 from batchml.setup.images import (
@@ -20,7 +20,6 @@ from batchml.setup.images import (
     newer_image_lines,
     refresh_members,
 )
-from tests.support.models import service_model
 from tests.support.wire import NOW, Refusal, Script, Wire
 from tests.support.wire import keys as keys
 

@@ -1,13 +1,15 @@
 """Which zones a network has subnets in, and which of them a compute environment uses."""
 
+import re
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.capacity import BUILD_TYPE, Offers, fetch_offers, make_offers
+from batchml.aws.capacity import BUILD_TYPE, EXPANDED, Offers, fetch_offers, make_offers
 from batchml.aws.cloudformation import ChangeSet, Stack, StackChange
 from batchml.config.environments import read_environments
+from batchml.local.server.protocol import service_model
 from batchml.model.environment import Environment
 from batchml.setup.desired import SetupSpec, wanted_by_command, wanted_state
 from batchml.setup.network import choose_zones, existing_layout, plan_layout, zone_mistakes
@@ -67,6 +69,17 @@ def test_a_network_has_every_zone_that_offers_a_type_and_only_usual_ones() -> No
     both = choose_zones([["g5"], ["m5.large"]], offers("g5", "m5.large"), (), 6, False)
     assert both == (A, B, C, D, F, E), "the zone with fewer types is last"
     assert choose_zones([], offers("m5.large"), (), 6, False) == ALL
+
+
+def test_names_that_aws_batch_expands_stand_for_the_families_of_its_documentation() -> None:
+    shape = service_model("batch").shape_for("ComputeResource").members["instanceTypes"]
+    texts = {name: shape.documentation.partition(f"<code>{name}</code>")[2] for name in EXPANDED}
+    for name, families in EXPANDED.items():
+        said = re.findall(r"<code>(\w+)</code>", texts[name].partition("</li>")[0])
+        expected = EXPANDED[said[0]] if said[0] in EXPANDED else tuple(sorted(said))
+        assert families == expected, name
+        offered = make_offers("us-east-1", [name], [(f"{families[-1]}.large", C)])
+        assert offered.zones_of([name]) == {C} and offered.missing([name]) == ()
 
 
 def test_few_zones_are_those_that_serve_every_compute_environment() -> None:

@@ -1,16 +1,8 @@
 """botocore's service models as the judge of requests."""
 
-from functools import cache
 from typing import Any
 
-from batchml.local.server.protocol import problems
-
-
-@cache
-def service_model(service: str) -> Any:
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model(service)
+from batchml.local.server.protocol import problems, service_model
 
 
 def faults(service: str, operation: str, request: Any) -> list[str]:

@@ -247,7 +247,7 @@ class ApiCall(Struct, frozen=True):
 
 @cache
 def service_model(service: str) -> Any:
-    """The botocore service model of `batch`, `ecs`, `logs` or `sts`."""
+    """The botocore model of a service, by its name there: `batch`, `service-quotas`."""
     from botocore.loaders import Loader
     from botocore.model import ServiceModel
 
