@@ -98,9 +98,9 @@ def backoff(pace: PollIntervals) -> Iterator[float]:
 class Context:
     """One environment, ready to use. `folder` is the user's folder, with `jobs/` and `images/`.
 
-    `tell` gets messages for the user about steps that take long. `why_offline`: why AWS is
-    not asked; "" if it is. The environment is taken for new then, and placeholders stand for what
-    AWS would know.
+    `tell` gets messages for the user about steps that take long. `why_offline`: why AWS is not
+    called; "" if it is. Without AWS the environment counts as new, and placeholders stand for the
+    values that AWS would return.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Context:
         self._queues: list[str] = []  # of `local`, as `queue` read them last
 
     def without_aws(self, why: str) -> "Context":
-        """Return a context that does not ask AWS. `why`: the begin of a sentence."""
+        """Return a context that does not call AWS. `why`: the beginning of a sentence."""
         return Context(self.settings, self.clock, self.folder, self.tell, why_offline=why)
 
     @property
@@ -198,11 +198,11 @@ class Context:
     def connect(self) -> Session:
         """Return the session. On `local` the first call starts the server if none runs.
 
-        Raises UsageError if AWS is not to be asked.
+        Raises UsageError if AWS must not be called.
         """
         if self.is_offline:
             raise UsageError(
-                f"Only AWS knows this about {self.env}, and it is not asked (--offline)."
+                f"This needs AWS's answer about {self.env}: repeat the command without --offline."
             )
         if self._session is None:
             self._session = Session(self._access())

@@ -6,7 +6,7 @@ BatchmlError                     1
 │   └── OtherAccountOrRegion     2   `--after` names a run that AWS Batch cannot wait for
 ├── ConfigError                 78   a file has mistakes
 │   └── SweepDamaged            78   the spec of a started sweep cannot be read
-├── RecordingRefused            78   a file is no whole recording of AWS conversations
+├── RecordingRefused            78   a file is not a complete recording of AWS calls
 ├── NotFound                     1   a job, run, queue or image that does not exist
 │   ├── InputNotFound           78   the job, script or image of a submission does not exist
 │   ├── NothingToRerun           1   a run has no checkpoints, or no known failed children
@@ -88,7 +88,7 @@ class ConfigError(BatchmlError):
 
 
 class RecordingRefused(BatchmlError):
-    """A file is no recording, is cut off, or is of another version."""
+    """A file is not a recording, is cut off, or is of another version."""
 
     exit_code = 78
 

@@ -1,4 +1,4 @@
-"""The bootstrap script of hosts: checked here, run on a host before the ECS agent, and its failure.
+"""The bootstrap script of hosts: its checks, its start on a host, and the report of its failure.
 
 The user data has the script compressed. systemd runs it once, as root, after Docker has started and
 the workspace is mounted, and before the ECS agent (`ExecStartPre`), so a host whose script fails
@@ -20,7 +20,7 @@ from msgspec import Struct
 MAX_SCRIPT = 256 * 1024  # bytes
 MAX_PACKED = 8 * 1024  # bytes in the user data, of which EC2 allows 16 KiB
 MINUTES = 15  # that a script may take
-MOST_MS = (MINUTES + 5) * 60_000  # from a host's launch to the end of its script
+MOST_MS = (MINUTES + 5) * 60_000  # the longest time from a host's launch to its script's end
 SHOWN_LINES = 20  # of a failed script's output
 
 _STATE = "/var/lib/batchml"
@@ -56,14 +56,14 @@ def script_mistakes(name: str, content: bytes) -> Iterator[str]:
     try:
         content.decode()
     except UnicodeDecodeError:
-        yield f"{name} is no text. Expected a script that begins with #!/bin/bash."
+        yield f"{name} is not a text file. Expected a script that begins with #!/bin/bash."
         return
     if b"\0" in content:
-        yield f"{name} is no text. Expected a script that begins with #!/bin/bash."
+        yield f"{name} is not a text file. Expected a script that begins with #!/bin/bash."
         return
     if b"\r\n" in content:
         yield (
-            f"{name} has Windows line ends, with which Linux finds no interpreter: "
+            f"{name} has Windows line endings, so Linux finds no interpreter. To convert it: "
             f"sed -i 's/\\r$//' {name}"
         )
     if content.startswith(_BYTE_ORDER_MARK):
@@ -74,7 +74,7 @@ def script_mistakes(name: str, content: bytes) -> Iterator[str]:
     if size > MAX_PACKED:
         yield (
             f"{name} has {size} bytes when it is compressed; at most {MAX_PACKED}, because EC2 "
-            "limits user data. Let it fetch the rest."
+            "limits user data. Let the script download the rest, for example from S3."
         )
 
 
@@ -84,7 +84,7 @@ def pack_script(script: str) -> str:
 
 
 def script_hash(script: str) -> str:
-    """What stands for a packed script where two machines must get the same text."""
+    """A hash that stands for a packed script where two machines must get the same text."""
     return hashlib.sha256(script.encode()).hexdigest()
 
 
@@ -159,7 +159,7 @@ class BootstrapFailure(Struct, frozen=True):
 
 
 def parse_console(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """The end of a script in a console's text, and its last lines; None if none has failed."""
+    """The reason and the last lines of a failed script in a console's text; None without one."""
     why, lines = "", list[str]()
     for line in text.splitlines():
         if found := re.search(rf"{_MARK}: (.+)", line):

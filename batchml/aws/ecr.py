@@ -308,7 +308,7 @@ _OTHER_BASE = (
 _NO_EMULATION = (
     "{reference} cannot be built{where}: this Docker engine cannot run programs for {wanted}. "
     "Install an emulator (docker run --privileged --rm tonistiigi/binfmt --install {wanted}), use "
-    "Docker Desktop, which has one, or build on a machine with such a processor."
+    "Docker Desktop, which includes one, or build on a machine with that processor."
 )
 
 

@@ -27,7 +27,7 @@ Wait = Annotated[
 ]
 Offline = Annotated[
     bool,
-    typer.Option("--offline", help="Do not ask AWS; use the prices that batchml has."),
+    typer.Option("--offline", help="Do not call AWS; use the list prices that come with batchml."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")]
 
@@ -79,9 +79,9 @@ def choose_offline(context: Context, offline: bool, is_preview: bool, flag: str)
     AccessError for credentials that are incomplete or wrong.
     """
     if offline and context.settings.is_local:
-        raise UsageError("--offline is for environments in AWS: local needs no account.")
+        raise UsageError("--offline is for environments in AWS; local never calls AWS.")
     if offline and not is_preview:
-        raise UsageError(f"--offline can only show, so it needs {flag}: all else is done by AWS.")
+        raise UsageError(f"--offline needs {flag}: without it, this command changes things in AWS.")
     if offline:
         return context.without_aws("AWS was not asked (--offline)")
     if not is_preview or context.settings.is_local or context.connect().has_credentials():

@@ -298,22 +298,24 @@ def launch_failed(waiting: WaitingRun) -> Explanation | None:
 
 
 def bootstrap_failed(waiting: WaitingRun) -> Explanation | None:
-    """Hosts run a script of the user's before they join, and it has failed on the newest one."""
+    """The bootstrap script, which hosts run before they join, failed on the newest host."""
     found = waiting.bootstrap
     if found is None:
         return None
     ended = f"host {found.host}, launched {describe_time(waiting.now - found.at)} ago: {found.why}"
     evidence = [ended, f"hosts that have ended within about an hour: {found.ended}"]
     if found.starting:
-        evidence.append(f"{found.starting} start now: if you have corrected the script, wait")
+        evidence.append(
+            f"hosts that are starting: {found.starting}; if you corrected the script, wait"
+        )
     disable = waiting.commands.batchml("compute", "update", found.compute, "--disable")
     return Explanation(
         "bootstrap-failed",
-        f"Hosts of {found.compute} start and leave: their bootstrap script "
+        f"Hosts of {found.compute} start and power off: their bootstrap script "
         f"{waiting.scripts.get(found.compute, '')} fails, so they never join.",
         (*evidence, *(f"  {line}" for line in found.lines)),
-        "Correct the script and run setup. Until then AWS Batch starts, and bills, host after "
-        f"host; to stop that: {disable}",
+        "Correct the script and run setup. Until then AWS Batch starts one host after another, and "
+        f"you pay for each. To stop that: {disable}",
         waiting.commands.batchml("setup"),
     )  # fmt: skip
 

@@ -113,7 +113,7 @@ def build(engine: ImageEngine, recipe: Recipe, notify: NotifyBuild) -> ImageRow:
         recipe = recipe.built_for(engine.processor())
     existing = engine.find(recipe.reference)
     if existing is not None and existing.processor != recipe.processor:
-        existing = None  # somebody else gave an image this name
+        existing = None  # someone else gave this name to another image
     image = existing or engine.build(recipe, notify)
     return _row(recipe, recipe.reference, None, image.size, built=existing is None)
 

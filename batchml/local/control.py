@@ -33,9 +33,9 @@ def check_system(system: str = sys.platform) -> None:
     if system != "linux":
         name = "macOS" if system == "darwin" else system
         raise LocalServerError(
-            f"The environment `local` needs Linux, and this is {name}. Name an environment in AWS "
-            "with --env (batchml init begins one), or run batchml in a Linux container: docker run "
-            '-it -v "$PWD":/work -w /work python:3.11 bash, and install it there.'
+            f"The environment `local` needs Linux, and this system is {name}. Use an environment "
+            "in AWS (batchml init describes one; --env names it), or install batchml in a Linux "
+            'container: docker run -it -v "$PWD":/work -w /work python:3.11 bash'
         )
 
 

@@ -29,7 +29,8 @@ def ask_image(proof: Proof) -> Iterator[ClaimAnswer]:
         return
     asked = call_aws(proof, "processors", reference)
     there, wanted = asked.document.get("processors", []), asked.document.get("hosts", [])
-    why = asked.describe() if asked.code else f"it is for {there}, the hosts are {wanted}"
+    why = f"the image is for {', '.join(there)}, the hosts are {', '.join(wanted)}"
+    why = asked.describe() if asked.code else why
     held = bool(set(there) & set(wanted))
     yield answer("image-processor", held, why, processors=there)
 
@@ -97,7 +98,7 @@ def ask_search(proof: Proof) -> Iterator[ClaimAnswer]:
     """Search by the tag `batchml:env` of the proof; only what AWS itself removes may be left."""
     found = call_aws(proof, "left")
     left = found.document.get("left", [])
-    why = found.describe() if found.code else f"left: {', '.join(left)}"
+    why = found.describe() if found.code else f"resources left: {', '.join(left)}"
     going = len(found.document.get("going", []))
     yield answer("nothing-left", not (found.code or left), why, removedByAws=going)
 
@@ -116,7 +117,7 @@ def terminate_host(proof: Proof, job: str) -> ClaimAnswer | None:
 
     followed = proof.ask("logs", job, "--follow", watch=watch, limit=SAVED)
     if not ended:
-        return answer("host-lost", False, f"it saved no checkpoint: {followed.describe()}")
+        return answer("host-lost", False, f"the run saved no checkpoint: {followed.describe()}")
     if ended[0].code:
         return answer("host-lost", False, ended[0].describe())
     return None

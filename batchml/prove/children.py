@@ -1,4 +1,4 @@
-"""Run the commands that users type, as processes, with the time at which each line came."""
+"""Run the commands that users type, as processes, and note when each line is printed."""
 
 import json
 import os
@@ -17,17 +17,19 @@ from batchml.clock import Clock
 from batchml.runtime.processes import die_with_parent
 
 GRACE = 20.0  # seconds in which an interrupted command must end
+_MOST_SHOWN = 80  # characters of an argument in a message
 LIMIT = 1800.0  # seconds: no command takes longer; the longest is `setup`
 
 
 class CommandResult(Struct, frozen=True):
-    """What a command printed. `lines` are those of stdout, with seconds since the epoch."""
+    """The output of a command. `lines` are those of stdout, with seconds since the epoch."""
 
     words: tuple[str, ...]
     code: int
     lines: tuple[tuple[float, str], ...]
     err: str
     seconds: float
+    program: str = "batchml"
 
     @property
     def out(self) -> str:
@@ -48,8 +50,11 @@ class CommandResult(Struct, frozen=True):
             (i for i, line in enumerate(messages) if line.startswith("batchml: ")),
             max(len(messages) - 3, 0),
         )
-        words = " ".join(self.words)
-        return f"batchml {words} ended with {self.code}: " + " | ".join(messages[said:][:8])
+        words = " ".join(
+            w if len(w) <= _MOST_SHOWN else f"{w[:_MOST_SHOWN]}..." for w in self.words
+        )
+        shown = " | ".join(messages[said:][:8])
+        return f"{self.program} {words} ended with exit code {self.code}: {shown}"
 
 
 class CommandInterrupted(Exception):
@@ -112,7 +117,8 @@ class Commands:
         self.codes.append(code)
         self._check()
         seconds = self._clock.monotonic() - began
-        return CommandResult(words, code, tuple(lines), messages, seconds)
+        program = "batchml" if module == "batchml" else f"python -m {module}"
+        return CommandResult(words, code, tuple(lines), messages, seconds, program)
 
     def _check(self) -> None:
         if self._is_interrupted:

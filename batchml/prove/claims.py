@@ -1,13 +1,15 @@
-"""What `batchml prove` asks: the claims, and the assumptions of our documents that they decide."""
+"""The claims that `batchml prove` tests, and the unverified statements of our documents that they
+decide.
+"""
 
 from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 
-# Where a proof runs: the embedded server; another implementation of AWS (`--endpoint`); AWS.
+# Where a proof runs: the embedded server; an AWS-compatible server (`--endpoint`); AWS.
 World = Literal["local", "endpoint", "aws"]
-Need = Literal["", "gpu", "nodes"]  # the option without which a claim is not asked
+Need = Literal["", "gpu", "nodes"]  # the option without which a claim is not tested
 
 EVERYWHERE: tuple[World, ...] = ("local", "endpoint", "aws")
 _ACCOUNT: tuple[World, ...] = ("aws",)
@@ -15,7 +17,7 @@ _SERVICES: tuple[World, ...] = ("endpoint", "aws")
 
 
 class Claim(Struct, frozen=True):
-    """A sentence that is true or false. `step` asks it, in the worlds of `where`."""
+    """A sentence that is true or false. `step` tests it, in the worlds of `where`."""
 
     id: str
     text: str
@@ -27,47 +29,51 @@ class Claim(Struct, frozen=True):
 CLAIMS = (
     Claim("doctor", "doctor finds no problem", "doctor"),
     Claim("setup", "setup makes the environment", "setup"),
-    Claim("plan-empty", "a second plan has nothing to do", "plan"),
-    Claim("image-pushed", "image push brings the image to ECR", "image", _SERVICES),
+    Claim("plan-empty", "a second plan has no changes", "plan"),
+    Claim("image-pushed", "image push puts the image into ECR", "image", _SERVICES),
     Claim("image-processor", "the image in ECR is for the hosts' processor", "image", _SERVICES),
-    Claim("run-ends", "a run starts, and ends with its program's exit code", "probe"),
+    Claim("run-ends", "a run starts and ends with its program's exit code", "probe"),
     Claim("code-there", "the program finds the code that was sent", "probe"),
-    Claim("log-complete", "the log arrives complete and in order", "probe"),
-    Claim("output-kept", "get brings a file that the program wrote", "probe"),
-    Claim("checkpoint-kept", "get --checkpoints brings the checkpoint", "probe"),
-    Claim("batch-reachable", "a program reaches AWS Batch", "probe"),
-    Claim("shared-memory", "/dev/shm has half of the job's memory", "probe"),
+    Claim("log-complete", "the log is complete and in order", "probe"),
+    Claim("output-kept", "get downloads a file that the program wrote", "probe"),
+    Claim("checkpoint-kept", "get --checkpoints downloads the checkpoint", "probe"),
+    Claim("batch-reachable", "the program can reach AWS Batch", "probe"),
+    Claim("shared-memory", "/dev/shm has at least half of the job's memory", "probe"),
     Claim("user-1000", "the program runs as user 1000", "probe", _ACCOUNT),
-    Claim("metadata-blocked", "the program cannot reach the host's metadata", "probe", _ACCOUNT),
-    Claim("role-limited", "the program's role is the job's, and limited", "probe", _ACCOUNT),
-    Claim("missing-key", "S3 answers a GET of a missing key as missing", "probe", _ACCOUNT),
+    Claim("metadata-blocked", "the program cannot reach the instance metadata", "probe", _ACCOUNT),
+    Claim(
+        "role-limited", "the program has the job role, which cannot write code", "probe", _ACCOUNT
+    ),
+    Claim("missing-key", "a program reads a missing S3 object as missing", "probe", _ACCOUNT),
     Claim("workspace-shared", "a second run sees the workspace of the first", "second"),
     Claim("array-fails", "an array with a failed child fails", "array"),
     Claim("explain-names", "explain names the child's exception", "array"),
-    Claim("rerun-failed", "rerun --failed runs the failed child alone", "array"),
+    Claim("rerun-failed", "rerun --failed runs only the failed child", "array"),
     Claim("sweep-detached", "a detached sweep of two trials ends by itself", "sweep"),
     Claim("follow-order", "logs -f shows every line once, in order", "follow"),
     Claim("follow-latency", "logs -f shows a line soon after it was printed", "follow"),
-    Claim("shell-runs", "shell runs a command in the run, and has its exit code", "shell"),
+    Claim("shell-runs", "shell runs a command in the run and returns its exit code", "shell"),
     Claim("cancel-stops", "cancel ends the run as cancelled", "cancel"),
-    Claim("stop-signal", "the program gets the stop file and SIGTERM", "cancel"),
-    Claim("grace-given", "the program may go on for its grace", "cancel"),
+    Claim("stop-signal", "the program receives SIGTERM and finds the stop file", "cancel"),
+    Claim("grace-given", "the program keeps running for its grace period", "cancel"),
     Claim("host-lost", "a run that loses its host resumes from its checkpoint", "host"),
-    Claim("gpu-smi", "nvidia-smi sees the GPU that was asked for", "gpu", EVERYWHERE, "gpu"),
-    Claim("gpu-driver", "the GPU's driver is in the container", "gpu", _ACCOUNT, "gpu"),
-    Claim("gpu-step", "PyTorch makes a training step on the GPU", "gpu", EVERYWHERE, "gpu"),
-    Claim("nodes-meet", "two nodes find each other", "nodes", EVERYWHERE, "nodes"),
-    Claim("all-reduce", "two nodes agree on a sum (all-reduce)", "nodes", EVERYWHERE, "nodes"),
-    Claim("as-submitter", "the policy for submitters suffices to submit", "submitter", _SERVICES),
-    Claim("as-doctor", "doctor's statement suffices to submit", "doctor-role", _SERVICES),
+    Claim("gpu-smi", "nvidia-smi shows the requested GPU", "gpu", EVERYWHERE, "gpu"),
+    Claim("gpu-driver", "the GPU driver is in the container", "gpu", _ACCOUNT, "gpu"),
+    Claim("gpu-step", "PyTorch runs a training step on the GPU", "gpu", EVERYWHERE, "gpu"),
+    Claim("nodes-meet", "two nodes connect to each other", "nodes", EVERYWHERE, "nodes"),
+    Claim("all-reduce", "an all-reduce over two nodes gives the sum", "nodes", EVERYWHERE, "nodes"),
+    Claim("as-submitter", "the submitter policy suffices to submit", "submitter", _SERVICES),
+    Claim(
+        "as-doctor", "the policies that doctor prints suffice to submit", "doctor-role", _SERVICES
+    ),
     Claim("teardown", "teardown deletes the environment", "teardown"),
-    Claim("nothing-left", "a search by tag finds nothing", "search", _SERVICES),
+    Claim("nothing-left", "a search by tag and name finds nothing left", "search", _SERVICES),
 )
 BY_ID = {claim.id: claim for claim in CLAIMS}
 
 
 def claims_of(step: str, world: World, options: Iterable[str] = ()) -> tuple[Claim, ...]:
-    """The claims that a step asks in a world. `options`: `gpu` and `nodes`, if they were given."""
+    """The claims that a step tests in a world. `options`: `gpu` and `nodes`, if they were given."""
     wanted = {"", *options}
     return tuple(
         claim
@@ -77,77 +83,110 @@ def claims_of(step: str, world: World, options: Iterable[str] = ()) -> tuple[Cla
 
 
 def why_not_asked(claim: Claim, world: World, options: Iterable[str]) -> str:
-    """Why a claim cannot be asked there; "" if it can be."""
+    """Why a claim cannot be tested there; "" if it can be."""
     if world not in claim.where:
-        return "only AWS can show it"
+        return "it needs AWS, or --endpoint" if "endpoint" in claim.where else "it needs AWS"
     if claim.needs and claim.needs not in options:
-        return f"without --{claim.needs}"
+        return f"it needs --{claim.needs}"
     return ""
 
 
 class Assumption(Struct, frozen=True):
     """A line of our documents or code that says "(U)" or "unverified".
 
-    `words` are in the line. `claims` decide it, or `undecided` says why `prove` does not.
+    `words` are in the line, and `statement` says for people what is not verified. `claims` decide
+    it in AWS, or `undecided` says why `prove` does not.
     """
 
     file: str
     words: str
+    statement: str
     claims: tuple[str, ...] = ()
     undecided: str = ""
 
 
-_NO_AMI = "prove builds no machine image: that takes most of an hour"
+_NO_AMI = "prove builds no AMI: a build takes up to an hour"
+_DECISIONS = "docs/decisions/"
 
 ASSUMPTIONS = (
-    Assumption("docs/ami.md", "build fails CloudFormation returns", undecided=_NO_AMI),
-    Assumption("docs/ami.md", "`imagebuilder`, `logs` and S3's gateway", undecided=_NO_AMI),
-    Assumption("docs/ami.md", "Image Builder is free", undecided=_NO_AMI),
     Assumption(
-        "docs/checkpoints.md", "in its own way are all copied",
-        undecided="the sentence is about files, and not about AWS",
+        "docs/ami.md", "build fails CloudFormation returns",
+        "If an image build fails, CloudFormation returns to the previous image.",
+        undecided=_NO_AMI,
     ),
     Assumption(
-        "docs/decisions/020-instances.md", "takes a new version number",
+        "docs/ami.md", "`imagebuilder`, `logs` and S3's gateway",
+        "The listed VPC endpoints suffice for an image build.", undecided=_NO_AMI,
+    ),
+    Assumption(
+        "docs/ami.md", "Image Builder is free",
+        "An image build takes 20 to 60 minutes and costs about $0.20.", undecided=_NO_AMI,
+    ),
+    Assumption(
+        _DECISIONS + "020-instances.md", "takes a new version number",
+        "AWS updates a compute environment in place to a new launch template version.",
         undecided="prove changes no launch template",
     ),
-    Assumption("docs/decisions/021-gpus-are-counted.md", "the runtime and the mount", ("gpu-smi",)),
     Assumption(
-        "docs/decisions/022-instance-credentials.md", "on an instance", ("metadata-blocked",)
+        _DECISIONS + "021-gpus-are-counted.md", "the runtime and the mount",
+        "NVIDIA's container runtime and the mounted driver work together.", ("gpu-smi",),
     ),
     Assumption(
-        "docs/decisions/027-notices.md", "on an instance",
-        undecided="prove uses no spot host, whose notice nobody can ask for",
-    ),
-    Assumption("docs/decisions/028-inside-a-run.md", "the target's form", ("shell-runs",)),
-    Assumption(
-        "docs/decisions/031-archives.md", "FSx exports",
-        undecided="prove makes no FSx file system: the smallest costs more than a proof may",
+        _DECISIONS + "022-instance-credentials.md", "on an instance",
+        "The firewall rule keeps jobs from the instance metadata.", ("metadata-blocked",),
     ),
     Assumption(
-        "docs/decisions/032-sharing.md", "`ListImports`",
-        undecided="prove makes one environment, which shares nothing",
+        _DECISIONS + "027-notices.md", "on an instance",
+        "A run learns of a spot interruption from its host.",
+        undecided="prove uses no spot hosts",
     ),
     Assumption(
-        "docs/decisions/033-project-images.md", "micromamba",
-        undecided="prove pushes one image, that of the job folder `python`",
+        _DECISIONS + "028-inside-a-run.md", "the target's form",
+        "shell finds the container through ECS and Session Manager.", ("shell-runs",),
     ),
-    Assumption("docs/decisions/034-cluster-view.md", "in ListContainerInstances", ("host-lost",)),
     Assumption(
-        "docs/decisions/035-capacity.md", "shows the overrides of the nodes",
+        _DECISIONS + "031-archives.md", "FSx exports",
+        "S3 lists a file soon after FSx has exported it.",
+        undecided="prove makes no FSx file system",
+    ),
+    Assumption(
+        _DECISIONS + "032-sharing.md", "`ListImports`",
+        "An import in the outputs of a stack keeps the exporting stack from being deleted.",
+        undecided="prove makes one environment, and sharing needs two",
+    ),
+    Assumption(
+        _DECISIONS + "033-project-images.md", "micromamba",
+        "An environment.yml builds with micromamba's image; ECS takes a secret's ARN without its "
+        "last six characters.",
+        undecided="prove uses neither an environment.yml nor secrets",
+    ),
+    Assumption(
+        _DECISIONS + "034-cluster-view.md", "in ListContainerInstances",
+        "ECS lists a host soon after its start.",
+        ("host-lost",),
+    ),
+    Assumption(
+        _DECISIONS + "035-capacity.md", "shows the overrides of the nodes",
+        "DescribeJobs shows the overrides of a multi-node job's nodes.",
         undecided="prove moves no multi-node run to another queue",
     ),
     Assumption(
-        "docs/decisions/035-capacity.md", "one submission to a real block",
-        undecided="a capacity block is paid in advance",
+        _DECISIONS + "035-capacity.md", "one submission to a real block",
+        "AWS Batch starts hosts in a capacity block with batchml's launch template.",
+        undecided="a capacity block must be paid in advance",
     ),
     Assumption(
-        "docs/decisions/035-capacity.md", "is not bound to a queue",
-        undecided="prove makes one queue for each kind of host",
+        _DECISIONS + "035-capacity.md", "is not bound to a queue",
+        "A job can depend on a job of another queue.",
+        undecided="prove submits no dependent jobs",
     ),
-    Assumption("docs/decisions/046-missing-objects.md", "what S3 answers", ("missing-key",)),
     Assumption(
-        "docs/decisions/045-environments.md", "a machine with a GPU",
-        undecided="prove asks PyPI only for what its jobs need, which is nothing",
+        _DECISIONS + "046-missing-objects.md", "what S3 answers",
+        "batchml tells a missing S3 object from one that may not be read.", ("missing-key",),
+    ),
+    Assumption(
+        _DECISIONS + "045-environments.md", "a machine with a GPU",
+        "uv installs PyTorch for the GPU of the machine.",
+        undecided="prove does not check which build of PyTorch uv installs",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`batchml prove`: prove by experiment what batchml claims, and leave a page of the results."""
+"""`batchml prove`: test batchml's claims by running its commands, and write a report."""
 
 import json
 import os
@@ -53,7 +53,7 @@ _CHOICES = ("BATCHML_ENV", "BATCHML_CONFIG", "BATCHML_PROJECT", "BATCHML_HOME")
 
 
 class ProofSubject(Struct, frozen=True):
-    """What is proven. `env` is empty for a throw-away environment in AWS, which gets a name."""
+    """The environment to test. `env` is empty for a temporary environment in AWS."""
 
     world: World
     env: str
@@ -70,38 +70,40 @@ class ProofSubject(Struct, frozen=True):
 def prove_command(
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="Prove this environment; nothing is set up."),
+        typer.Option("--env", metavar="NAME", help="Test this environment as it is."),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(metavar="REGION", help="Prove AWS there, in a throw-away environment."),
+        typer.Option(metavar="REGION", help="Test AWS in this region, in a temporary environment."),
     ] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Also ask what needs a GPU.")] = False,
-    nodes: Annotated[bool, typer.Option("--nodes", help="Also run on two nodes.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the throw-away environment.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also test claims that need a GPU.")] = False,
+    nodes: Annotated[bool, typer.Option("--nodes", help="Also test a job on two nodes.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Do not delete the environment at the end.")
+    ] = False,
     max_cost: Annotated[
-        float, typer.Option(metavar="USD", help="Take it away before it costs more.")
+        float, typer.Option(metavar="USD", help="Stop before it costs more.")
     ] = 2.0,
     endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Prove the AWS that answers there, such as moto's."),
+        typer.Option(metavar="URL", help="Test an AWS-compatible server, such as moto's."),
     ] = None,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Compare a recording with what batchml assumes."),
+        typer.Option(metavar="FILE", help="Compare a recording with batchml's assumptions."),
     ] = None,
     remove: Annotated[
         str | None,
-        typer.Option(metavar="PROOF", help="Only remove what this earlier proof has left."),
+        typer.Option(metavar="PROOF", help="Only remove what an earlier proof has left."),
     ] = None,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
-    """Prove by experiment what batchml claims, and write a page of the results.
+    """Test batchml's claims by running its commands, and write a report.
 
-    It runs the commands that users type, in an environment that it makes and takes away. Without
-    options: the embedded AWS Batch, or AWS if the folder's default environment is there.
-    Exit code 0: every claim that was asked held.
+    It sets up a temporary environment, runs the commands of every day, checks each claim, and
+    deletes the environment. Without options it tests the embedded AWS Batch, or AWS if the folder's
+    default environment is in AWS. Exit code 0: every tested claim held.
     """
     if replay is not None:
         other = gpu or nodes or keep or remove is not None
@@ -162,7 +164,7 @@ def _check_replay_alone(
 ) -> None:
     """Raise UsageError for options that choose what is proven."""
     if other or env is not None or region is not None or endpoint is not None:
-        raise UsageError("--replay reads a file and proves nothing: give it alone, or with --json.")
+        raise UsageError("--replay only reads a file: give it alone, or with --json.")
 
 
 def _replay(path: Path, *, json_: bool) -> None:
@@ -255,10 +257,10 @@ def _look_after_leftovers(state: Path) -> None:
         elif not record.made:
             pass  # `close` deletes the folder of its jobs
         elif record.world == "local":
-            say(f"Takes away what the proof {record.id} has left, which was killed.")
+            say(f"Removing what the killed proof {record.id} has left.")
             why = _take_away(folder)
             if why:
-                say(f"That was not possible: {why}. To remove it: {record.removal()}")
+                say(f"It could not be removed: {why}. To remove it: {record.removal()}")
         else:
             say(f"The proof {record.id} has left something in AWS. To remove it: "
                 f"{record.removal()}")  # fmt: skip
@@ -273,7 +275,7 @@ def _remove(state: Path, name: str) -> None:
         raise NotFound("Proof", name, [each.id for each in read_records(state)], hint)
     folder = reopen_folder(state, record)
     if folder is None:
-        raise UsageError(f"The proof {name} goes on: end it first.")
+        raise UsageError(f"The proof {name} is still running. Stop it first.")
     try:
         why = _take_away(folder) if record.made else ""
     finally:
@@ -306,11 +308,12 @@ def _confirm_cost(
     steps = steps_of("aws", options, throw_away=subject.is_throw_away)
     usd = sum(estimate(step, "aws") for step in steps)
     minutes = round(sum(step.seconds for step in steps) / 60)
-    what = f"runs jobs in {subject.env}"
+    what = f"This runs jobs in {subject.env}"
     if subject.is_throw_away:
-        what = f"makes the environment {name} in {subject.region}, and takes it away"
+        what = f"This makes the environment {name} in {subject.region} and deletes it at the end"
     question = (
-        f"This {what}: about {minutes} minutes and ${usd:.2f}, at most ${max_cost:.2f}. "
+        f"{what}. It takes about {minutes} minutes and costs about ${usd:.2f}, at most "
+        f"${max_cost:.2f}. "
         "Go on? [y/N]"
     )
     if not confirm(question, "--yes", yes=yes):
@@ -319,7 +322,7 @@ def _confirm_cost(
 
 
 class StepPrinter:
-    """Prints a line for each step; steps that are not asked for the same reason share a line."""
+    """Prints a line for each step; steps that are skipped for the same reason share a line."""
 
     def __init__(self) -> None:
         self._skipped: list[str] = []
@@ -339,7 +342,7 @@ class StepPrinter:
     def flush(self) -> None:
         """Print what waits for a step with the same reason."""
         if self._skipped:
-            print_line(f"{'not asked':<12} {', '.join(self._skipped)}: {self._why}")
+            print_line(f"{'not tested':<12} {', '.join(self._skipped)}: {self._why}")
         self._skipped = []
 
 
@@ -368,13 +371,14 @@ def _write_recording(folder: ProofFolder) -> str | None:
     except RecordingRefused:
         return None
     if damaged:
-        say(f"{damaged} recorded calls are cut off, by commands that were killed.")
+        say(f"{damaged} recorded calls are incomplete, because their commands were killed.")
     record = folder.record
     try:
         clean = sanitize(calls)
     except Exception as error:  # an answer of a form that AWS never gave before: the page counts
         why = f"{type(error).__name__}: {error}"
-        say(f"No recording: {why}. The calls, with all names: {folder.call_log}")
+        say(f"The recording could not be made: {why}. The calls, with all names, are in "
+            f"{folder.call_log}.")  # fmt: skip
         return None
     date = timestamp(int(record.began * 1000))[:10]
     header = make_header(clean, _MADE_BY[record.world], date, __version__)
@@ -395,8 +399,8 @@ def _write_page(folder: ProofFolder, result: ProofResult, *, json_: bool) -> Non
         print_json(document)
         return
     print_line(
-        f"{result.count(True)} claims held, {result.count(False)} did not, "
-        f"{result.count(None)} were not asked; {result.seconds:.0f} s, ${result.usd:.2f}."
+        f"{result.count(True)} claims held, {result.count(False)} did not hold, "
+        f"{result.count(None)} were not tested; {result.seconds:.0f} s, ${result.usd:.2f}."
     )
     if result.left:
         why = "Kept" if folder.record.kept else "Something is left"

@@ -1,8 +1,8 @@
 """An embedded AWS Batch for a replay: in this process, on an empty state, and without programs.
 
-Nothing is started. The replay says what became of an attempt, as the recording tells it: it
-started, it ended with this code, its host was lost. The server draws the conclusions, which are
-compared.
+No program is started. The replay reports the events of each attempt that the recording implies: it
+started, it ended with an exit code, its host was lost. The server updates its jobs, and its answers
+are compared.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ ENOUGH_VCPUS, _MEMORY, _GPUS = 100_000, 100_000_000, tuple(f"gpu-{n}" for n in r
 _LOG_TARGET = "Logs_20140328"
 ENDED = ("SUCCEEDED", "FAILED")
 _OUTCOMES = (*ENDED, "RUNNING")
-# What the recording's answers say of a job, by its id in this server: a JobDetail or JobSummary.
+# The recording's description of a job (JobDetail or JobSummary), by its id in this server.
 FactOf = Callable[[str], Mapping[str, Any]]
 _KILLED = 137  # the exit code of a program that SIGKILL ended
 
@@ -66,7 +66,7 @@ class ReplayClock:
 
 
 class _NoExecutor:
-    """Starts nothing; attempts become what the replay says."""
+    """Starts no program: the replay reports the events of attempts."""
 
     def prepare(self, job: Job, attempt: JobAttempt) -> bool:
         return True
@@ -132,13 +132,13 @@ class ReplayServer:
             return any(key == name or key.startswith(f"{name}:") for key in state.definitions)
         return name in (state.queues if kind == "job-queue" else state.environments)
 
-    # --- What became of jobs ----------------------------------------------------------------
+    # --- Events of jobs ---------------------------------------------------------------------
 
     def advance(self, job_id: str, status: str, fact_of: FactOf) -> None:
-        """Let a job become what the recording says: RUNNING, SUCCEEDED, FAILED, or waiting again.
+        """Report the events that bring a job to its recorded status.
 
-        Attempts that the recording has ended, end. Children of arrays become what the summary of
-        the array says, and nodes what their job is. A job that only waits is left alone.
+        Attempts that have ended in the recording, end. Children of arrays get the statuses of the
+        array's summary, and nodes the status of their job. A waiting job is left alone.
         """
         jobs = self._core.state.jobs
         if job_id not in jobs:
@@ -168,7 +168,7 @@ class ReplayServer:
             wanted = wanted or next((each for each in _OUTCOMES if summary.get(each)), "")
             if wanted:
                 summary[wanted] -= 1
-            # A job of nodes runs as soon as its main node does; the others are described by and by.
+            # A multi-node job is RUNNING as soon as its main node is; the other nodes follow later.
             if status != "RUNNING" or wanted or child.node in (None, 0):
                 self.advance(child.id, wanted or status, fact_of)
 
@@ -211,7 +211,7 @@ class ReplayServer:
 
     def _report(self, event: Event) -> None:
         self._core.report(event)
-        # Two answered calls later, all that was reported before them has been applied.
+        # After two answered calls, all events that were reported before them have been applied.
         for _ in range(2):
             self.ask("batch", "CancelJob", {"jobId": f"none-{uuid.uuid4()}", "reason": "none"})
 
@@ -223,7 +223,7 @@ class ReplayServer:
 
 
 def _exit_of(fact: Mapping[str, Any], status: str) -> AttemptExit:
-    """How an attempt ended, from its description in an answer."""
+    """The end of an attempt, by its description in an answer."""
     container = fact.get("container") or {}
     code, reason = container.get("exitCode"), str(container.get("reason", ""))
     why = str(fact.get("statusReason", ""))

@@ -90,10 +90,10 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
     if proof.world != "aws":
         return
     uid = facts.find("user").get("uid")
-    yield answer("user-1000", uid == 1000, f"it is user {uid}", uid=uid)
+    yield answer("user-1000", uid == 1000, f"the program runs as user {uid}", uid=uid)
     metadata = facts.find("metadata")
     blocked = bool(metadata) and metadata.get("answer") != 200
-    why = f"it answered {metadata.get('answer', 'nothing that the probe could print')}"
+    why = f"the metadata service answered {metadata.get('answer') or 'nothing'}"
     yield answer("metadata-blocked", blocked, why)
     role = facts.find("role")
     denied = role.get("denied")
@@ -102,7 +102,7 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
     yield answer("role-limited", bool(role.get("role") and denied), why, refused=denied)
     key = facts.find("missing-key")
     missing = key.get("answer") == "missing"
-    why = str(key.get("error") or f"the store took it for {key.get('answer', 'nothing known')}")
+    why = str(key.get("error") or f"batchml read it as {key.get('answer') or 'unknown'}")
     names = key.get("namesListBucket")
     yield answer("missing-key", missing, why, status=key.get("status"), namesListBucket=names)
 
@@ -110,7 +110,8 @@ def _judge_inside(proof: Proof, facts: FactTable) -> Iterator[ClaimAnswer]:
 def _judge_file(proof: Proof, claim: str, *flags: str) -> ClaimAnswer:
     got, files = proof.fetch(proof.runs["probe"], claim, *flags)
     found = [text for name, text in files.items() if name.endswith("proof.txt")]
-    why = got.describe() if got.code else f"of these files none is the program's: {list(files)}"
+    names = ", ".join(files) or "no files"
+    why = got.describe() if got.code else f"the program's file is not among {names}"
     return answer(claim, found == [proof.token], why, files=len(files))
 
 
@@ -130,12 +131,13 @@ def ask_array(proof: Proof) -> Iterator[ClaimAnswer]:
         return
     found = proof.ask("explain", job, "--json")
     verdict = str(found.document.get("verdict", ""))
-    why = f"it says: {verdict}" if verdict else found.describe()
+    why = f"explain says: {verdict}" if verdict else found.describe()
     named = "RuntimeError" in verdict and "child 1" in verdict
     yield answer("explain-names", named, why, verdict=verdict)
     again = proof.ask("rerun", job, "--failed", "--wait", "--json")
     runs = [(each["index"], each["run"]) for each in read_facts(again.err).all("child")]
-    why = again.describe() if again.code else f"these ran (child, time): {runs}"
+    ran = ", ".join(f"child {index} in its run {number}" for index, number in runs)
+    why = again.describe() if again.code else f"reran: {ran or 'none'}"
     yield answer("rerun-failed", again.code == 0 and runs == [(1, 2)], why, ran=runs)
 
 
@@ -172,7 +174,8 @@ def ask_sweep(proof: Proof) -> Iterator[ClaimAnswer]:
     counts = shown.document.get("counts", {})
     best = (shown.document.get("best") or {}).get("params", {}).get("x")
     held = shown.code == 0 and counts == {"DONE": 2} and best == 0.75
-    why = shown.describe() if shown.code else f"trials: {counts}, best x: {best}"
+    ended = ", ".join(f"{count} {state}" for state, count in counts.items())
+    why = shown.describe() if shown.code else f"trials: {ended}; best x: {best}"
     yield answer("sweep-detached", held, why, trials=counts)
 
 
@@ -190,7 +193,7 @@ def ask_follow(proof: Proof) -> Iterator[ClaimAnswer]:
     late = max(latencies(shown.lines), default=None)
     limit = LATENCY[proof.world]
     held = late is not None and late < limit
-    why = "no line came" if late is None else f"a line came after {late:.1f} s (limit {limit:g} s)"
+    why = "no line came" if late is None else f"a line took {late:.1f} s; limit: {limit:g} s"
     seconds = None if late is None else round(late, 2)
     yield answer("follow-latency", held, why, longestSeconds=seconds)
 
@@ -223,10 +226,11 @@ def ask_cancel(proof: Proof) -> Iterator[ClaimAnswer]:
     logs = read_facts(proof.ask("logs", job).out)
     heard = logs.find("stopping")
     both = heard.get("signal") == "SIGTERM" and heard.get("stopFile") is True
-    yield answer("stop-signal", both, f"the program found {dict(heard) or 'neither'}")
+    why = f"signal: {heard.get('signal', 'none')}; stop file: {heard.get('stopFile', False)}"
+    yield answer("stop-signal", both, why)
     lived = max((each["seconds"] for each in logs.all("alive")), default=0.0)
     # A fifth is kept for the outputs where they go to S3.
-    why = f"it was killed {lived:g} s after the signal; its grace is {GRACE:g} s"
+    why = f"it was killed {lived:g} s after SIGTERM; its grace period is {GRACE:g} s"
     yield answer("grace-given", lived >= 0.7 * GRACE, why, seconds=lived, grace=GRACE)
 
 
@@ -268,11 +272,11 @@ def ask_gpu(proof: Proof) -> Iterator[ClaimAnswer]:
     run = proof.submit("gpu", *words)
     facts = read_facts(run.err)
     gpus = facts.find("nvidia-smi").get("gpus", [])
-    why = run.describe() if run.code else f"it sees {gpus or 'none'}"
+    why = run.describe() if run.code else f"nvidia-smi shows {', '.join(gpus) or 'no GPU'}"
     yield answer("gpu-smi", len(gpus) == 1, why, gpus=gpus)
     if proof.world == "aws":
         found = facts.find("driver").get("found", [])
-        yield answer("gpu-driver", bool(found), "libcuda.so.1 is nowhere", folders=found)
+        yield answer("gpu-driver", bool(found), "libcuda.so.1 was not found", folders=found)
     step = facts.find("step")
     learned = step.get("after", 1.0) < step.get("before", 0.0)
     why = str(step.get("error") or f"loss {step.get('before')} became {step.get('after')}")
@@ -283,11 +287,12 @@ def ask_nodes(proof: Proof) -> Iterator[ClaimAnswer]:
     run = proof.submit("nodes", "--nodes", "2")
     rows = read_facts(run.err).all("nodes")
     met = sorted(each["index"] for each in rows)
-    why = run.describe() if run.code else f"these nodes ended: {met}"
+    why = run.describe() if run.code else f"nodes that ended: {', '.join(map(str, met)) or 'none'}"
     yield answer("nodes-meet", run.code == 0 and met == [0, 1], why)
     sums = [each["sum"] for each in rows]
     speed = min((each["gbitPerSecond"] for each in rows), default=0.0)
-    yield answer("all-reduce", sums == [3, 3], f"the sums are {sums}", gbitPerSecond=speed)
+    why = f"sums: {', '.join(map(str, sums)) or 'none'}; expected: 3 on each node"
+    yield answer("all-reduce", sums == [3, 3], why, gbitPerSecond=speed)
 
 
 def ask_teardown(proof: Proof) -> Iterator[ClaimAnswer]:

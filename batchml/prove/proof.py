@@ -17,7 +17,7 @@ _FACT = re.compile(r"PROOF (\{.*\})")
 
 
 class Proof:
-    """What a step needs. `token` is what the programs of this proof write and read.
+    """The things that a step needs. `token`: a text that the programs of this proof write and read.
 
     `runs` are the job ids of runs that a later step uses, by a name of the steps.
     """
@@ -106,10 +106,14 @@ def judge_order(numbers: Sequence[int], last: int) -> str:
     missing = sorted(set(range(1, last + 1)) - set(numbers))
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
     if missing:
-        return f"lines are missing: {missing}"
+        return f"lines are missing: {_join(missing)}"
     if twice:
-        return f"lines came twice: {twice}"
-    return f"lines came in the order {list(numbers)}"
+        return f"lines came twice: {_join(twice)}"
+    return f"lines came in the order {_join(numbers)}"
+
+
+def _join(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def latencies(lines: Sequence[tuple[float, str]]) -> list[float]:

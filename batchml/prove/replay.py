@@ -1,15 +1,15 @@
-"""Hold a recording against botocore's models, and against the embedded server.
+"""Compare a recording with botocore's models and with the embedded server.
 
-Against the models: each request and each answer, in all services. Against the embedded server: the
-requests of Batch and Logs, asked in the same order of a new server (`ReplayServer`), whose answers
-must have the same status, error, members, values and wording. Ids that a server makes up are
-learned from the answers, pair by pair; from then on one must always stand for the other.
+With the models: each request and each answer, of all services. With the embedded server: the
+requests of Batch and Logs are sent in the same order to a new server (`ReplayServer`), whose
+answers must have the same status, error, members, values and wording. Both servers make up ids. The
+pairs are learned from the answers; from then on each id must stand for the same other id.
 
-What takes time is compared without its moments. Hosts come and programs end when they do, so before
-a job is described, the server is told what became of its attempts by then. A waiting job is not
-compared in detail: AWS takes minutes for the states in which the embedded server is at once. Each
-job's states must come in an order that the embedded server has, too. Times, sizes of logs, pages
-and capacity in use are not compared; of messages the words, not the names in them.
+Times are not compared. Before a job is described, the server is told the events of its attempts up
+to then. A waiting job is not compared in detail, because AWS takes minutes for states that the
+embedded server passes at once. The states of each job must come in an order that is possible in the
+embedded server, too. Times, sizes of logs, pages and used capacity are not compared; of messages
+the words are compared, not the names in them.
 """
 
 import json
@@ -34,9 +34,9 @@ from batchml.prove.recording import RecordedCall, Recording, read_recording
 MODELS, EMBEDDED_SERVER = "botocore's models", "the embedded server"
 _ABSENT = "absent"
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
-# From each state of a job to the next; a state may be missed between two looks.
+# The order of the states of a job; a state may be missed between two answers.
 _ORDER = (*_WAITING, "RUNNING", *ENDED)
-# Not compared: moments, sizes and numbers that a server counts by itself.
+# Not compared: times, sizes, and numbers that a server counts by itself.
 _MOMENT = re.compile(
     r".*(At|Time|Timestamp|timestamp|Token)|revision|storedBytes|desiredvCpus|uuid"
 )
@@ -52,7 +52,7 @@ _REFERENCES = {
 
 
 class ReplayDifference(Struct, frozen=True):
-    """What differs in calls of one operation. `path` is that of a member, with [] for all items."""
+    """A difference in calls of one operation. `path` names a member, with [] for all items."""
 
     operation: str  # "batch:DescribeJobs"
     against: str  # MODELS or EMBEDDED_SERVER
@@ -63,7 +63,7 @@ class ReplayDifference(Struct, frozen=True):
 
 
 class ReplayResult(Struct, frozen=True):
-    """The outcome of a replay. `not_asked`: calls the embedded server was not asked, by reason."""
+    """The result of a replay. `not_asked`: calls not sent to the embedded server, by reason."""
 
     recording: Recording
     differences: tuple[ReplayDifference, ...]
@@ -80,7 +80,7 @@ class ReplayResult(Struct, frozen=True):
 
 
 def replay_file(path: Path, clock: Clock) -> ReplayResult:
-    """Replay a recording in a throw-away folder. Raises RecordingRefused."""
+    """Replay a recording in a temporary folder. Raises RecordingRefused."""
     return replay(read_recording(path), clock)
 
 
@@ -112,7 +112,7 @@ def _own_vcpus(calls: Iterable[RecordedCall]) -> int:
 
 # --- Against botocore's models --------------------------------------------------------------------
 
-# Errors that every service may answer, and no model lists: "Common Errors" of each API reference.
+# Errors of every service, which no model lists. Source: each API reference, "Common Errors".
 _COMMON_ERRORS = re.compile(
     r"AccessDenied(Exception)?|Throttling(Exception)?|TooManyRequestsException|ServiceUnavailable"
     r"|InternalFailure|InternalServerError|ValidationException|ValidationError|ExpiredToken.*"
@@ -123,7 +123,7 @@ _COMMON_ERRORS = re.compile(
 
 
 def check_against_models(calls: Iterable[RecordedCall]) -> Iterator[ReplayDifference]:
-    """What botocore's models do not know or allow in requests, answers and error codes.
+    """The parts of requests, answers and error codes that botocore's models do not allow.
 
     Maxima and patterns are not checked: replaced texts have other lengths.
     """
@@ -199,7 +199,7 @@ def _show(value: Any) -> str:
 
 
 class _Replay:
-    """The state of one replay: what the recording says of jobs, and which ids stand for which."""
+    """The state of one replay: the recorded descriptions of jobs, and the pairs of ids."""
 
     def __init__(
         self, server: ReplayServer, clock: ReplayClock, calls: Sequence[RecordedCall]
@@ -219,7 +219,7 @@ class _Replay:
     def run(self) -> list[ReplayDifference]:
         for call in self._calls:
             if call.service not in ("batch", "logs"):
-                self.not_asked["other services"] += 1
+                self.not_asked["the embedded server has only Batch and Logs"] += 1
                 continue
             reason = self._reason_to_skip(call)
             if reason:
@@ -236,13 +236,13 @@ class _Replay:
         if not call.status:
             return "no answer was recorded"
         if call.status == 429 or call.status >= 500 or "Throttl" in _code(call):
-            return "throttled, or failed on the server's side"
+            return "the call was throttled, or failed in the server"
         if call.error is None and self._names_unknown(call):
-            return "about what was made before the recording began"
-        return "" if _code(call) not in _DENIALS else "denied"
+            return "its resource was made before the recording began"
+        return "" if _code(call) not in _DENIALS else "the call was denied"
 
     def _names_unknown(self, call: RecordedCall) -> bool:
-        """Whether a call that was answered names what this server never made."""
+        """Whether an answered call names a resource that this server never made."""
         params = self._pairs.translate(call.params)
         named = [
             (kind, each)
@@ -277,7 +277,7 @@ class _Replay:
             ReplayDifference(_name(call), EMBEDDED_SERVER, path, recorded, found)
         )
 
-    # --- What became of jobs and logs, before they are described ------------------------------
+    # --- Events of jobs and lines of logs, before they are described --------------------------
 
     def _set_stage(self, call: RecordedCall) -> None:
         answer = call.answer if isinstance(call.answer, dict) else {}
@@ -291,7 +291,7 @@ class _Replay:
             self._write_log(call, answer.get("events") or [])
 
     def _fact_of(self, found_id: str) -> Mapping[str, Any]:
-        """What the recording says of a job: now, but with all attempts once it has ended."""
+        """The recorded description of a job: that of now, with all attempts once it has ended."""
         job_id = self._pairs.find_recorded(found_id)
         now, last = self._now.get(job_id), self._last.get(job_id, {})
         if now is None:
@@ -376,7 +376,7 @@ class _Replay:
         if self._is_other_moment(call, old, new, path):
             return
         members = shape.members if shape is not None else {}
-        # The reason of a state that passes: what is being prepared, why no host has come yet.
+        # Reasons of waiting jobs differ: the server prepares something, or no host is there.
         passing = {"statusReason"} if "jobId" in old and old.get("status") in _WAITING else set()
         for name in dict.fromkeys((*old, *new)):
             if name in passing:
@@ -390,7 +390,7 @@ class _Replay:
     def _is_other_moment(
         self, call: RecordedCall, old: dict[str, Any], new: dict[str, Any], path: str
     ) -> bool:
-        """Whether these are jobs in states that are not to be compared in detail."""
+        """Whether these are jobs in different states, which are not compared in detail."""
         if "jobId" not in old or "status" not in old:
             return False
         before, now = str(old["status"]), str(new.get("status"))
@@ -421,7 +421,7 @@ class _Replay:
                 self._note(call, f"{path}[].{key}", "listed", "not listed")
 
     def _is_elsewhere(self, job: Mapping[str, Any], path: str) -> bool:
-        """Whether a job may be listed under another state by now: lists are of one state each."""
+        """Whether a job may be in the list of another state by now: each list is of one state."""
         return path.endswith("jobSummaryList") and job.get("status") in _WAITING
 
 
@@ -434,7 +434,7 @@ def _code(call: RecordedCall) -> str:
 
 
 def _read(operation: Any, response: HttpResponse) -> Any:
-    """The found answer as a recording has it."""
+    """The found answer, in the form of a recording."""
     return read_answer(operation, {"status_code": response.status, "body": response.body}, {}) or {}
 
 
@@ -468,12 +468,12 @@ def _key_of(items: Sequence[Any]) -> str:
 
 
 class _Pairs:
-    """Which text of the server stands for which of the recording."""
+    """The pairs of a text in the recording and the server's text for the same thing."""
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
         self._recorded: dict[str, str] = {}
-        self._sent: dict[str, str] = {}  # what requests had -> what they had in the recording
+        self._sent: dict[str, str] = {}  # text in a request -> the recorded text
 
     def learn(self, recorded: str, found: str) -> bool:
         """Whether `found` may stand for `recorded`; of ARNs and paths the ends are learned, too."""
@@ -488,7 +488,7 @@ class _Pairs:
         return True
 
     def learn_all(self, recorded: Any, found: Any) -> None:
-        """Learn what stands for what in values that are not compared."""
+        """Learn the pairs in values that are not compared."""
         if isinstance(recorded, dict) and isinstance(found, dict):
             for name in {*recorded} & {*found} - _TEXTS - {"status"}:
                 self.learn_all(recorded[name], found[name])
@@ -512,7 +512,7 @@ class _Pairs:
         return _translated(found, self._recorded)
 
     def translate(self, value: Any) -> Any:
-        """A request with what this server made in place of what the recording has."""
+        """A recorded request with this server's texts in place of the recorded ones."""
         if isinstance(value, dict):
             return {key: self.translate(inner) for key, inner in value.items()}
         if isinstance(value, list):
@@ -535,7 +535,7 @@ def _translated(text: str, by: Mapping[str, str]) -> str:
 
 
 def _ends(recorded: str, found: str) -> tuple[str, str]:
-    """What two ARNs or paths name, if that differs."""
+    """The last parts of two ARNs or paths, if they differ."""
     old, new = recorded.rpartition("/")[2], found.rpartition("/")[2]
     return (old, new) if "/" in recorded and old != new else ("", "")
 
@@ -569,15 +569,15 @@ def render(result: ReplayResult) -> Iterator[str]:
     header = result.recording.header
     yield (
         f"{header.calls} calls of {header.date} in {header.region}, answered by {header.made_by}; "
-        f"{result.asked} of them were asked of the embedded server."
+        f"{result.asked} of them were sent to the embedded server."
     )
     for reason, count in sorted(result.not_asked.items()):
-        yield f"Not asked: {count} ({reason})."
+        yield f"Not sent: {count} ({reason})."
     if not result.differences:
         yield "No differences."
     operation = ""
     for each in result.differences:
-        title = f"{each.operation}, against {each.against}:"
+        title = f"{each.operation}, compared with {each.against}:"
         if title != operation:
             operation = title
             yield title

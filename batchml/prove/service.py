@@ -1,4 +1,4 @@
-"""Carry a proof out: ask each step, note time and cost, and take away what was made."""
+"""Carry a proof out: run each step, note its time and cost, and delete what was made."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ ASKERS: Mapping[str, Asker] = {**everyday.ASKERS, **account.ASKERS}
 
 
 class StepResult(Struct, frozen=True):
-    """What a step has brought. `why`: why it was not asked, or not to its end."""
+    """The result of a step. `why`: why it was not carried out, or not to its end."""
 
     step: ProofStep
     answers: tuple[ClaimAnswer, ...]
@@ -47,15 +47,15 @@ class ProofResult(Struct, frozen=True):
     seconds: float
     usd: float
     is_interrupted: bool = False
-    left: str = ""  # the command that takes away what is left
+    left: str = ""  # the command that deletes what is left
 
     def count(self, held: bool | None) -> int:
         return sum(each.held is held for each in self.answers.values())
 
 
 class Interruptions:
-    """Counts Ctrl-C and SIGTERM. The first ends the running step, and then the environment is
-    taken away; the second ends that, too.
+    """Counts Ctrl-C and SIGTERM. The first ends the running step, and the environment is deleted;
+    the second ends the deletion, too.
     """
 
     def __init__(self, proof: Proof, say: Callable[[str], None]) -> None:
@@ -67,7 +67,7 @@ class Interruptions:
     def handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 1:
-            self._say("Interrupted: takes away what was made. Again: leave it.")
+            self._say("Interrupted: deleting what was made. Another Ctrl-C leaves it as it is.")
             if self.is_removing:
                 return
         self._proof.commands.interrupt()
@@ -89,7 +89,7 @@ def prove(
     tell: Callable[[StepResult], None] = lambda _: None, say: Callable[[str], None],
     askers: Mapping[str, Asker] = ASKERS,
 ) -> ProofResult:  # fmt: skip
-    """Ask every step, and take away what was made, also when the user interrupts.
+    """Carry out every step, and delete what was made, also when the user interrupts.
 
     `tell` gets each step when it has ended.
     """
@@ -134,8 +134,8 @@ def prove(
 
 
 def _without_failure(function: Callable[[T], None]) -> Callable[[T], None]:
-    """A function that prints, and that a closed terminal or pipe does not make fail: whoever reads
-    or not, what was made has to be taken away.
+    """A function that prints, without its OSError: if the terminal or pipe is closed, what was made
+    must be deleted all the same.
     """
 
     def call(value: T) -> None:
@@ -159,14 +159,14 @@ def _ask(
     except CommandInterrupted:
         why = "interrupted"
     except Exception as error:
-        # A command printed what no version of it prints, or the disk is full. Whatever it was, the
-        # environment has to be taken away.
-        why = f"the answer could not be read: {type(error).__name__}: {error}"
+        # A command printed something unknown, or the disk is full. Whatever it was, the environment
+        # has to be deleted.
+        why = f"the command's output could not be read: {type(error).__name__}: {error}"
     seconds = clock.monotonic() - began
     asked = {each.claim for each in answers}
     for claim in claims_of(action.step.name, proof.world, proof.options):
         if claim.id not in asked:
-            # Without an answer in spite of an ended step, a claim does not hold.
+            # A claim without an answer does not hold, although its step has ended.
             held = None if why == "interrupted" else False
             answers.append(ClaimAnswer(claim.id, held, why or _because(answers)))
     stands = proof.folder.record.made or state.made
@@ -175,7 +175,9 @@ def _ask(
 
 
 def _because(answers: Sequence[ClaimAnswer]) -> str:
-    return next((f"as {each.claim}: {each.why}" for each in answers if each.held is False), "")
+    return next(
+        (f"because of {each.claim}: {each.why}" for each in answers if each.held is False), ""
+    )
 
 
 def _skip(proof: Proof, action: Skip) -> StepResult:
@@ -188,7 +190,7 @@ def _answers(proof: Proof, results: Sequence[StepResult]) -> dict[str, ClaimAnsw
     found = {each.claim: each for result in results for each in result.answers}
     for claim in CLAIMS:
         why = why_not_asked(claim, proof.world, proof.options)
-        why = why or "the environment is yours: prove leaves it as it is"
+        why = why or "prove sets up and deletes only temporary environments"
         found.setdefault(claim.id, ClaimAnswer(claim.id, None, why))
     return {claim: found[claim] for claim in BY_ID}
 

@@ -1,4 +1,4 @@
-"""The steps of a proof in their order, and the decision what comes next (pure).
+"""The steps of a proof in order, and the decision which one is next (pure).
 
 Amounts are US dollars, at AWS's list prices of us-east-1 in November 2026: an upper estimate for
 the cap, not the bill.
@@ -20,12 +20,12 @@ Ended = Literal["done", "failed", "skipped"]
 
 
 class ProofStep(Struct, frozen=True):
-    """A step. `seconds` is what it takes in AWS, about; `needs` are steps that must be done before.
+    """A step. `seconds`: its usual time in AWS. `needs`: steps that must be done before it.
 
-    `host`: what runs meanwhile, a key of `HOST_USD_PER_HOUR`. `usd` is paid besides, whatever the
-    time: AWS counts a begun hour of a NAT gateway as a whole one, and a GPU's host goes on for some
-    minutes. `throw_away`: only in an environment
-    of the proof's own. `removes`: it takes away what was made, whatever happened before.
+    `host`: the hosts that run meanwhile, a key of `HOST_USD_PER_HOUR`. `usd`: a cost that does not
+    depend on the time: AWS bills a NAT gateway by whole hours, and a host with a GPU stays for some
+    minutes. `throw_away`: only in a temporary environment. `removes`: it deletes what the proof
+    made, whatever happened before.
     """
 
     name: str
@@ -39,23 +39,23 @@ class ProofStep(Struct, frozen=True):
 
 
 STEPS = (
-    ProofStep("doctor", "credentials, permissions, quotas", 30),
-    ProofStep("setup", "make the environment", 330, usd=0.05, needs=("doctor",), throw_away=True),
+    ProofStep("doctor", "check credentials, permissions and quotas", 30),
+    ProofStep("setup", "set up the environment", 330, usd=0.05, needs=("doctor",), throw_away=True),
     ProofStep("plan", "plan a second time", 30, needs=("doctor", "setup")),
     ProofStep("image", "push an image", 60, needs=("plan",)),
-    ProofStep("probe", "a run that looks around", 200, "cpu", needs=("plan", "image")),
-    ProofStep("second", "a second run beside it", 20, "cpu", needs=("probe",)),
+    ProofStep("probe", "a run that checks what it finds", 200, "cpu", needs=("plan", "image")),
+    ProofStep("second", "a second run, with the same workspace", 20, "cpu", needs=("probe",)),
     ProofStep("array", "an array with a failing child", 60, "cpu", needs=("probe",)),
     ProofStep("sweep", "a detached sweep of two trials", 90, "cpu", needs=("probe",)),
-    ProofStep("follow", "follow a log", 40, "cpu", needs=("probe",)),
-    ProofStep("shell", "a command inside a run", 30, "cpu", needs=("probe",)),
-    ProofStep("cancel", "cancel it", 30, "cpu", needs=("shell",)),
-    ProofStep("host", "end a host under a run", 200, "cpu", needs=("probe",)),
-    ProofStep("gpu", "a GPU", 420, "gpu", 0.1, ("probe",)),
-    ProofStep("nodes", "two nodes", 240, "nodes", needs=("probe",)),
-    ProofStep("submitter", "submit as a submitter", 40, "cpu", needs=("image",)),
-    ProofStep("doctor-role", "submit with doctor's statement", 40, "cpu", needs=("image",)),
-    ProofStep("teardown", "take the environment away", 240, "cpu", throw_away=True, removes=True),
+    ProofStep("follow", "follow the log of a run", 40, "cpu", needs=("probe",)),
+    ProofStep("shell", "run commands inside a run", 30, "cpu", needs=("probe",)),
+    ProofStep("cancel", "cancel a run", 30, "cpu", needs=("shell",)),
+    ProofStep("host", "terminate the host of a run", 200, "cpu", needs=("probe",)),
+    ProofStep("gpu", "a run with a GPU", 420, "gpu", 0.1, ("probe",)),
+    ProofStep("nodes", "a run on two nodes", 240, "nodes", needs=("probe",)),
+    ProofStep("submitter", "submit with the submitter policy alone", 40, "cpu", needs=("image",)),
+    ProofStep("doctor-role", "submit with doctor's policies alone", 40, "cpu", needs=("image",)),
+    ProofStep("teardown", "delete the environment", 240, "cpu", throw_away=True, removes=True),
     ProofStep("search", "search for what is left", 10, needs=("teardown",), throw_away=True,
               removes=True),
 )  # fmt: skip
@@ -63,7 +63,7 @@ BY_NAME = {step.name: step for step in STEPS}
 
 
 def steps_of(world: World, options: Collection[str], *, throw_away: bool) -> tuple[ProofStep, ...]:
-    """The steps of a proof. In an environment of the user's own nothing is made or taken away.
+    """The steps of a proof. An environment of the user's own is neither set up nor deleted.
 
     A step without a claim there is left out, and counts as done for the steps that need it.
     """
@@ -75,9 +75,9 @@ def steps_of(world: World, options: Collection[str], *, throw_away: bool) -> tup
 
 
 class ProofState(Struct, frozen=True):
-    """How far a proof is. `ended`: step -> its end. `made`: something has to be taken away.
+    """How far a proof is. `ended`: step -> its end. `made`: something has to be deleted.
 
-    `reasons`: a step that could not ask its claims -> why.
+    `reasons`: a step that could not test its claims -> why.
     """
 
     ended: Mapping[str, Ended] = {}
@@ -93,7 +93,7 @@ class Ask(Struct, frozen=True):
 
 
 class Skip(Struct, frozen=True):
-    """Do not ask a step. `capped`: the cap is the reason, also for all later steps."""
+    """Skip a step. `capped`: because of --max-cost, which also stops all later steps."""
 
     step: ProofStep
     why: str
@@ -116,16 +116,16 @@ def next_action(
         return Skip(step, state.capped, capped=True)
     missing = _missing(step, names, state)
     if missing:
-        return Skip(step, state.reasons.get(missing) or f"the step {missing} did not end well")
+        return Skip(step, state.reasons.get(missing) or f"the step {missing} did not succeed")
     usd = estimate(step, world)
     if state.spent + usd + _reserve(steps, world) > max_cost:
-        why = f"the cap: ${state.spent:.2f} of ${max_cost:.2f} are spent, this needs ${usd:.2f}"
+        why = f"--max-cost: ${state.spent:.2f} of ${max_cost:.2f} is spent, this needs ${usd:.2f}"
         return Skip(step, why, capped=True)
     return Ask(step)
 
 
 def _missing(step: ProofStep, names: Collection[str], state: ProofState) -> str:
-    """The step that did not end well, so that `step` and others cannot be asked; "" without one."""
+    """The earlier step that did not succeed and that `step` needs; "" if there is none."""
     for need in step.needs:
         if need in names and state.ended.get(need) != "done":
             return _missing(BY_NAME[need], names, state) or need
@@ -134,26 +134,26 @@ def _missing(step: ProofStep, names: Collection[str], state: ProofState) -> str:
 
 def _decide_removal(step: ProofStep, state: ProofState, keep: bool) -> Ask | Skip:
     if keep:
-        return Skip(step, "--keep")
+        return Skip(step, "--keep was given")
     if not state.made and not any(state.ended.get(need) == "done" for need in step.needs):
         return Skip(step, "nothing was made")
     if any(state.ended.get(need) != "done" for need in step.needs):
-        return Skip(step, f"the step {step.needs[0]} did not end well")
+        return Skip(step, f"the step {step.needs[0]} did not succeed")
     return Ask(step)
 
 
 def estimate(step: ProofStep, world: World) -> float:
-    """What a step costs, in dollars, before it is asked."""
+    """The expected cost of a step, in dollars."""
     return cost_of(step, step.seconds, world, stands=step.name != "doctor")
 
 
 def _reserve(steps: Sequence[ProofStep], world: World) -> float:
-    """What taking away costs: it has to be possible within the cap."""
+    """The cost of deleting the environment, which must stay within --max-cost."""
     return sum(estimate(step, world) for step in steps if step.removes)
 
 
 def cost_of(step: ProofStep, seconds: float, world: World, *, stands: bool) -> float:
-    """What a step of so many seconds costs. `stands`: the environment exists meanwhile."""
+    """The cost of a step of so many seconds. `stands`: the environment exists meanwhile."""
     if world != "aws":
         return 0.0
     hourly = HOST_USD_PER_HOUR[step.host] + (REST_USD_PER_HOUR if stands else 0.0)
@@ -161,7 +161,7 @@ def cost_of(step: ProofStep, seconds: float, world: World, *, stands: bool) -> f
 
 
 class ClaimAnswer(Struct, frozen=True):
-    """The answer to a claim. `held` is None if it was not asked; `why` then says the reason.
+    """The answer to a claim. `held` is None if it was not tested; `why` then says the reason.
 
     `facts` are what was measured, in the order in which people read them.
     """
@@ -173,7 +173,7 @@ class ClaimAnswer(Struct, frozen=True):
 
 
 def end_of(answers: Sequence[ClaimAnswer]) -> Ended:
-    """How a step ended: done if every claim that it asked held, skipped if it asked none."""
+    """How a step ended: done if every claim that it tested held, skipped if it tested none."""
     if any(answer.held is False for answer in answers):
         return "failed"
     return "done" if any(answer.held for answer in answers) else "skipped"
@@ -182,7 +182,7 @@ def end_of(answers: Sequence[ClaimAnswer]) -> Ended:
 def exit_code(
     answers: Sequence[ClaimAnswer], child_codes: Collection[int], interrupted: bool
 ) -> int:
-    """The exit code of a proof: 0 if every asked claim held.
+    """The exit code of a proof: 0 if every tested claim held.
 
     130: interrupted; 77 and 74: a command had no permission, or no answer from AWS, and a claim did
     not hold; else 1.

@@ -141,9 +141,9 @@ def check_kept_image(context: Context, image: str, before: str, queue: str) -> N
         raise ConfigError(
             COMMAND_LINE,
             [
-                f"queue {context.bare(queue)} has hosts with {new} processors, and the image that "
-                f"is kept is for {old}, as in the queue {context.bare(before)}. Submit the job "
-                "anew: it gets the image of that queue."
+                f"queue {context.bare(queue)} has {new} hosts, but the image of this run is for "
+                f"the {old} hosts of queue {context.bare(before)}. Submit the job again: it then "
+                f"gets an image for {new}."
             ],
         )
 

@@ -41,7 +41,8 @@ _NAMED_STDIN = "stdin"
 
 # Flags that a script cannot set: they change what the command does, not the run.
 _COMMAND_FLAGS = {
-    "--wait", "--detach", "--dry-run", "--env", "--project", "--json", "--cancel-on-interrupt",
+    "--wait", "--detach", "--dry-run", "--offline",
+    "--env", "--project", "--json", "--cancel-on-interrupt",
 }  # fmt: skip
 
 

@@ -106,7 +106,7 @@ class MachineCheck(Struct, frozen=True):
     home_trouble: str = ""
     home_free: int = 0  # free space for the state folder
     server_trouble: str = ""  # fault of the embedded server, if it runs
-    system_trouble: str = ""  # why this system cannot have the environment `local`
+    system_trouble: str = ""  # why the environment `local` cannot run on this system
     engine: EngineCheck | None = None
     images_free: int | None = None  # free space for images; None: unknown
     wants_docker: bool = False  # `local` runs jobs in containers
@@ -314,7 +314,7 @@ def check_region(account: AccountCheck) -> Iterator[Finding]:
 
 # --- permissions ----------------------------------------------------------------------------
 
-_MOST_STATEMENTS = 5  # to print; a command prints more of them as policies
+_MOST_STATEMENTS = 5  # to print; for more, the command that prints policies is named
 
 _OTHER_DENIALS = {
     "denied": "an explicit deny in your policies forbids them, and no statement can undo that",
@@ -374,7 +374,7 @@ def _missing(
     wanted = statements(permissions, scope)
     if len(wanted) > _MOST_STATEMENTS:
         command_line = f"batchml doctor --env {account.env} --policy {shlex.quote(command)}"
-        return f"{text}Ask for the policies that this prints:", (command_line,)
+        return f"{text}This command prints the policies to ask for:", (command_line,)
     return f"{text}Add to one of your policies:", tuple(map(json.dumps, wanted))
 
 

@@ -1,7 +1,7 @@
-"""The machine images of hosts: whether AWS has a newer one, how old an own one is, and the refresh.
+"""The AMIs of hosts: whether AWS has a newer one, the age of the user's own, and the refresh.
 
-AWS Batch does not patch hosts: a compute environment starts the image that was the newest when it
-was made, until an update asks for the newest. Source: AWS Batch User Guide, "Updating the AMI ID";
+AWS Batch does not patch hosts: a compute environment keeps the AMI that was the newest at its
+creation, until an update requests the newest. Source: AWS Batch User Guide, "Updating the AMI ID";
 AWS Batch API reference, Ec2Configuration (`batchImageStatus`) and ComputeResourceUpdate
 (`updateToLatestImageVersion`, which AWS ignores for images that are named by their id).
 """
@@ -22,7 +22,7 @@ from batchml.model.names import long_duration
 from batchml.setup.doctor import AccountCheck, Finding
 
 UPDATE_AVAILABLE, LATEST = "UPDATE_AVAILABLE", "LATEST"
-JOB_MINUTES = 30  # in which runs on hosts that are replaced may end; AWS's default
+JOB_MINUTES = 30  # for runs on replaced hosts to finish; AWS's default
 MAX_JOB_MINUTES = 7200  # AWS Batch API reference, UpdatePolicy
 OLD_DAYS = 90  # AWS publishes an image about twice a month
 
@@ -30,7 +30,7 @@ _BEST_FIT = "BEST_FIT"  # a compute environment with it cannot replace its hosts
 
 
 class HostImage(Struct, frozen=True):
-    """An image of a compute environment.
+    """An AMI of a compute environment.
 
     `id`: of an AMI that batchml.toml names or batchml built; "" for AWS's own images. `status`: by
     AWS, of its own images; "" until a host has started.
@@ -43,8 +43,8 @@ class HostImage(Struct, frozen=True):
     def describe(self) -> str:
         if self.id:
             return self.id
-        words = {UPDATE_AVAILABLE: "a newer image is available", LATEST: "the newest image"}
-        return words.get(self.status, self.status) or "not known until a host has started"
+        words = {UPDATE_AVAILABLE: "a newer AMI is available", LATEST: "the newest AMI"}
+        return words.get(self.status, self.status) or "unknown until a host has started"
 
 
 def host_images(detail: Mapping[str, Any]) -> tuple[HostImage, ...]:
@@ -78,7 +78,7 @@ def newer_image_lines(details: Mapping[str, Mapping[str, Any]], env: str) -> Ite
     """A line for each compute environment whose image is out of date. `details`: by short name."""
     for name, detail in sorted(details.items()):
         if has_newer_image(detail):
-            yield f"{name}: AWS has a newer image for its hosts: {refresh_command(name, env)}"
+            yield f"{name}: AWS has a newer AMI. To use it: {refresh_command(name, env)}"
 
 
 # --- refresh --------------------------------------------------------------------------------
@@ -88,30 +88,30 @@ def check_refresh(name: str, detail: Mapping[str, Any], *, is_local: bool) -> No
     """Raise UsageError if a refresh would have no effect, or AWS would refuse it."""
     resources = detail.get("computeResources") or {}
     if is_local:
-        raise UsageError("--refresh: local has no machine images; its host is this machine.")
+        raise UsageError("--refresh: local has no AMIs; its host is this machine.")
     if detail.get("type") == "UNMANAGED":
         raise UsageError(f"--refresh: {name} is unmanaged; AWS Batch does not start its hosts.")
     own = [each.id for each in host_images(detail) if each.id]
     if own:
         raise UsageError(
-            f"--refresh: hosts of {name} start from {own[0]}, which AWS Batch leaves as it is. For "
-            'an image of your own change ami in batchml.toml; for ami = "build": batchml setup '
+            f"--refresh: hosts of {name} start from your AMI {own[0]}, and AWS Batch updates only "
+            'its own AMIs. Name another AMI in batchml.toml; with ami = "build", run batchml setup '
             "--rebuild-image."
         )
     if resources.get("allocationStrategy", _BEST_FIT) == _BEST_FIT:
         raise UsageError(
             f"--refresh: AWS Batch cannot replace the hosts of {name} in place, because its "
             f"allocation strategy is {_BEST_FIT}. Give it another name in batchml.toml and run "
-            "batchml setup: the new one starts with the newest image."
+            "batchml setup: the new one starts with the newest AMI."
         )
     if detail.get("status") in ("UPDATING", "CREATING", "DELETING"):
         raise UsageError(f"--refresh: {name} is {detail['status']}. Try again when it is VALID.")
 
 
 def refresh_members(minutes: int) -> dict[str, Any]:
-    """The members of UpdateComputeEnvironment that replace hosts by ones with the newest image.
+    """The members of UpdateComputeEnvironment that replace hosts, to get the newest AMI.
 
-    `minutes`: how long runs on the hosts may go on.
+    `minutes`: the time that runs on the hosts have to finish.
     """
     return {
         "computeResources": {"updateToLatestImageVersion": True},
@@ -120,17 +120,17 @@ def refresh_members(minutes: int) -> dict[str, Any]:
 
 
 def describe_refresh(name: str, detail: Mapping[str, Any], minutes: int) -> list[str]:
-    """What a refresh does to a compute environment's hosts and runs."""
+    """The effects of a refresh on a compute environment's hosts and runs."""
     images = ", ".join(f"{each.type}: {each.describe()}" for each in host_images(detail))
     running = (detail.get("computeResources") or {}).get("desiredvCpus", 0)
     if not running:
-        return [f"{name} ({images}): it has no hosts now. New hosts start with the newest image."]
+        return [f"{name} ({images}) has no hosts now. New hosts will have the newest AMI."]
     return [
-        f"{name} ({images}): its hosts, {running} vCPUs now, are replaced by hosts with the newest "
-        "image.",
-        f"Runs on them have {long_duration(minutes * 60)} to end. AWS then stops those that are "
-        "left: they count as host-lost, and start again from their last checkpoint if they have "
-        "attempts left. Waiting runs wait for new hosts.",
+        f"{name} ({images}): its hosts, with {running} vCPUs now, are replaced by hosts with the "
+        "newest AMI.",
+        f"Runs on them have {long_duration(minutes * 60)} to finish. Then AWS stops them as "
+        "host-lost, and those with attempts left start again from their last checkpoint. Waiting "
+        "runs wait for new hosts.",
     ]
 
 
@@ -179,7 +179,7 @@ def check_images(check: ImageCheck) -> Iterator[Finding]:
     newest = []
     for name, detail in check.details.items():
         if has_newer_image(detail):
-            text = f"hosts of compute {name} start from an image of which AWS has a newer one"
+            text = f"AWS has a newer AMI than that of compute {name}"
             yield Finding("images", "warning", text, (refresh_command(name, check.env),))
         elif has_newest_images(detail):
             newest.append(name)
@@ -187,17 +187,17 @@ def check_images(check: ImageCheck) -> Iterator[Finding]:
             if each.id:
                 yield _check_own_image(check, name, each.id)
     if newest:
-        text = f"hosts of compute {', '.join(newest)} start from AWS's newest image"
+        text = f"compute {', '.join(newest)}: AWS's newest AMI"
         yield Finding("images", "ok", text)
 
 
 def _check_own_image(check: ImageCheck, name: str, image: str) -> Finding:
-    subject = f"the image {image} of compute {name}"
+    subject = f"the AMI {image} of compute {name}"
     if check.why:
-        return Finding("images", "warning", f"{subject} is not known: {check.why}")
+        return Finding("images", "warning", f"the age of {subject} is unknown: {check.why}")
     if image not in check.dates:
         fix = "choose another ami in batchml.toml, and run batchml setup"
-        text = f"{subject} does not exist any more: no host can start"
+        text = f"{subject} no longer exists, so no host can start"
         return Finding("images", "problem", text, (fix,))
     days = int((check.now - check.dates[image]) / 86_400)
     text = f"{subject} is {days} day{'s'[: days != 1]} old"
@@ -206,5 +206,5 @@ def _check_own_image(check: ImageCheck, name: str, image: str) -> Finding:
     compute = check.environment.compute.get(re.sub(r"-r[0-9]+$", "", name), Compute())
     fix = f"batchml setup --rebuild-image --env {check.env}"
     if (compute.ami or check.environment.ami) != "build":
-        fix = "build a newer one, name it as ami in batchml.toml, and run batchml setup"
-    return Finding("images", "warning", f"{text}, and has none of AWS's later patches", (fix,))
+        fix = "build a newer AMI, name it as ami in batchml.toml, and run batchml setup"
+    return Finding("images", "warning", f"{text} and lacks AWS's later patches", (fix,))

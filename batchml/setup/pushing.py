@@ -1,4 +1,4 @@
-"""For `setup`: the images that the jobs of the user's folder need in ECR, and their push."""
+"""The images that the jobs of the user's folder need in ECR, and their push by `setup`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -53,7 +53,7 @@ def needed_images(context: Context, jobs: Sequence[str]) -> list[NeededImage]:
 
 
 def missing_images(context: Context, needed: Sequence[NeededImage]) -> list[NeededImage]:
-    """Those that ECR lacks: one call for each."""
+    """The images that ECR lacks: one call for each."""
     ecr = Ecr(context.connect())
     return [each for each in needed if ecr.find(each.recipe.name, each.recipe.tag) is None]
 
@@ -71,8 +71,8 @@ def check_engine(missing: Sequence[NeededImage]) -> None:
         ImageEngine().find(missing[0].recipe.reference)
     except ImageError as error:
         raise ImageError(
-            f"Nothing was made, because --push has to build {names}: {error}\n"
-            "  Without --push setup needs no Docker engine; `batchml image push` comes later then."
+            f"Nothing was made, because --push cannot build {names}: {error}\n"
+            "  Without --push, setup needs no Docker engine: run `batchml image push` later."
         ) from error
 
 
@@ -91,7 +91,7 @@ def next_steps(context: Context) -> list[str]:
     """The commands after `setup` in AWS: push the image of a first job if ECR lacks it; submit."""
     job = next(iter(own_jobs(context)), "lenet")
     needed: list[NeededImage] = []
-    with suppress(BatchmlError):  # of a job with mistakes, which `submit` reports; or of ECR
+    with suppress(BatchmlError):  # a mistake in the job, or no answer of ECR
         needed = needed_images(context, [job])
         needed = missing_images(context, needed)
     pushes = [each.push_command(context.env_option) for each in needed]

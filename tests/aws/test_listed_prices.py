@@ -42,24 +42,24 @@ def test_a_price_says_its_date_and_that_it_may_have_changed() -> None:
     assert (price.date, price.since, price.source) == ("2026-07-20", "2026-07-20", LISTED)
     assert table.prices["kms-key-month"].per == "month"
     assert table.notes == (
-        "These are list prices of 2026-07-20, which ship with batchml: they may differ now.",
+        "These list prices of 2026-07-20 come with batchml; today's prices may differ.",
     )
 
 
 def test_a_spot_host_counts_as_one_on_demand() -> None:
     table = ListedPrices().ask("eu-west-1", ["spot:g5.xlarge", "on-demand:g5.xlarge"])
     assert table.prices["spot:g5.xlarge"] == table.prices["on-demand:g5.xlarge"]
-    assert "on-demand price, the most that they cost" in table.notes[1]
+    assert "on-demand price, which is the most that they cost" in table.notes[1]
 
 
 @pytest.mark.parametrize(
     ("region", "item", "why"),
     [
-        ("us-east-1", "on-demand:x9.huge", "the price list of batchml lacks it for us-east-1"),
-        ("eu-west-1", "on-demand:g6.xlarge", "the price list of batchml lacks it for eu-west-1"),
-        ("eu-north-1", "nat-hour", "the price list of batchml lacks it for eu-north-1"),
-        ("us-esat-1", "nat-hour", "no prices of us-esat-1. Did you mean 'us-east-1'?"),
-        ("", "nat-hour", "the price list of batchml has no prices of "),
+        ("us-east-1", "on-demand:x9.huge", "batchml's price list does not have it for us-east-1"),
+        ("eu-west-1", "on-demand:g6.xlarge", "batchml's price list does not have it for eu-west-1"),
+        ("eu-north-1", "nat-hour", "batchml's price list does not have it for eu-north-1"),
+        ("us-esat-1", "nat-hour", "no prices for us-esat-1. Did you mean 'us-east-1'?"),
+        ("", "nat-hour", "batchml's price list has no prices for "),
     ],
 )
 def test_what_the_list_lacks_is_unknown_with_the_reason(region: str, item: str, why: str) -> None:
@@ -104,6 +104,6 @@ def test_a_page_in_place_of_an_answer_is_cut_to_one_line() -> None:
     page = "<!doctype html>\n<html lang=en>\n<title>500 Internal Server Error</title>\n" * 9
     error = ServiceError("GetProducts", "500", page, 500)
     reason = describe_failure("pricing:GetProducts", error)
-    assert reason == "pricing:GetProducts: the answer is a page, which did not come from AWS"
+    assert reason == "pricing:GetProducts: the answer is a web page, which did not come from AWS"
     long = describe_failure("x", ServiceError("GetProducts", "E", "why " * 500 + "\nmore", 500))
     assert "\n" not in long and len(long) < 310 and long.endswith("...")

@@ -309,7 +309,7 @@ def test_policies_for_an_administrator_are_printed_without_credentials(cli: Cli)
     assert "ec2:CreateVpc" not in str(only)
     for words, text in (
         (("--env", "dev", "--policy", "stup"), "Did you mean 'setup'?"),
-        (("--env", "dev", "--policy", "env use"), "needs no permissions"),
+        (("--env", "dev", "--policy", "env use"), "no permissions in AWS are needed"),
         (("--policy", "setup"), "local needs no permissions"),
     ):
         shown = cli("doctor", *words)

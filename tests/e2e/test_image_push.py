@@ -707,7 +707,7 @@ def test_a_missing_engine_is_told_before_anything_is_made(
 ) -> None:
     none = setup("--push", "--yes", DOCKER_HOST="unix:///nowhere.sock")
     assert none.code == 1
-    assert "Nothing was made, because --push has to build" in none.err
+    assert "Nothing was made, because --push cannot build" in none.err
     assert "Without --push setup needs no Docker engine" in none.err
     assert not account[0].stacks and not none.out
 
@@ -719,7 +719,7 @@ def test_a_push_that_is_denied_leaves_no_environment(
     rig.registry.refuse = lambda operation: denied if operation == "CreateRepository" else None
     done = setup("--push", "--yes")
     assert (done.code, "CreateRepository" in done.err) == (77, True), done.err
-    assert "Images come first, so nothing else was made." in done.err
+    assert "Nothing else was made, because setup pushes images first." in done.err
     assert not account[0].stacks
     rig.registry.refuse = lambda operation: None
     assert setup("--push", "--yes").code == 0

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cli import Cli, Shown
 
-NO_AWS = "this plan is from batchml.toml and templates alone"
+NO_AWS = "this plan is made from batchml.toml and the templates"
 
 # Ends with 99 if anything connects, or looks a name up, elsewhere than on this machine's own disk.
 WATCHED = """
@@ -59,7 +59,7 @@ def test_init_then_a_plan_with_prices_without_credentials(fresh: Cli) -> None:
     assert f"No AWS credentials were found: {NO_AWS}" in plan.out
     assert "Idle: $0.05 an hour ($40 a month). Full: $6.99 to $8.64 an hour" in plan.out
     assert "list prices of 2026-07-20" in plan.out
-    assert "In a new account the queue default can start hosts now; the queue gpu" in plan.out
+    assert "In a new account the queue default can start hosts; the queue gpu" in plan.out
 
     document = fresh("setup", "--env", "dev", "--plan", "--json").json
     assert document["offline"] and not document["applied"]
@@ -82,7 +82,7 @@ def test_a_run_with_gpus_goes_to_the_queue_that_has_them(fresh: Cli) -> None:
     assert "on-demand price" in dry.err
     named = fresh("submit", "--env", "dev", "--dry-run", "--offline", "hello", "--queue", "mine")
     assert named.json["SubmitJob"]["jobQueue"] == "mine"
-    assert "Queue mine, which batchml.toml does not describe: its price is unknown." in named.err
+    assert "Queue mine: batchml.toml does not describe it, so its price is unknown." in named.err
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_credentials_that_are_wrong_are_an_error_and_not_offline(fresh: Cli) -> 
     [
         (("setup", "--env", "dev", "--offline"), "needs --plan"),
         (("setup", "--env", "dev", "--offline", "--yes"), "needs --plan"),
-        (("setup", "--env", "local", "--offline", "--plan"), "local needs no account"),
+        (("setup", "--env", "local", "--offline", "--plan"), "local never calls AWS"),
         (("submit", "--env", "dev", "--offline", "hello"), "needs --dry-run"),
-        (("submit", "--offline", "--dry-run", "hello"), "local needs no account"),
+        (("submit", "--offline", "--dry-run", "hello"), "local never calls AWS"),
         (("setup", "--env", "dev", "--offline", "--plan", "--push"), "--push needs AWS"),
         (
             ("setup", "--env", "dev", "--offline", "--plan", "--allow-loss", "x", "--push"),
@@ -155,7 +155,7 @@ def test_a_region_that_does_not_exist_is_told_with_the_likely_one(fresh: Cli) ->
     done = fresh("setup", "--env", "dev", "--plan")
     assert done.code == 2
     assert "Idle: at least $0.01 an hour" in done.out
-    assert "has no prices of us-esat-1. Did you mean 'us-east-1'?" in done.out
+    assert "has no prices for us-esat-1. Did you mean 'us-east-1'?" in done.out
 
 
 def test_an_environment_that_shares_a_workspace_is_planned_too(fresh: Cli) -> None:
@@ -166,7 +166,7 @@ def test_an_environment_that_shares_a_workspace_is_planned_too(fresh: Cli) -> No
     (fresh.folder / "batchml.toml").write_text(f"{text}\n{more}")
     done = fresh("setup", "--env", "cheap", "--plan", "--offline")
     assert done.code == 2, done.err
-    assert "It uses the workspace of dev: first batchml setup --env dev." in done.out
+    assert "It uses the workspace of dev. Run first: batchml setup --env dev" in done.out
     assert "create   compute environment batchml-cheap-cpu" in done.out
 
 

@@ -89,7 +89,7 @@ def test_local_on_macos_says_at_once_what_it_needs(mac: Mac) -> None:
     for words in (("submit", "hello"), ("local", "start"), ("ls",), ("sweep", "s.toml")):
         shown = mac(*words)
         assert shown.code == 1, (words, shown.err)
-        assert "The environment `local` needs Linux, and this is macOS." in shown.err
+        assert "The environment `local` needs Linux, and this system is macOS." in shown.err
         assert "docker run -it" in shown.err
     doctor = mac("doctor", "--env", "local", "--json")
     assert doctor.code == 1

@@ -80,7 +80,7 @@ def test_interrupted_in_the_middle_it_takes_everything_away(
     out, err = read_rest(watching)
     assert watching.returncode == 130, (out, err)
     assert "Interrupted" in err and "Traceback" not in err
-    assert re.search(r"not asked    .*\bhost: interrupted", out), out
+    assert re.search(r"not tested   .*\bhost: interrupted", out), out
     assert "teardown     1 of 1 held" in out
     assert page_of(home)["interrupted"] is True
     assert is_clean(temporary, home)

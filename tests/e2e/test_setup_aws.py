@@ -166,7 +166,7 @@ def test_quotas_of_0_are_told_with_the_queues_that_work(aws: Aws) -> None:
     code, out, err = aws("setup", "--plan")
     assert code == 2, err
     assert "is 0 vCPUs: compute.gpu cannot start" in out
-    assert "The queue cpu can start hosts now; the queue default can start none" in out
+    assert "The queue cpu can start hosts; the queue default cannot, until" in out
 
 
 def test_the_embedded_server_of_the_client_is_left_alone(aws: Aws) -> None:
@@ -193,7 +193,7 @@ def test_the_images_of_hosts_are_refreshed_when_it_is_asked_and_agreed(aws: Aws)
 
     code, out, err = aws("env", "show", "dev")
     line = next(line for line in out.splitlines() if line.startswith("compute.gpu.image"))
-    words = ["ECS_AL2023_NVIDIA: not known until a host has started", "AWS"]
+    words = ["ECS_AL2023_NVIDIA: unknown until a host has started", "AWS"]
     assert re.split(" {2,}", line)[1:] == words
 
     for wrong, said in (
@@ -214,7 +214,7 @@ def test_env_show_without_credentials_shows_the_file_and_says_what_is_missing(aw
     del aws.environ["AWS_ACCESS_KEY_ID"]
     code, out, err = aws("env", "show", "dev")
     assert (code, "compute.gpu.max_vcpus" in out) == (0, True), out + err
-    assert "images of its hosts are not known" in err
+    assert "AMIs of its hosts are unknown" in err
 
 
 def with_bootstrap(aws: Aws, name: str) -> None:
@@ -252,8 +252,8 @@ def test_a_bootstrap_script_and_its_changes_are_in_the_plan(aws: Aws) -> None:
     ("content", "words"),
     [
         (b"", "is empty"),
-        (b"\x7fELF\x00\x00\xff", "is no text"),
-        (b"#!/bin/sh\r\necho\r\n", "Windows line ends"),
+        (b"\x7fELF\x00\x00\xff", "is not a text file"),
+        (b"#!/bin/sh\r\necho\r\n", "Windows line endings"),
         (b"echo hello\n", "does not name its interpreter"),
         (b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark"),
         (b"#!/bin/sh\n" + os.urandom(9000).hex().encode(), "when it is compressed; at most 8192"),

@@ -208,9 +208,9 @@ def test_compute_environments_one_by_one(place: Cli) -> None:
     assert changed.json["computeResources"]["maxvCpus"] == 16
     assert place("compute", "update", "cpu", *LOCAL).code == 2
     refresh = place("compute", "update", "cpu", *LOCAL, "--refresh", "--yes")
-    assert (refresh.code, "local has no machine images" in refresh.err) == (2, True)
+    assert (refresh.code, "local has no AMIs" in refresh.err) == (2, True)
     rebuild = place("setup", *LOCAL, "--rebuild-image", "--yes")
-    assert (rebuild.code, "local has no machine images" in rebuild.err) == (2, True)
+    assert (rebuild.code, "local has no AMIs" in rebuild.err) == (2, True)
     disabled = place("compute", "update", "cpu", *LOCAL, "--disable", "--json")
     assert disabled.json["state"] == "DISABLED"
 

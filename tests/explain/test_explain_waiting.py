@@ -369,7 +369,7 @@ def test_a_bootstrap_script_that_fails_is_told_with_its_last_lines_and_what_it_c
         "hosts that have ended within about an hour: 2",
         "  installing lustre", "  no such package",
     )  # fmt: skip
-    assert "bills, host after host" in found.fix
+    assert "you pay for each" in found.fix
     assert "batchml compute update gpu --disable --env dev" in found.fix
     assert found.command == "batchml setup --env dev"
 
@@ -396,7 +396,7 @@ def test_a_newer_host_may_have_the_corrected_script(aws: Aws) -> None:
     world = hosts(*DIED, instance("running", 3, "i-0new"))
     found = aws.explain(world, scripts=SCRIPTS)[0].explanation
     assert found.cause == "bootstrap-failed"
-    assert "1 start now: if you have corrected the script, wait" in found.evidence
+    assert "hosts that are starting: 1; if you corrected the script, wait" in found.evidence
 
 
 def test_where_no_script_is_described_no_console_is_read(aws: Aws) -> None:

@@ -23,8 +23,8 @@ def test_a_claim_is_asked_or_says_why_not() -> None:
         for claim in CLAIMS:
             is_asked = claim in claims_of(claim.step, world, ("gpu",))
             assert is_asked == (why_not_asked(claim, world, ("gpu",)) == ""), claim
-    assert why_not_asked(BY_ID["user-1000"], "local", ()) == "only AWS can show it"
+    assert why_not_asked(BY_ID["user-1000"], "local", ()) == "it needs AWS"
     assert why_not_asked(BY_ID["shell-runs"], "endpoint", ()) == "", (
         "whether it runs jobs, it shows"
     )
-    assert why_not_asked(BY_ID["nodes-meet"], "aws", ()) == "without --nodes"
+    assert why_not_asked(BY_ID["nodes-meet"], "aws", ()) == "it needs --nodes"

@@ -22,10 +22,10 @@ def test_facts_are_read_from_any_log_and_cut_lines_are_ignored() -> None:
     ("numbers", "why"),
     [
         ([1, 2, 3], ""),
-        ([1, 3], "lines are missing: [2]"),
-        ([1, 2, 2, 3], "lines came twice: [2]"),
-        ([1, 3, 2], "lines came in the order [1, 3, 2]"),
-        ([], "lines are missing: [1, 2, 3]"),
+        ([1, 3], "lines are missing: 2"),
+        ([1, 2, 2, 3], "lines came twice: 2"),
+        ([1, 3, 2], "lines came in the order 1, 3, 2"),
+        ([], "lines are missing: 1, 2, 3"),
     ],
 )
 def test_the_order_of_lines_is_right_or_it_is_said_what_is_wrong(
@@ -48,6 +48,6 @@ def test_a_failed_command_is_described_by_its_own_message() -> None:
     result = CommandResult(("setup", "--yes"), 77, ((0.0, "not JSON\n"),), err, 1.0)
     assert result.document == {}
     assert result.describe() == (
-        "batchml setup --yes ended with 77: batchml: AWS denies ec2:CreateVpc. |   Add this "
-        "statement"
+        "batchml setup --yes ended with exit code 77: batchml: AWS denies ec2:CreateVpc. |   "
+        "Add this statement"
     )

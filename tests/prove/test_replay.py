@@ -198,9 +198,9 @@ def test_what_was_made_before_the_recording_is_not_asked() -> None:
     assert result.asked == 0
     assert result.differences == ()
     assert sorted(result.not_asked) == [
-        "about what was made before the recording began",
+        "its resource was made before the recording began",
         "no answer was recorded",
-        "throttled, or failed on the server's side",
+        "the call was throttled, or failed in the server",
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from batchml.prove.children import Commands
 from batchml.prove.claims import CLAIMS, World, claims_of
 from batchml.prove.folder import aws_config, find_leftovers, make_folder
-from batchml.prove.page import make_document, render_page
+from batchml.prove.page import describe_fact, make_document, render_page
 from batchml.prove.proof import Asker, Proof, answer
 from batchml.prove.service import ProofResult, StepResult, prove
 from batchml.prove.steps import STEPS, ClaimAnswer
@@ -167,7 +167,7 @@ def test_at_the_cap_it_takes_away_and_says_why_the_rest_was_not_asked(trial: Tri
     result = trial.run(max_cost=0.15)
     assert trial.asked[-2:] == ["teardown", "search"] and "gpu" not in trial.asked
     why = result.answers["gpu-smi"].why
-    assert why.startswith("the cap: $0.0") and "of $0.15 are spent" in why
+    assert why.startswith("--max-cost: $0.0") and "of $0.15 is spent" in why
     assert result.usd <= 0.15
 
 
@@ -186,7 +186,7 @@ def test_an_environment_of_the_users_own_stays(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "state", throw_away=False)
     result = trial.run()
     assert not {"setup", "teardown", "search"} & set(trial.asked)
-    assert result.answers["setup"].why == "the environment is yours: prove leaves it as it is"
+    assert result.answers["setup"].why == "prove sets up and deletes only temporary environments"
 
 
 def test_a_closed_terminal_does_not_stop_the_removal(trial: Trial) -> None:
@@ -236,3 +236,23 @@ def test_the_page_has_every_claim_and_says_what_is_known_of_each_assumption(tria
     assert shell["result"] == "held"
     page = render_page(document)
     assert "no &lt;second&gt; attempt" in page and "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("claim", "name", "value", "text"),
+    [
+        ("log-complete", "lines", 20, "20 lines"),
+        ("doctor", "problems", 0, "no problems"),
+        ("host-lost", "attempts", 1, "1 attempt"),
+        ("shared-memory", "mib", 24105, "24,105 MiB"),
+        ("rerun-failed", "ran", [(1, 2)], "child 1, in its run 2"),
+        ("sweep-detached", "trials", {"DONE": 2}, "2 done"),
+        ("follow-latency", "longestSeconds", 1.19, "the slowest line took 1.2 s"),
+        ("batch-reachable", "status", 403, "it answers HTTP 403 to a request without a signature"),
+        ("missing-key", "namesListBucket", False, "S3's message does not name s3:ListBucket"),
+        ("image-processor", "processors", ["amd64"], "amd64"),
+        ("user-1000", "uid", None, ""),
+    ],
+)
+def test_the_page_has_facts_in_words(claim: str, name: str, value: object, text: str) -> None:
+    assert describe_fact(claim, name, value) == text

@@ -84,8 +84,8 @@ def test_an_environment_of_the_users_own_is_neither_made_nor_taken_away() -> Non
 def test_after_a_problem_of_doctor_nothing_is_made() -> None:
     actions = run_steps(ends={"doctor": "failed"})
     assert asked(actions) == ["doctor"]
-    assert why(actions, "setup") == "the step doctor did not end well"
-    assert why(actions, "cancel") == "the step doctor did not end well", "the first cause"
+    assert why(actions, "setup") == "the step doctor did not succeed"
+    assert why(actions, "cancel") == "the step doctor did not succeed", "the first cause"
     assert why(actions, "teardown") == "nothing was made"
 
 
@@ -97,7 +97,7 @@ def test_whatever_step_fails_the_environment_is_taken_away(failing: str) -> None
 
 def test_a_step_that_fails_stops_only_the_steps_that_need_it() -> None:
     actions = run_steps(ends={"shell": "failed"})
-    assert why(actions, "cancel") == "the step shell did not end well"
+    assert why(actions, "cancel") == "the step shell did not succeed"
     assert "host" in asked(actions)
 
 
@@ -114,11 +114,11 @@ def test_interrupted_at_any_step_only_what_was_made_is_taken_away(at: str) -> No
 
 def test_after_a_failed_teardown_nothing_is_searched_for() -> None:
     actions = run_steps(ends={"teardown": "failed"})
-    assert why(actions, "search") == "the step teardown did not end well"
+    assert why(actions, "search") == "the step teardown did not succeed"
 
 
 def test_with_keep_the_environment_stays() -> None:
-    assert why(run_steps(keep=True), "teardown") == "--keep"
+    assert why(run_steps(keep=True), "teardown") == "--keep was given"
 
 
 def test_the_cap_leaves_out_a_step_that_could_go_beyond_it_and_all_later_ones() -> None:
@@ -131,7 +131,7 @@ def test_the_cap_leaves_out_a_step_that_could_go_beyond_it_and_all_later_ones() 
 def test_the_reason_of_the_cap_says_what_was_spent_and_what_was_needed() -> None:
     actions = run_steps(max_cost=0.0)
     assert asked(actions) == []
-    assert why(actions, "doctor").startswith("the cap: $0.00 of $0.00 are spent, this needs $")
+    assert why(actions, "doctor").startswith("--max-cost: $0.00 of $0.00 is spent, this needs $")
     assert why(actions, "teardown") == "nothing was made"
 
 

@@ -32,7 +32,9 @@ from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 
 # Flags of the command alone: how to show a run, and where.
-SHOWING = {"ctx", "wait", "dry_run", "cancel_on_interrupt", "env", "project", "json_"}
+SHOWING = {
+    "ctx", "wait", "dry_run", "offline", "cancel_on_interrupt", "env", "project", "json_"
+}  # fmt: skip
 
 
 def place_in(folder: Path) -> Context:

@@ -63,10 +63,10 @@ def test_a_job_runs_in_the_image_of_its_own_files(tmp_path: Path, aws: Aws) -> N
 def test_one_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None:
     aws.images = False
     place, session = project(tmp_path, aws, requirements__txt="six==1\n")
-    with pytest.raises(NotFound, match=r"batchml image push jobs/hello$"):
+    with pytest.raises(NotFound, match=r"batchml image push --env dev jobs/hello$"):
         prepare(place, order(), dry_run=False)
     (tmp_path / "jobs" / "hello" / "environment.yml").write_text("dependencies: [numpy]\n")
-    with pytest.raises(NotFound, match=r"batchml image push jobs/hello --flavor cpu$"):
+    with pytest.raises(NotFound, match=r"batchml image push --env dev jobs/hello --flavor cpu$"):
         prepare(place, order(image="./environment.yml"), dry_run=False)
     assert session.asked("SubmitJob") == []
 

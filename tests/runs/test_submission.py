@@ -363,16 +363,16 @@ def test_an_image_is_not_kept_for_a_queue_of_another_processor(tmp_path: Path, a
     check_kept_image(place, digest, "batchml-dev-gpu", "gpu")
     check_kept_image(place, digest, "theirs", "arm")
     check_kept_image(place, "docker.io/library/python:3.12", "gpu", "arm")
-    with pytest.raises(ConfigError, match="queue arm has hosts with arm64 processors") as refused:
+    with pytest.raises(ConfigError, match="queue arm has arm64 hosts") as refused:
         check_kept_image(place, digest, "batchml-dev-gpu", "arm")
-    assert "is for amd64, as in the queue gpu" in str(refused.value)
+    assert "for the amd64 hosts of queue gpu" in str(refused.value)
 
 
 def test_an_image_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None:
     aws.images = False
     place, session = place_in(tmp_path, aws.answer)
     write(tmp_path, JOB.replace("docker.io/library/python:3.12", "pytorch"))
-    with pytest.raises(NotFound, match=r"batchml image push pytorch --flavor cuda"):
+    with pytest.raises(NotFound, match=r"batchml image push --env dev pytorch --flavor cuda"):
         prepare(place, order(), dry_run=False)
     assert session.asked("SubmitJob") == []
 

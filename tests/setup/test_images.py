@@ -61,7 +61,7 @@ def test_images_are_the_newest_only_if_aws_says_so_of_each() -> None:
 def test_only_environments_of_which_aws_has_a_newer_image_are_named_with_the_command() -> None:
     details = {"gpu": detail(NEW, OLD), "cpu": detail(NEW), "new": detail(UNKNOWN)}
     assert list(newer_image_lines(details, "dev")) == [
-        "gpu: AWS has a newer image for its hosts: batchml compute update gpu --refresh --env dev"
+        "gpu: AWS has a newer AMI. To use it: batchml compute update gpu --refresh --env dev"
     ]
 
 
@@ -78,7 +78,7 @@ def test_a_refresh_is_a_request_that_aws_takes_and_stops_no_run_at_once() -> Non
 @pytest.mark.parametrize(
     ("found", "is_local", "words"),
     [
-        (detail(OLD), True, "local has no machine images"),
+        (detail(OLD), True, "local has no AMIs"),
         ({"type": "UNMANAGED"}, False, "is unmanaged"),
         (detail(image(own=OWN)), False, "setup --rebuild-image"),
         (detail(OLD, allocationStrategy="BEST_FIT"), False, "another name in batchml.toml"),
@@ -96,10 +96,10 @@ def test_a_refresh_that_could_not_work_is_refused_with_what_works(
 def test_before_a_refresh_it_is_said_what_becomes_of_hosts_and_runs() -> None:
     check_refresh("gpu", detail(OLD), is_local=False)
     hosts, runs = describe_refresh("gpu", detail(OLD), 45)
-    assert "16 vCPUs now, are replaced" in hosts and "a newer image is available" in hosts
-    assert "have 45 minutes to end" in runs and "host-lost" in runs
+    assert "with 16 vCPUs now, are replaced" in hosts and "a newer AMI is available" in hosts
+    assert "have 45 minutes to finish" in runs and "host-lost" in runs
     (alone,) = describe_refresh("gpu", detail(UNKNOWN, desiredvCpus=0), 45)
-    assert "no hosts now" in alone and "not known until a host has started" in alone
+    assert "no hosts now" in alone and "unknown until a host has started" in alone
 
 
 # --- doctor -------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ def test_doctor_names_the_command_for_old_images_of_this_environment_alone() -> 
 @pytest.mark.parametrize(
     ("script", "ami", "mark", "text", "fix"),
     [
-        (dated("2020-01-01T00:00:00.000Z"), "build", "warning", "days old, and has none",
+        (dated("2020-01-01T00:00:00.000Z"), "build", "warning", "days old and lacks",
          "batchml setup --rebuild-image --env dev"),
-        (dated("2020-01-01T00:00:00.000Z"), OWN, "warning", "days old, and has none",
-         "build a newer one"),
+        (dated("2020-01-01T00:00:00.000Z"), OWN, "warning", "days old and lacks",
+         "build a newer AMI"),
         (dated("2026-11-20T00:00:00.000Z"), "build", "ok", "days old", ""),
-        ({"DescribeImages": {"Images": []}}, "build", "problem", "does not exist any more",
+        ({"DescribeImages": {"Images": []}}, "build", "problem", "no longer exists",
          "choose another ami"),
         ({"DescribeImages": Refusal("UnauthorizedOperation", "not authorized", 403)}, "build",
-         "warning", "is not known", ""),
+         "warning", "is unknown", ""),
     ],
     ids=["old", "old, by id", "young", "gone", "denied"],
 )  # fmt: skip

@@ -49,7 +49,7 @@ class _List(Struct, frozen=True):
 
 
 class ListedPrices:
-    """The price list on board, with the methods of `cache.Prices`."""
+    """The price list that comes with batchml, with the methods of `cache.Prices`."""
 
     @cached_property
     def _list(self) -> _List:
@@ -86,17 +86,15 @@ class ListedPrices:
                 asked = timegm(strptime(self.date, "%Y-%m-%d"))
                 per = "hour" if ":" in item else find_charge(item).per
                 prices[item] = Price(usd, usd, per, asked, self.date, LISTED)
-        notes = [
-            f"These are list prices of {self.date}, which ship with batchml: they may differ now."
-        ]
+        notes = [f"These list prices of {self.date} come with batchml; today's prices may differ."]
         if any(item.startswith("spot:") for item in prices):
             notes.append(
-                "Spot hosts are counted at their on-demand price, the most that they cost."
+                "Spot hosts are counted at their on-demand price, which is the most that they cost."
             )
         return PriceTable(prices, unknown, tuple(notes) if prices else ())
 
     def _types(self, region: str, name: str) -> tuple[InstanceType, ...]:
-        """The types of a name; none for a family of which the region's list has only some sizes."""
+        """The types of a name; none for a family if the region's list lacks some of its sizes."""
         family, _, size = name.partition(".")
         about, listed = self._list.families.get(family), self._listed(region, family)
         if about is None or (not size and listed.keys() != about.sizes.keys()):
@@ -122,6 +120,6 @@ class ListedPrices:
     def _why_unknown(self, region: str) -> str:
         known = self._list.regions
         if region in known:
-            return f"the price list of batchml lacks it for {region}"
+            return f"batchml's price list does not have it for {region}"
         hint = did_you_mean(region, known)
-        return f"the price list of batchml has no prices of {region}.{hint}".rstrip(".")
+        return f"batchml's price list has no prices for {region}.{hint}".rstrip(".")

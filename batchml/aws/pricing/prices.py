@@ -43,7 +43,7 @@ class PriceTable(Struct, frozen=True):
 
 
 class PriceSource(Protocol):
-    """Where prices come from: AWS, by `cache.Prices`, or the list on board, by `listed`."""
+    """A source of prices: AWS (`cache.Prices`), or the list that comes with batchml (`listed`)."""
 
     def instances(self, region: str, names: Iterable[str]) -> "InstanceTypes": ...
 
@@ -75,7 +75,7 @@ def describe_failure(operation: str, error: BatchmlError) -> str:
         return f"{operation} is not allowed"
     line = str(error).lstrip().partition("\n")[0]
     if _PAGE.search(line):
-        return f"{operation}: the answer is a page, which did not come from AWS"
+        return f"{operation}: the answer is a web page, which did not come from AWS"
     return line.rstrip().rstrip(".") if len(line) <= _MOST else f"{line[:_MOST].rstrip()} ..."
 
 

@@ -127,7 +127,7 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
     from batchml.cost.service import quote_of_job
 
     if context.is_offline:
-        yield f"{context.why_offline}: names between \u00ab and \u00bb stand for what setup makes."
+        yield f"{context.why_offline}: \u00abnames\u00bb stand for values that setup makes."
     sent = [prepared.requests.submit, *(each.requests.submit for each in prepared.workers)]
     queues = dict.fromkeys(context.bare(str(request["jobQueue"])) for request in sent)
     for queue in queues:
@@ -142,7 +142,7 @@ def _describe_queue(context: "Context", queue: str) -> str:
     """`Queue gpu: gpu-spot (spot: g6.xlarge, g5.xlarge), gpu (g6.xlarge, g5.xlarge).`"""
     environment = context.settings.environment
     if queue not in environment.queues:
-        return f"Queue {queue}, which batchml.toml does not describe: its price is unknown."
+        return f"Queue {queue}: batchml.toml does not describe it, so its price is unknown."
     described = environment.queues[queue]
     hosts = []
     for name in described.compute:

@@ -204,13 +204,14 @@ def compute_update(
     scale_down_delay: ScaleDownDelay = None,
     enable: Enable = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Replace hosts by hosts with AWS's newest image.")
+        bool,
+        typer.Option("--refresh", help="Replace the hosts, to get AWS's newest AMI."),
     ] = False,
     job_time: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="With --refresh: give runs on the hosts this time to end: 1m to 5d; default: 30m.",
+            help="With --refresh: let runs finish for this time: 1m to 5d; default: 30m.",
         ),
     ] = None,
     yes: Yes = False,
@@ -241,7 +242,7 @@ def compute_update(
     if not table and enable is None and not refresh:
         raise UsageError("Nothing to change was given: see batchml compute update --help.")
     if refresh and not table and enable is None and has_newest_images(detail):
-        say(f"{name} has the newest image already. Nothing was changed.")
+        say(f"{name} already has the newest AMI. Nothing was changed.")
         if json_:
             print_json(detail)
         return
@@ -260,14 +261,14 @@ def compute_update(
 
 
 def _job_minutes(job_time: str | None, refresh: bool) -> int:
-    """The minutes that runs get to end at a refresh. Raises UsageError."""
+    """The minutes that runs have to finish at a refresh. Raises UsageError."""
     seconds = read_seconds(job_time, "--job-time")
     if seconds is None:
         return JOB_MINUTES
     if not refresh:
         raise UsageError("--job-time is only for --refresh.")
     if not 60 <= seconds <= MAX_JOB_MINUTES * 60:
-        raise UsageError(f"--job-time {job_time}: AWS Batch takes 1m to 5d.")
+        raise UsageError(f"--job-time {job_time}: write a time from 1m to 5d.")
     return seconds // 60
 
 

@@ -41,8 +41,8 @@ def doctor(
         typer.Option(
             "--policy",
             metavar="COMMAND",
-            help="Only print the IAM policies that a command needs, one a line, without asking "
-            "AWS; repeatable.",
+            help="Only print the IAM policies that this command needs; do not call AWS. May be "
+            "repeated.",
         ),
     ] = None,
     json_: Json = False,
@@ -73,7 +73,7 @@ def doctor(
 def _print_policies(settings: Settings, commands: Sequence[str], *, json_: bool) -> None:
     """Print policy documents, one a line, or as a JSON array. Raises UsageError."""
     if settings.is_local:
-        raise UsageError("local needs no permissions: name an environment in AWS with --env.")
+        raise UsageError("--policy: local needs no permissions. Add --env with an environment.")
     known = {*COMMANDS, *(name.partition(" ")[0] for name in COMMANDS)}
     unknown = [f"{name!r}.{did_you_mean(name, known)}" for name in commands if name not in known]
     if unknown:
@@ -81,7 +81,7 @@ def _print_policies(settings: Settings, commands: Sequence[str], *, json_: bool)
     environment = settings.environment
     wanted = permissions_of(environment, commands)
     if not wanted:
-        raise UsageError(f"--policy: {', '.join(commands)}: needs no permissions in AWS.")
+        raise UsageError(f"--policy {', '.join(commands)}: no permissions in AWS are needed.")
     scope = unknown_account(environment.region, settings.env.value)
     documents = policy_documents(wanted, scope)
     if json_:
@@ -135,7 +135,7 @@ def _examine_machine(settings: Settings) -> Any:
 
 
 def _system_trouble() -> str:
-    """Why this system cannot have the environment `local`, or ""."""
+    """Why the environment `local` cannot run on this system, or ""."""
     try:
         control.check_system()
     except LocalServerError as error:

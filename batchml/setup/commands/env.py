@@ -67,7 +67,7 @@ def show(
 ) -> None:
     """Show the values of an environment, and the source of each.
 
-    For an environment in AWS also the state of its hosts' images, if AWS can be asked.
+    For an environment in AWS, also show whether the AMIs of its hosts are the newest.
     """
     context = open_context(name or env)
     settings = context.settings
@@ -111,7 +111,7 @@ def _compute_in_aws(context: Context) -> dict[str, Mapping[str, Any]]:
     try:
         return own_details(ComputeApi(context.connect()).environments(), context.env)
     except BatchmlError as error:
-        say(f"The images of its hosts are not known: {str(error).splitlines()[0]}")
+        say(f"The AMIs of its hosts are unknown: {str(error).splitlines()[0]}")
         return {}
 
 

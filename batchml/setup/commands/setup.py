@@ -81,7 +81,7 @@ def setup(
     ] = None,
     rebuild_image: Annotated[
         bool,
-        typer.Option("--rebuild-image", help="Build the machine image anew, for AWS's patches."),
+        typer.Option("--rebuild-image", help="Rebuild the AMI, to get AWS's patches."),
     ] = False,
     continue_rollback: ContinueRollback = False,
     skip_resource: SkipResource = None,
@@ -126,17 +126,17 @@ def setup(
 
 
 def _with_rebuild(spec: SetupSpec, tools: SetupTools) -> SetupSpec:
-    """The spec with which setup builds the machine image anew. Raises UsageError without one."""
+    """The spec with which setup rebuilds the AMI. Raises UsageError if it has none."""
     if spec.is_local:
-        raise UsageError("--rebuild-image: local has no machine images; its host is this machine.")
+        raise UsageError("--rebuild-image: local has no AMIs; its host is this machine.")
     if not spec.environment.builds_image:
         raise UsageError(
-            f'--rebuild-image: {spec.name} has no image of its own (ami = "build"). For AWS\'s '
-            "newest image: batchml compute update NAME --refresh"
+            f'--rebuild-image: no compute environment of {spec.name} has ami = "build". To use '
+            "AWS's newest AMI: batchml compute update NAME --refresh"
         )
     deployed = deployed_content(tools.stacks.read(spec.stack("ami")))
     if not deployed:
-        raise UsageError("--rebuild-image: the image is not built yet. First: batchml setup")
+        raise UsageError("--rebuild-image: the AMI is not built yet. Run batchml setup without it.")
     return replace(spec, rebuild_of=deployed)
 
 
@@ -367,16 +367,16 @@ def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
 def _queue_notes(
     environment: Environment, quotas: Mapping[str, Quota], where: str = ""
 ) -> Iterator[str]:
-    """A note on the queues that can start hosts, if the quotas keep others from it."""
+    """A note on the queues that can start hosts, if quotas prevent others from it."""
     ready, others = startable_queues(environment, quotas)
     if not others:
         return
-    wait = f"{_list_queues(others)} can start none before a quota is raised"
+    wait = f"{_list_queues(others)} cannot, until a quota is raised"
     if ready:
-        text = f"{where}{_list_queues(ready)} can start hosts now; {wait}"
+        text = f"{where}{_list_queues(ready)} can start hosts; {wait}"
     else:
-        text = f"{where}{wait}"
-    yield f"{text[0].upper()}{text[1:]}: batchml doctor."
+        text = f"{where}{_list_queues(others)} cannot start hosts until a quota is raised"
+    yield f"{text[0].upper()}{text[1:]}. To raise it: batchml doctor"
 
 
 def _list_queues(names: Sequence[str]) -> str:
@@ -390,21 +390,21 @@ def _show_offline_plan(
     context: Context, subject: SetupSubject, options: PlanOptions, flags: Sequence[str],
     *, was_chosen: bool,
 ) -> NoReturn:  # fmt: skip
-    """Show the plan of an environment of which nothing exists, and exit.
+    """Show the plan of an environment that does not exist, and exit.
 
     `flags`: given options that need AWS. `was_chosen`: by --offline; else no credentials were
     found. Raises UsageError if the user asked for both.
     """
     if flags and was_chosen:
         raise UsageError(f"--offline: {', '.join(flags)} need{'s'[len(flags) != 1 :]} AWS.")
-    alone = "this plan is from batchml.toml and templates alone, so all of it is new."
+    alone = "this plan is made from batchml.toml and the templates, as if nothing existed in AWS."
     notes = [f"{context.why_offline}: {alone}"]
     notes += [f"{flag} has no effect on it." for flag in flags]
     owner = subject.spec.environment.storage.shared_with
     if owner:
-        notes.append(f"It uses the workspace of {owner}: first batchml setup --env {owner}.")
+        notes.append(f"It uses the workspace of {owner}. Run first: batchml setup --env {owner}")
     if not was_chosen:
-        notes.append(f"To see how to sign in: batchml doctor --env {context.env}")
+        notes.append(f"To see which credentials are missing: batchml doctor --env {context.env}")
     subject = replace(subject, notes=(*notes, *subject.notes))
     current = CurrentState()
     steps = make_plan(desired.wanted_state(subject.spec, current), current)
@@ -432,13 +432,13 @@ def _images_to_push(context: Context, plan: bool) -> list[pushing.NeededImage]:
 def _push(
     context: Context, missing: Sequence[pushing.NeededImage], subject: SetupSubject
 ) -> SetupSubject:
-    """Push images, and read the jobs anew: definitions name images by their digests."""
+    """Push images, and read the jobs again: definitions name images by their digests."""
     try:
         with show_build_progress() as notify:
             for reference in pushing.push_images(context, missing, notify):
                 say(f"pushed {reference}")
     except BatchmlError:
-        say("Images come first, so nothing else was made.")
+        say("Nothing else was made, because setup pushes images first.")
         raise
     again = read_subject(context)
     spec = replace(subject.spec, definitions=again.spec.definitions)
@@ -488,7 +488,7 @@ def _with_labels(context: Context, step: PlanStep) -> PlanStep:
 
 
 def _describe_end(context: Context, options: PlanOptions) -> str:
-    """The result in words, and the commands to type next."""
+    """The result in words, and the next commands."""
     if options.command == "teardown":
         return f"Environment {context.env} is torn down."
     ready = f"Environment {context.env} is ready."
