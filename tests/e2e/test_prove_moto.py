@@ -105,9 +105,7 @@ def test_interrupted_in_a_step_it_leaves_nothing(
     if before:
         read_until(watching, f"{before} ")
     else:
-        calls = len(aws.calls())
-        while len(aws.calls()) == calls:
-            pass
+        aws.wait_for_call()
     watching.send_signal(signal.SIGINT)
     out, err = read_rest(watching, LIMIT)
     assert watching.returncode == 130, (out, err)
@@ -130,7 +128,7 @@ def test_a_denied_call_is_named_and_nothing_is_left(
 ) -> None:
     # doctor would find it, and nothing would be made: it is denied when doctor has been asked.
     watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
-    wait_for_call(aws, "batch", "DescribeJobQueues")
+    aws.wait_for_call("batch:DescribeJobQueues")
     aws.set(denied=[action])
     out, err = read_rest(watching, LIMIT)
     document = json.loads(out)
@@ -139,19 +137,11 @@ def test_a_denied_call_is_named_and_nothing_is_left(
     assert left_in(aws, home) == [] and is_clean(home, tmp_path), err
 
 
-def wait_for_call(aws: MotoAws, service: str, operation: str) -> None:
-    seen = len(aws.calls())
-    while not any(
-        (each.service, each.operation) == (service, operation) for each in aws.calls()[seen:]
-    ):
-        pass
-
-
 def test_what_cannot_be_removed_is_told_with_the_command_that_removes_it(
     cli: Cli, home: Home, aws: MotoAws
 ) -> None:
     watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
-    wait_for_call(aws, "ecr", "CreateRepository")
+    aws.wait_for_call("ecr:CreateRepository")
     aws.set(denied=["cloudformation:DeleteStack"])
     out, err = read_rest(watching, LIMIT)
     document = json.loads(out)

@@ -87,7 +87,7 @@ class Front:
         self.rules = Rules()
         self.calls: list[Any] = []
         self.placement_groups: dict[str, Json] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
 
     def __call__(self, environ: Json, start: Any) -> Iterable[bytes]:
         request = Request(environ)
@@ -102,8 +102,21 @@ class Front:
         if request.path.endswith("/rules"):
             changed = {**msgspec.to_builtins(self.rules), **json.loads(request.get_data())}
             self.rules = msgspec.convert(changed, Rules)
-        found = self.calls if request.path.endswith("/calls") else {}
+        found: Any = self.calls if request.path.endswith("/calls") else {}
+        if request.path.endswith("/wait"):
+            found = self._wait(json.loads(request.get_data()))
         return Response(json.dumps(found, default=str), content_type="application/json")
+
+    def _wait(self, wanted: str) -> bool:
+        """Wait for the next call, or for the next one of `service:Operation`, for a minute."""
+        with self.lock:
+            seen = len(self.calls)
+
+            def has_come() -> bool:
+                new = [f"{service}:{name}" for service, name, *_ in self.calls[seen:]]
+                return wanted in new if wanted else bool(new)
+
+            return self.lock.wait_for(has_come, 60)
 
     def _answer(self, request: Request, body: bytes) -> Response:
         scope = _SCOPE.search(request.headers.get("Authorization", ""))
@@ -122,6 +135,7 @@ class Front:
         if response.status_code == 404 and self.rules.missing_is_403 and service == "s3":
             response = call.write(AwsError("AccessDenied", "Access Denied"), 403)
         self.calls.append((service, call.operation, call.params, scope[1], response.status_code))
+        self.lock.notify_all()
         return response
 
     def _refuse(self, call: "ReadCall", access_key: str) -> Response | None:

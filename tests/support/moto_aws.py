@@ -2,8 +2,7 @@
 
 moto is written by others, so it is a judge of what batchml asks. `moto_stacks.py` and
 `moto_resources.py` mend what moto does otherwise than AWS; `moto_answers.py` has operations that
-moto lacks altogether. Each call is kept with
-its parameters as botocore's model reads them.
+moto lacks altogether. Each call is kept with its parameters as botocore's model reads them.
 """
 
 import json
@@ -78,12 +77,16 @@ class MotoAws:
 
     def _control(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urlopen(Request(f"{self.url}{_CONTROL}{path}", data), timeout=30) as answer:
+        with urlopen(Request(f"{self.url}{_CONTROL}{path}", data), timeout=90) as answer:
             return json.load(answer)
 
     def calls(self) -> list[Call]:
         """Every call so far, in order."""
         return [Call(*each) for each in self._control("/calls")]
+
+    def wait_for_call(self, operation: str = "") -> None:
+        """Wait for the next call, or for the next one of an operation: "ecr:CreateRepository"."""
+        assert self._control("/wait", operation), f"no call {operation}".rstrip()
 
     def set(self, **rules: Any) -> None:
         """Change how it answers: see `moto_answers.Rules`."""
@@ -119,8 +122,11 @@ def moto_aws(registry: Path | None = None) -> Iterator[MotoAws]:
         yield MotoAws(process.stdout.readline().strip())
     finally:
         process.stdin.close()
-        process.wait(20)
-        process.stdout.close()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.stdout.close()
 
 
 if __name__ == "__main__":
