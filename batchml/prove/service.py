@@ -134,14 +134,16 @@ def prove(
 
 
 def _without_failure(function: Callable[[T], None]) -> Callable[[T], None]:
-    """A function that prints, without its OSError: if the terminal or pipe is closed, what was made
-    must be deleted all the same.
+    """A function that prints and never fails: what was made must be deleted all the same.
+
+    OSError: the terminal or pipe is closed. RuntimeError: Ctrl-C came while a line was printed, and
+    a stream does not print two at once (documentation of Python's `io`, "Reentrancy").
     """
 
     def call(value: T) -> None:
         try:
             function(value)
-        except OSError:
+        except (OSError, RuntimeError):
             pass
 
     return call

@@ -189,9 +189,12 @@ def test_an_environment_of_the_users_own_stays(tmp_path: Path) -> None:
     assert result.answers["setup"].why == "prove sets up and deletes only temporary environments"
 
 
-def test_a_closed_terminal_does_not_stop_the_removal(trial: Trial) -> None:
+@pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("reentrant call")])
+def test_a_terminal_that_takes_no_line_does_not_stop_the_removal(
+    trial: Trial, error: Exception
+) -> None:
     def tell(_: object) -> None:
-        raise BrokenPipeError
+        raise error
 
     result = prove(
         trial.proof, trial.clock, max_cost=2.0, keep=False, tell=tell, say=tell, askers=trial.askers
