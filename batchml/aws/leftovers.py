@@ -1,4 +1,4 @@
-"""What AWS keeps of an environment, or keeps it by: attached policies, backups, repositories.
+"""Resources that a teardown leaves, or that prevent it: backups, repositories, attached policies.
 
 Sources: IAM API Reference, ListEntitiesForPolicy, DeletePolicy; IAM Identity Center User Guide,
 "Custom permissions" (roles `AWSReservedSSO_NAME_ID`); AWS Backup API Reference,

@@ -1,4 +1,4 @@
-"""What `teardown` leaves in the account: what it costs, and the command that removes it."""
+"""The resources that `teardown` leaves, their cost, and the commands that remove them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ _MOST_COMMANDS = 3  # for one line
 
 
 class Leftover(Struct, frozen=True):
-    """A thing that stays. `commands`: each removes a part of it; empty if it goes by itself."""
+    """A resource that stays. `commands`: each removes a part; empty if AWS removes it by itself."""
 
     what: str
     cost: str
@@ -76,7 +76,7 @@ def fetch_leftovers(
 
 
 def _deleted_keys(before: Mapping[str, Stack], kept: tuple[str, ...]) -> int:
-    """The network's key goes with its way out, even if its subnets stay."""
+    """The number of deleted keys. The network's key is deleted even if its subnets stay."""
     count = sum(
         name not in kept for name in before if name.endswith(("-storage", "-observability"))
     )
@@ -105,7 +105,7 @@ def _is_going(detail: Mapping[str, Any]) -> bool:
 
 
 def leftovers(facts: LeftoverFacts) -> Iterator[Leftover]:
-    """What is left, or may be left where AWS did not answer. Pure."""
+    """The resources that are left, or may be left if AWS did not answer. Pure."""
     env = facts.env
     for each in facts.by_commands or ():
         kind, name = each.split()
@@ -124,7 +124,7 @@ def leftovers(facts: LeftoverFacts) -> Iterator[Leftover]:
     repositories = facts.repositories
     if repositories is None:
         repositories = ("batchml/...",)
-        yield Leftover("perhaps images in ECR: AWS was not asked", "by the gigabyte")
+        yield Leftover("perhaps images in ECR; AWS did not answer", "by the gigabyte")
     elif repositories:
         yield Leftover(
             f"images of all environments in ECR: {', '.join(repositories)}", "by the gigabyte",
@@ -133,7 +133,8 @@ def leftovers(facts: LeftoverFacts) -> Iterator[Leftover]:
         )  # fmt: skip
     if facts.by_commands is None:
         yield Leftover(
-            "perhaps queues and compute environments of single commands", "by their hosts"
+            "perhaps queues and compute environments of single commands; AWS did not answer",
+            "by their hosts",
         )
     yield Leftover("job definitions", "free", (f"batchml jobdef gc --env {env} --older-than 0d",))
 
@@ -142,7 +143,7 @@ def _backups(facts: LeftoverFacts) -> Iterator[Leftover]:
     """AWS makes a backup of EFS each day, and deletes it 35 days later."""
     if facts.backups is None:
         yield Leftover(
-            f"perhaps backups of the file system {facts.file_system}",
+            f"perhaps backups of the file system {facts.file_system}; AWS did not answer",
             "by the gigabyte, for 35 days at most",
             ("aws backup list-recovery-points-by-backup-vault --backup-vault-name "
              "aws/efs/automatic-backup-vault",),

@@ -708,7 +708,7 @@ def test_a_missing_engine_is_told_before_anything_is_made(
     none = setup("--push", "--yes", DOCKER_HOST="unix:///nowhere.sock")
     assert none.code == 1
     assert "Nothing was made, because --push cannot build" in none.err
-    assert "Without --push setup needs no Docker engine" in none.err
+    assert "Without --push, setup needs no Docker engine" in none.err
     assert not account[0].stacks and not none.out
 
 

@@ -159,7 +159,9 @@ def teardown(
     ] = None,
     detach_policy: Annotated[
         bool,
-        typer.Option("--detach-policy", help="Detach the policy for submitters from who has it."),
+        typer.Option(
+            "--detach-policy", help="Detach the submitter policy from users, groups and roles."
+        ),
     ] = False,
     env: Env = None,
     json_: Json = False,
