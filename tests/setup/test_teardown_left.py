@@ -1,11 +1,13 @@
-"""A teardown whose policy people have, and the list of what it leaves in the account."""
+"""A teardown whose policy people have, interrupted and refused too, and the list of what it leaves in the account."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.leftovers import Attachment, RecoveryPoint
+from batchml.errors import AccessError, BatchmlError, ServiceUnreachable
 from batchml.setup import apply
 from batchml.setup.desired import state_after_teardown
 from batchml.setup.leftovers import (
@@ -17,7 +19,17 @@ from batchml.setup.leftovers import (
 )
 from batchml.setup.plan import make_plan, refusals
 from batchml.setup.sharing import CurrentState, WantedState
-from tests.setup.test_setup_plan import World, fails, made, new, only_world, ready, world
+from tests.setup.test_setup_plan import (
+    World,
+    fails,
+    made,
+    moments,
+    new,
+    only_world,
+    ready,
+    world,
+)
+from tests.support.aws_world import Interrupted
 
 __all__ = ["made", "new", "only_world", "ready", "world"]  # fixtures
 
@@ -76,6 +88,101 @@ def test_a_setup_asks_nobody_about_policies(ready: World) -> None:
     ready.account.calls.clear()
     assert ready.plan() == []
     assert "ListEntitiesForPolicy" not in ready.account.calls
+
+
+PEOPLE = {"User": ["ann", "bob"], "Group": ["ml"], "Role": ["ci"]}
+DETACHING = ["DetachGroupPolicy", "DetachRolePolicy", "DetachUserPolicy", "DetachUserPolicy"]
+
+
+def detaching(world: World) -> tuple[dict[str, Any], Any, list[str]]:
+    """A teardown with --detach-policy: AWS before it, its end, and its calls."""
+    world.account.attached = copy.deepcopy(PEOPLE)
+    before = world.account.save()
+    world.account.calls.clear()
+    world.run(torn(world, detach=True))
+    return before, world.account.snapshot(), list(world.account.calls)
+
+
+def test_a_teardown_killed_while_it_detaches_goes_on_when_it_is_typed_again(ready: World) -> None:
+    before, end, _ = detaching(ready)
+    ready.account.restore(before)
+    found = moments(ready, lambda: ready.run(torn(ready, detach=True)))
+    # The moments of every other call are those of a teardown, in test_setup_plan.
+    while_detaching = [each for each in found if each[0].split()[1] in (*DETACHING, "DeleteStack")]
+    assert len(while_detaching) >= len(DETACHING) + 2
+    for moment, saved in while_detaching:
+        ready.account.restore(saved)
+        ready.run(torn(ready, detach=True))
+        assert ready.account.snapshot() == end, moment
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_teardown_interrupted_at_each_call_about_the_policy_leaves_what_it_had_done(
+    ready: World, when: str
+) -> None:
+    before, end, calls = detaching(ready)
+    assert [each for each in calls if each.startswith("Detach")] == DETACHING
+    places = [
+        place for place, name in enumerate(calls, 1)
+        if name == "ListEntitiesForPolicy" or name.startswith("Detach")
+    ]  # fmt: skip
+    assert len(places) == 2 + len(DETACHING), "it asks for the plan, and as it detaches"
+    for place in places:
+        ready.account.restore(before)
+        ready.account.interrupt_at = (place, when)
+        with pytest.raises(Interrupted):
+            ready.run(torn(ready, detach=True))
+        ready.account.interrupt_at = None
+        had = sum(len(names) for names in ready.account.attached.values())
+        done = [each for each in calls[: place - (when == "before")] if each.startswith("Detach")]
+        assert had == len(DETACHING) - len(done), (place, when)
+        assert ready.status("roles") == "CREATE_COMPLETE"
+        ready.run(torn(ready, detach=True))
+        assert ready.account.snapshot() == end, (place, when)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("AccessDenied", AccessError), ("Throttling", ServiceUnreachable)],
+)
+def test_a_detachment_that_aws_refuses_is_named_and_the_next_teardown_ends_it(
+    ready: World, code: str, error: type[BatchmlError]
+) -> None:
+    before, end, _ = detaching(ready)
+    for operation in sorted(set(DETACHING)):
+        ready.account.restore(before)
+        ready.account.refusals[operation] = [(code, "you may not, or not so often")]
+        with pytest.raises(error, match=f"iam:{operation}"):
+            ready.run(torn(ready, detach=True))
+        assert ready.status("roles") == "CREATE_COMPLETE", "its policy is still in use"
+        ready.run(torn(ready, detach=True))
+        assert ready.account.snapshot() == end, operation
+
+
+def test_one_who_may_never_ask_is_told_so_before_the_stack_is_deleted(ready: World) -> None:
+    before, end, _ = detaching(ready)
+    ready.account.restore(before)
+    ready.account.refusals["ListEntitiesForPolicy"] = [("AccessDenied", "you may not")] * 2
+    with pytest.raises(AccessError, match="iam:ListEntitiesForPolicy"):
+        ready.run(torn(ready, detach=True))
+    assert ready.account.snapshot()["attached"] == PEOPLE
+    ready.run(torn(ready, detach=True))
+    assert ready.account.snapshot() == end
+
+
+def test_a_policy_detached_by_somebody_else_meanwhile_is_no_error(ready: World) -> None:
+    before, end, calls = detaching(ready)
+    ready.account.restore(before)
+    asked = [0]
+
+    def take_away(operation: str) -> None:
+        asked[0] += operation == "ListEntitiesForPolicy"
+        if asked[0] == calls.count("ListEntitiesForPolicy"):
+            ready.account.attached = {}
+
+    ready.account.after_call = take_away
+    ready.run(torn(ready, detach=True))
+    assert ready.account.snapshot() == end
 
 
 @pytest.mark.parametrize(

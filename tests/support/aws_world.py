@@ -687,6 +687,9 @@ class Account:
             for kind in ("User", "Group", "Role")
         }
 
+    def _having_policy(self) -> dict[str, list[str]]:
+        return {kind: sorted(names) for kind, names in self.attached.items() if names}
+
     def _detach(self, kind: str, params: dict[str, Any]) -> dict[str, Any]:
         names = self.attached.get(kind, [])
         if params[f"{kind}Name"] not in names:
@@ -916,7 +919,8 @@ class Account:
             [(s.id, len(s.visible()), s.protected, s.policy, id(s.content)) for s in self.stacks],
             [(key, each["ready_at"] <= self.clock.now()) for key, each in self.change_sets.items()],
             {name: len(versions) for name, versions in self.templates.items()},
-            sorted(self.groups), sorted(self.settling), dict(self.objects), self.rig.core.state,
+            sorted(self.groups), sorted(self.settling), dict(self.objects), self._having_policy(),
+            self.rig.core.state,
         )  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
@@ -943,6 +947,7 @@ class Account:
             "retained": self.retained,
             "change sets": sorted(self.change_sets),
             "objects": self.objects,
+            "attached": self._having_policy(),
             "busy": {
                 name: status for name, (status, until, _) in self.settling.items()
                 if until > self.clock.now()
