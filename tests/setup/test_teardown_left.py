@@ -1,4 +1,4 @@
-"""A teardown whose policy people have, interrupted and refused too, and the list of what it leaves in the account."""
+"""A teardown whose policy people have, also interrupted; the list of what it leaves."""
 
 import copy
 from typing import Any

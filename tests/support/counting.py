@@ -2,10 +2,11 @@
 the calls are passed on to; CloudFormation knows three stacks, and S3 keeps what it is given.
 """
 
+import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,13 +34,17 @@ _SERVICE = re.compile(r"Credential=[^/]+/\d{8}/[a-z0-9-]+/([a-z0-9-]+)/aws4_requ
 
 
 class Counted:
-    """`calls` are the operations since `reset`, by name: `SubmitJob`, `HeadObject`, ..."""
+    """`calls` are the operations since `reset`, by name: `SubmitJob`, `HeadObject`, ...
+
+    `answers`: operations of services in JSON, such as ECR, that are answered, from their request.
+    """
 
     def __init__(self, batch: str, keys: AccessKeys) -> None:
         self.batch = batch  # the embedded server's URL
         self._keys = Credentials(keys.access_key_id, keys.secret_access_key)
         self.calls: Counter[str] = Counter()
         self.objects: dict[str, bytes] = {}
+        self.answers: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self.lock = threading.Lock()
 
     def reset(self) -> None:
@@ -85,7 +90,11 @@ class _Handler(BaseHTTPRequestHandler):
             case "batch" | "logs":
                 self._pass_on(body)
             case service:
-                self.counted.note(service)
+                name = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
+                self.counted.note(name or service)
+                if answer := self.counted.answers.get(name):
+                    self._answer(200, json.dumps(answer(json.loads(body))).encode())
+                    return
                 self._answer(403, b"<ErrorResponse><Error><Code>AccessDenied</Code></Error>"
                                   b"</ErrorResponse>")  # fmt: skip
 

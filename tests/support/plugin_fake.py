@@ -78,7 +78,7 @@ def main() -> None:
     session, region, operation, _profile, target, endpoint = sys.argv[1:]
     if session == BY_NAME:
         session = os.environ[BY_NAME]
-    assert operation == "StartSession" and region and endpoint.startswith("https://")
+    assert operation == "StartSession" and region and endpoint.startswith("http")
     told, aim = json.loads(session), json.loads(target)
     assert aim["Target"].startswith("ecs:")
     print(f"\nStarting session with SessionId: {told['SessionId']}\n", flush=True)
