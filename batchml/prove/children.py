@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ class CommandInterrupted(Exception):
     """The user has interrupted the proof, and with it this command."""
 
 
+class CommandOverdue(Exception):
+    """A command would go on, or begin, after the time that `limit_to` gave."""
+
+
 class Commands:
     """Runs one command at a time, in a folder, and ends it when the proof is interrupted.
 
@@ -75,6 +80,13 @@ class Commands:
         self._clock = clock
         self._running: subprocess.Popen[str] | None = None
         self._is_interrupted = False
+        self._deadline = inf  # by the clock's monotonic time
+        self._is_overdue = False
+
+    def limit_to(self, seconds: float) -> None:
+        """Kill a command that still runs after this time, and let none begin then."""
+        self._deadline = self._clock.monotonic() + seconds
+        self._is_overdue = False
 
     def run(
         self, *words: str, limit: float = LIMIT, watch: Callable[[str], object] | None = None,
@@ -82,10 +94,14 @@ class Commands:
     ) -> CommandResult:  # fmt: skip
         """Run `batchml WORDS`, or another program of ours. `watch` gets each line of stdout.
 
-        Raises CommandInterrupted if `interrupt` was called, before or meanwhile.
+        Raises CommandInterrupted if `interrupt` was called, before or meanwhile, and CommandOverdue
+        at the end of the time that `limit_to` gave.
         """
         self._check()
         began = self._clock.monotonic()
+        left = self._deadline - began
+        if left <= 0:
+            raise CommandOverdue
         lines = []
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as err:
             process = subprocess.Popen(
@@ -97,7 +113,7 @@ class Commands:
             self._running = process
             if self._is_interrupted:  # the signal came while the process was being started
                 self.interrupt()
-            timer = threading.Timer(limit, _kill, [process])
+            timer = threading.Timer(min(limit, left), self._end, [process, left <= limit])
             timer.daemon = True
             timer.start()
             try:
@@ -120,9 +136,15 @@ class Commands:
         program = "batchml" if module == "batchml" else f"python -m {module}"
         return CommandResult(words, code, tuple(lines), messages, seconds, program)
 
+    def _end(self, process: "subprocess.Popen[str]", is_overdue: bool) -> None:
+        self._is_overdue = is_overdue
+        _kill(process)
+
     def _check(self) -> None:
         if self._is_interrupted:
             raise CommandInterrupted
+        if self._is_overdue:
+            raise CommandOverdue
 
     def beside(self) -> "Commands":
         """Commands that run while one of these does."""

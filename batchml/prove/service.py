@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from batchml.clock import Clock
 from batchml.prove import account, everyday
-from batchml.prove.children import CommandInterrupted
+from batchml.prove.children import CommandInterrupted, CommandOverdue
 from batchml.prove.claims import BY_ID, CLAIMS, claims_of, why_not_asked
 from batchml.prove.proof import Asker, Proof
 from batchml.prove.steps import (
@@ -154,22 +155,27 @@ def _ask(
 ) -> StepResult:
     began = clock.monotonic()
     answers: list[ClaimAnswer] = []
-    why = ""
+    why, was_ended = "", True
+    proof.commands.limit_to(action.seconds)
     try:
         for each in askers[action.step.name](proof):
             answers.append(each)
+        was_ended = False
     except CommandInterrupted:
         why = "interrupted"
+    except CommandOverdue:
+        why = f"--max-cost: it was ended after {clock.monotonic() - began:.0f} s"
     except Exception as error:
         # A command printed something unknown, or the disk is full. Whatever it was, the environment
         # has to be deleted.
         why = f"the command's output could not be read: {type(error).__name__}: {error}"
+        was_ended = False
     seconds = clock.monotonic() - began
     asked = {each.claim for each in answers}
     for claim in claims_of(action.step.name, proof.world, proof.options):
         if claim.id not in asked:
             # A claim without an answer does not hold, although its step has ended.
-            held = None if why == "interrupted" else False
+            held = None if was_ended else False
             answers.append(ClaimAnswer(claim.id, held, why or _because(answers)))
     stands = proof.folder.record.made or state.made
     usd = cost_of(action.step, seconds, proof.world, stands=stands)
@@ -200,6 +206,7 @@ def _answers(proof: Proof, results: Sequence[StepResult]) -> dict[str, ClaimAnsw
 def _end_runs(proof: Proof, interruptions: Interruptions, *, keep: bool) -> None:
     """Cancel what still runs in an environment of the user's own."""
     interruptions.is_removing = True
+    proof.commands.limit_to(inf)
     if interruptions.count < 2:
         proof.commands.resume()
     try:

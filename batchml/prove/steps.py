@@ -5,6 +5,7 @@ the cap, not the bill.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import Literal
 
 from msgspec import Struct
@@ -89,7 +90,10 @@ class ProofState(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
+    """Carry a step out, in at most so many seconds: those that --max-cost pays for."""
+
     step: ProofStep
+    seconds: float = inf
 
 
 class Skip(Struct, frozen=True):
@@ -121,7 +125,9 @@ def next_action(
     if state.spent + usd + _reserve(steps, world) > max_cost:
         why = f"--max-cost: ${state.spent:.2f} of ${max_cost:.2f} is spent, this needs ${usd:.2f}"
         return Skip(step, why, capped=True)
-    return Ask(step)
+    hourly = _hourly(step, world, stands=True)
+    left = max_cost - state.spent - step.usd - _reserve(steps, world)
+    return Ask(step, left / hourly * 3600 if hourly else inf)
 
 
 def _missing(step: ProofStep, names: Collection[str], state: ProofState) -> str:
@@ -156,8 +162,13 @@ def cost_of(step: ProofStep, seconds: float, world: World, *, stands: bool) -> f
     """The cost of a step of so many seconds. `stands`: the environment exists meanwhile."""
     if world != "aws":
         return 0.0
-    hourly = HOST_USD_PER_HOUR[step.host] + (REST_USD_PER_HOUR if stands else 0.0)
-    return step.usd + hourly * seconds / 3600
+    return step.usd + _hourly(step, world, stands=stands) * seconds / 3600
+
+
+def _hourly(step: ProofStep, world: World, *, stands: bool) -> float:
+    if world != "aws":
+        return 0.0
+    return HOST_USD_PER_HOUR[step.host] + (REST_USD_PER_HOUR if stands else 0.0)
 
 
 class ClaimAnswer(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import batchml.prove.folder
-from batchml.prove.children import CommandInterrupted, Commands
+from batchml.prove.children import CommandInterrupted, CommandOverdue, Commands
 from tests.support.fakes import FakeClock
 from tests.support.s3 import BUCKET, KEYS, moto_s3
 
@@ -89,4 +89,15 @@ def test_ctrl_c_while_a_command_is_being_started_ends_the_command(tmp_path: Path
     commands = Commands(os.environ, tmp_path, InterruptedClock(0.0))
     with pytest.raises(CommandInterrupted):  # without the interruption it would serve until `limit`
         commands.run("0", "--bind", "127.0.0.1", module="http.server", limit=60)
-    assert commands.codes != [-signal.SIGKILL]
+    [code] = commands.codes
+    assert code != -signal.SIGKILL
+
+
+def test_a_command_is_killed_when_the_cap_is_reached(tmp_path: Path) -> None:
+    commands = Commands(os.environ, tmp_path, FakeClock(0.0))
+    commands.limit_to(0.05)
+    with pytest.raises(CommandOverdue):  # it would serve until it is killed
+        commands.run("0", "--bind", "127.0.0.1", module="http.server", limit=60)
+    assert commands.codes == [-signal.SIGKILL]
+    commands.limit_to(60)
+    assert commands.run("--help", module="http.server").code == 0

@@ -171,6 +171,22 @@ def test_at_the_cap_it_takes_away_and_says_why_the_rest_was_not_asked(trial: Tri
     assert result.usd <= 0.15
 
 
+def test_a_step_that_takes_longer_than_the_cap_pays_for_is_ended_and_all_is_taken_away(
+    trial: Trial,
+) -> None:
+    def ask(proof: Proof) -> Iterator[ClaimAnswer]:
+        trial.clock.sleep(24 * 3600)
+        proof.commands.run("ls")
+        yield answer("workspace-shared", True)
+
+    trial.askers["second"] = ask
+    result = trial.run()
+    assert result.answers["workspace-shared"].held is None
+    assert result.answers["workspace-shared"].why.startswith("--max-cost: it was ended after 864")
+    assert result.answers["array-fails"].why.startswith("--max-cost")
+    assert trial.asked[-2:] == ["teardown", "search"] and not result.left
+
+
 def test_what_a_step_costs_counts_by_its_real_time(trial: Trial) -> None:
     def ask(proof: Proof) -> Iterator[ClaimAnswer]:
         trial.clock.sleep(3600)

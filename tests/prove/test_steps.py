@@ -1,5 +1,7 @@
 """What comes next in a proof: the order, the cap, interruptions, what is taken away."""
 
+from math import inf
+
 import pytest
 
 from batchml.prove.claims import World
@@ -139,6 +141,15 @@ def test_a_proof_by_the_estimates_stays_within_the_cap() -> None:
     for cents in range(0, 60, 3):
         names = asked(run_steps(options=ALL, max_cost=cents / 100))
         assert sum(estimate(BY_NAME[name], "aws") for name in names) <= cents / 100 + 1e-9
+
+
+def test_a_step_has_the_time_that_the_cap_pays_for_and_taking_away_has_any() -> None:
+    for name, action in run_steps(options=ALL, max_cost=1.0).items():
+        if isinstance(action, Ask):
+            usd = cost_of(action.step, min(action.seconds, 1e9), "aws", stands=True)
+            assert action.step.removes or action.step.seconds <= action.seconds, name
+            assert (usd > 1.0) if action.step.removes else (usd < 1.0), name
+    assert {each.seconds for each in run_steps("local").values() if isinstance(each, Ask)} == {inf}
 
 
 def test_a_proof_without_a_gpu_costs_less_than_half_a_dollar_and_with_one_less_than_1_50() -> None:
