@@ -115,7 +115,7 @@ _CONDITIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(
         ("user with the policy", "group with the policy", "role with the policy"), _SUBMITTERS_ONLY
     ),
-    # Not every service is documented to send this key.
+    # AWS does not document this key for every service.
     "passed role": {
         "StringEqualsIfExists": {
             "iam:PassedToService": [
@@ -306,7 +306,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "CompleteLayerUpload PutImage GetLifecyclePolicy PutLifecyclePolicy PutImageTagMutability "
         "PutImageScanningConfiguration TagResource",
     },
-    # The account is examined with these; what may not be read is said.
+    # doctor examines the account with these, and reports what it may not read.
     "doctor": {
         ANY: "iam:SimulatePrincipalPolicy iam:GetRole ec2:DescribeRegions ec2:DescribeVpcs "
         "ec2:DescribeAddresses ec2:DescribeCapacityReservations ec2:DescribeImages "
@@ -376,7 +376,7 @@ _SWITCHES: Mapping[str, Callable[[Environment], bool]] = {
     "HasBudget": lambda environment: environment.budget is not None,
 }
 
-# The service of the actions above that name none; `batch` for all other kinds.
+# The service of actions above that are written without it; `batch` for all other kinds.
 _SERVICES = {"stack": "cloudformation", "repository": "ecr", "any repository": "ecr"}
 
 # The rows of the table for each command that is typed. Without a row it makes no calls to AWS.
@@ -391,7 +391,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     "image push": ("image push",), "init": (), "jobdef delete": ("jobdef",),
     "jobdef gc": ("jobdef",), "jobdef list": ("jobdef",), "jobdef register": ("jobdef",),
     "logs": ("logs",), "ls": ("ls",), "notebook": ("submit", "ls", "shell"),
-    # It asks AWS by most commands.
+    # It runs most commands.
     "prove": (
         "doctor", "setup", "image push", "submit", "ls", "sweep", "logs", "explain", "cost", "top",
         "shell", "workspace", "teardown", "prove",

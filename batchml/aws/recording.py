@@ -77,7 +77,7 @@ class RecordingFile:
             if not self._has_failed:
                 self._has_failed = True
                 print(
-                    f"batchml: the recording {self._path} lacks calls: {error.strerror}",
+                    f"batchml: calls could not be written to {self._path}: {error.strerror}",
                     file=sys.stderr,
                 )
 
@@ -163,7 +163,7 @@ class _Attempts:
         **_: Any,
     ) -> None:
         if _PARAMS not in context or _STARTED not in context:
-            return  # no call of an operation
+            return  # not the call of an operation
         model, params = context[_PARAMS]
         attempt, began, since = context[_STARTED]
         line = {
@@ -269,7 +269,7 @@ def _sent_as_headers(shape: Any, parsed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size_alone(response: Mapping[str, Any]) -> dict[str, Any]:
-    """A body that is streamed must not be read here: the command reads it."""
+    """The size of a streamed body, which must not be read here: the command reads it."""
     size = response["headers"].get("content-length", "")
     return {"bytes": int(size) if str(size).isdigit() else -1}
 

@@ -1,7 +1,7 @@
-"""Calls of AWS that a proof makes itself, as a program: `python -m batchml.prove.calls VERB ...`.
+"""The AWS calls that a proof makes itself, as a program: `python -m batchml.prove.calls VERB ...`.
 
-It is a process of its own, like the commands, so that an interruption ends it, and its calls are
-recorded. It prints a JSON document, and errors as commands do.
+It is a process like the commands, so an interruption ends it, and its calls are recorded. It prints
+a JSON document, and errors as commands do.
 
 Sources: IAM API Reference (CreateRole to DeleteRole); STS API Reference, AssumeRole; IAM User
 Guide, "Changes that I make are not always immediately visible"; Resource Groups Tagging API
@@ -69,7 +69,7 @@ def make_role(
     session: Session, clock: Clock, full: str, env: str, policies: Sequence[Mapping[str, Any]],
     attached: Sequence[str],
 ) -> tuple[str, Mapping[str, str]]:  # fmt: skip
-    """Make a role that the caller alone may assume, and assume it: its ARN, and AWS's Credentials.
+    """Make a role that only the caller may assume, and assume it. Returns its ARN and Credentials.
 
     Raises AccessError if the caller may not do that; the root user may not.
     """

@@ -1,9 +1,9 @@
-"""The folders of a proof: one that stays, with its record and its page, and one for its jobs.
+"""The folders of a proof: the first stays, with record and report; the second is for its jobs.
 
 STATE/proofs/ID/   record.json, batchml.toml, recording.jsonl, proof.html, proof.json
 TEMP/batchml-ID-*/   the jobs, and on `local` the state folder of the proof's own server
 
-The record is written before anything is made, so that a later proof finds what a killed one left.
+The record is written before anything is made, so that a later proof finds what a killed proof left.
 """
 
 import fcntl
@@ -48,7 +48,7 @@ class ProofRecord(Struct, frozen=True):
         return os.path.join(self.work, "home")
 
     def removal(self) -> str:
-        """The shell command that takes away what the proof has made."""
+        """The shell command that removes what the proof has made."""
         if self.world == "local":
             home = shlex.quote(self.home)
             return f"BATCHML_HOME={home} batchml local stop; rm -r {shlex.quote(self.work)}"
@@ -65,7 +65,7 @@ class ProofFolder:
 
     @property
     def call_log(self) -> Path:
-        """What BATCHML_RECORDING writes: private, since the account's names are in it."""
+        """The file of BATCHML_RECORDING: private, because it has the account's names."""
         return self.root / "calls.jsonl"
 
     @property
@@ -148,12 +148,12 @@ def read_records(state: Path) -> list[ProofRecord]:
         try:
             found.append(msgspec.convert(read_json(str(path)), ProofRecord))
         except (OSError, ValueError, msgspec.ValidationError):
-            continue  # of a later version, or cut: there is nothing that could be said of it
+            continue  # the file is of a later version, or cut off
     return sorted(found, key=lambda record: record.began)
 
 
 def reopen_folder(state: Path, record: ProofRecord) -> ProofFolder | None:
-    """Take over the folders of a proof that has ended; None if another process was faster."""
+    """Lock the folders of a proof that has ended; None if another process holds them."""
     root = state / FOLDER / record.id
     lock = open(root / _LOCK, "wb")  # noqa: SIM115  (closed by `close`)
     try:

@@ -1,9 +1,9 @@
-"""The file of a recording: AWS conversations with all names replaced (`sanitize`).
+"""The file of a recording: AWS calls with all names replaced (`sanitize`).
 
-JSON lines. The first says what the file is, with the number of calls; each further line is one call
-(`RecordedCall`). A file is read whole or refused: a cut file has fewer lines than its first says.
+JSON lines. The first line is the header, with the number of calls; each further line is one call
+(`RecordedCall`). An incomplete file is refused: it has fewer calls than its header says.
 
-`read_call_log` reads what BATCHML_RECORDING wrote (aws/recording.py), which is no such file yet.
+`read_call_log` reads the file of BATCHML_RECORDING (aws/recording.py), which has all names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,9 +39,9 @@ class RecordedCall(Struct, frozen=True):
     error: CallError | None = None
     failure: str = ""
     attempt: int = 1
-    time: float = 0.0  # seconds since the epoch; in a recording since its first call
+    time: float = 0.0  # seconds since the epoch; in a recording, since its first call
     seconds: float = 0.0
-    process: int = 0  # in a recording they are counted from 1
+    process: int = 0  # its id; in a recording, counted from 1
     server: str = AWS
 
 
@@ -91,7 +91,7 @@ def _read_lines(path: Path) -> list[bytes]:
     except OSError as error:
         raise RecordingRefused(f"{path} cannot be read: {error.strerror}.") from error
     if not data:
-        raise RecordingRefused(f"{path} is empty, not a recording.")
+        raise RecordingRefused(f"{path} is empty. `batchml prove` makes recordings.")
     return data.splitlines(keepends=True)
 
 
@@ -107,7 +107,7 @@ def _read_header(path: Path, lines: Sequence[bytes]) -> RecordingHeader:
     if found.get("version") != VERSION:
         raise RecordingRefused(
             f"{path} is of version {found.get('version')!r} of the format; this batchml reads "
-            f"version {VERSION}. It was made by batchml {found.get('batchml')}: use that one."
+            f"version {VERSION}. Replay it with batchml {found.get('batchml')}, which made it."
         )
     try:
         return msgspec.convert(found, RecordingHeader)

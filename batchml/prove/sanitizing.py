@@ -1,13 +1,13 @@
-"""Replace everything in recorded calls that says whose account it was.
+"""Replace everything in recorded calls that identifies the account.
 
-A text is kept only if it is known to be AWS's own word: a value of an enum in botocore's model, a
+A text is kept only if it is one of AWS's own words: a value of an enum in botocore's model, a
 region, an instance type, a word of AWS's documentation in a message. All else is replaced, the same
 text always by the same replacement, so that the conversation stays coherent: names, ARNs and ids
 keep their form (`arn:aws:batch:us-east-1:000000000001:job-queue/name-1`). Replacements are counted
 in the order of the calls, and nothing of the original is in them.
 
-Logs, values of variables, tags, parameters and words of commands are replaced whole. Numbers that
-are no text, dates, and integers of up to nine digits stay.
+Logs, values of variables, tags, parameters and words of commands are replaced as a whole. Numbers,
+dates, and texts that are integers of up to nine digits stay.
 """
 
 import json
@@ -84,15 +84,15 @@ _WHOLE_MAPS = {"tags", "Tags", "parameters", "Metadata", "metadata"}
 _PAIRS = {"tags", "Tags", "TagSet", "TagSpecifications", "environment", "Environment"}
 _NAMING = ("name", "names", "arn", "arns", "queue", "queues", "definition", "environment", "id")
 _OUR_KEY = re.compile(r"(batchml:[a-z-]+|aws:[a-z:-]+|BATCHML_[A-Z_]+|AWS_[A-Z_]+|Name)")
-# What AWS says in messages and its documentation does not have as a word.
+# Words of AWS's messages that its documentation lacks.
 _MORE_WORDS = "exited please unable healthy wasn isn doesn couldn didn"
 _EVERYWHERE = ("batch", "logs", "iam", "sts")  # whose documentation has most words of messages
 
 
 def sanitize(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The calls without anything of their owner, with times since the first call.
+    """The calls without anything that identifies their owner, with times since the first call.
 
-    Two rounds: the first learns all names, which the second replaces in messages too.
+    Two rounds: the first learns all names, and the second also replaces them in messages.
     """
     words = vocabulary(tuple(sorted({*_EVERYWHERE, *(call.service for call in calls)})))
     known = Replacements(words)
@@ -114,7 +114,7 @@ class Replacements:
         self._names: re.Pattern[str] | None = None
 
     def begin_round(self) -> None:
-        """Look for all names that are known by now in the messages of this round."""
+        """Search the messages of this round for all names that are known by now."""
         names = [each for each, new in self.by_original.items() if self._is_in_texts(each, new)]
         names.sort(key=len, reverse=True)
         joined = "|".join(map(re.escape, names))
@@ -141,7 +141,7 @@ class Replacements:
 
 
 def _without_error(answer: Any) -> Any:
-    """The further members of an error; its code and message are kept in `error`."""
+    """The other members of an error; its code and message are kept in `error`."""
     if not isinstance(answer, dict):
         return None
     return {

@@ -135,7 +135,7 @@ controller_queue = "default"           # for detached sweeps, transfers and fall
 
 #[env.@ENV@.network]
 #cidr = "10.42.0.0/16"                 # range of the network that setup creates, /16 to /22
-#zones = 6                             # at most so many zones that offer the instance types
+#zones = 6                             # subnets at most, one in each zone with the types
 #egress = "nat"                        # or endpoints: only services of AWS can be reached
 #vpc = "vpc-0123abcd"                  # an existing one, with the two below, without those above
 #subnets = ["subnet-0123abcd"]
@@ -160,7 +160,7 @@ controller_queue = "default"           # for detached sweeps, transfers and fall
 instance_types = ["m7i.large", "m7i.xlarge", "m7i.2xlarge"]
 max_vcpus = 8                          # limits the cost; an m7i.xlarge has 4 vCPUs
 
-# A new account has quotas of 0 for GPUs: `batchml doctor` prints the command that raises them.
+# New accounts have GPU quotas of 0: `batchml doctor` prints the command that raises them.
 [env.@ENV@.compute.gpu]
 instance_types = ["g6.xlarge", "g5.xlarge"]   # or whole families: ["g6", "g5"]
 max_vcpus = 16
@@ -168,7 +168,7 @@ max_vcpus = 16
 #spot = false
 #allocation_strategy = "BEST_FIT_PROGRESSIVE" # spot: SPOT_PRICE_CAPACITY_OPTIMIZED
 #ami = "ecs-gpu"                       # default: that of the environment
-#bootstrap = ""                         # a script, relative to this file, that hosts run first
+#bootstrap = ""                         # a script for hosts, relative to this file
 #disk = "100 GiB"                      # of each instance; it holds the images
 #placement_group = ""                  # cluster: hosts close together, for multi-node jobs
 #capacity_reservation = ""             # cr-0123..., open or none
@@ -184,7 +184,7 @@ spot = true
 max_vcpus = 16
 #bid_percentage = 100                  # of the on-demand price, at most
 
-# A run that names no queue goes to `default`; with GPUs, to the first queue whose hosts have some.
+# Runs without a queue go to `default`; with GPUs, to the first queue whose hosts have GPUs.
 [env.@ENV@.queues.default]
 compute = ["cpu"]
 

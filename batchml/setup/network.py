@@ -44,7 +44,7 @@ class SubnetLayout(Struct, frozen=True):
 def plan_layout(
     environment: Environment, offers: Offers | None, existing: Stack | None, *, builds_image: bool
 ) -> SubnetLayout:
-    """The subnets that the network shall have. Without any known zone they are placeholders."""
+    """The subnets that the network should have: placeholders if no zone is known."""
     network = environment.network
     there = existing_layout(existing) if existing is not None else None
     if existing is not None and existing.parameters.get("VpcCidr") != network.cidr:
@@ -117,7 +117,7 @@ def choose_zones(
 def _free_ranges(whole: IPv4Network, taken: Iterable[str], count: int) -> Iterator[str]:
     """Up to `count` ranges in `whole` that are not taken, all of one size.
 
-    The size is such that six subnets fit in the end, if there is room for them.
+    The size leaves room for six subnets, if possible.
     """
     used = [IPv4Network(each) for each in taken]
     missing = MOST_ZONES - (len(used) - 1)
@@ -173,7 +173,7 @@ def zone_mistakes(
         return
     if offers.why and not offers.zones and zones and not is_known(list(zones)):
         yield (
-            f"network: the zones of {environment.region} are not known ({offers.why}) Allow "
+            f"network: the zones of {environment.region} are unknown ({offers.why}) Allow "
             "ec2:DescribeInstanceTypeOfferings, or give subnets in network.subnets."
         )
     if not offers.is_known:
@@ -181,7 +181,7 @@ def zone_mistakes(
     for name, compute in environment.compute.items():
         for each in offers.missing(compute.instance_types):
             yield (
-                f"compute.{name}.instance_types: {environment.region} offers {each} in no zone."
+                f"compute.{name}.instance_types: no zone of {environment.region} offers {each}."
                 f"{_alternatives(each, offers.others)}"
             )
         offering = offers.zones_of(compute.instance_types)
@@ -209,7 +209,7 @@ def _advice(environment: Environment, zones: Collection[str]) -> str:
         return f"Raise network.zones, which is {limit}, or choose other instance types."
     if environment.storage.shared_with:
         owner = environment.storage.shared_with
-        return f"Choose other instance types, or name one of these in {owner}, whose network it is."
+        return f"Choose other instance types, or add these to {owner}, which owns the network."
     return "Choose other instance types, or add these to batchml.toml and run batchml setup."
 
 

@@ -121,7 +121,7 @@ def test_a_type_that_the_region_lacks_is_refused_before_anything_is_made(aws: Aw
     file.write_text(CONFIG.replace('["g5.xlarge"]', '["g5.xlarge", "g7.xlarge"]'))
     code, out, err = aws("setup", "--yes")
     assert code == 2 and not aws.account.stacks, out + err
-    assert "us-east-1 offers g7.xlarge in no zone. Did you mean 'g6.xlarge'?" in err
+    assert "no zone of us-east-1 offers g7.xlarge. Did you mean 'g6.xlarge'?" in err
     code, _, err = aws(
         "compute", "create", "more", "--instance-type", "g7.xlarge", "--max-vcpus", "4"
     )

@@ -253,9 +253,9 @@ def test_a_type_that_no_zone_offers_is_refused_with_those_that_are_there() -> No
     found = replace(offers("g7.xlarge", "m9", "optimal", "g5"), others=there)
     made = environment(gpu=["g7.xlarge", "g5"], cpu=["m9", "optimal"])
     assert mistakes(made, found) == [
-        "compute.gpu.instance_types: us-east-1 offers g7.xlarge in no zone. Did you mean "
+        "compute.gpu.instance_types: no zone of us-east-1 offers g7.xlarge. Did you mean "
         "'g6.xlarge'? Families with GPUs there: g5, g6, p5.",
-        "compute.cpu.instance_types: us-east-1 offers m9 in no zone. Families that begin with m "
+        "compute.cpu.instance_types: no zone of us-east-1 offers m9. Families that begin with m "
         "there: m5, m6i.",
     ]
     wanted = wanted_state(spec(made, found), CurrentState())
