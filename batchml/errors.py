@@ -188,6 +188,10 @@ class ImageError(BatchmlError):
     pass
 
 
+class NoImageEngine(ImageError):
+    """No Docker engine answers, or this user may not use it."""
+
+
 class TagTaken(ImageError):
     """Another push created the tag first. Tags are never overwritten."""
 

@@ -27,6 +27,7 @@ from batchml.errors import (
     BatchmlError,
     ImageError,
     InputNotFound,
+    NoImageEngine,
     ServiceError,
     ServiceUnreachable,
     TagTaken,
@@ -324,7 +325,7 @@ class EngineImage(Struct, frozen=True):
 class ImageEngine:
     """The engine of DOCKER_HOST, or this machine's.
 
-    Every method raises ImageError if no engine answers or the engine refuses.
+    Every method raises ImageError if the engine refuses, NoImageEngine if none answers.
     """
 
     def __init__(self) -> None:
@@ -595,7 +596,7 @@ def _engine() -> Iterator[None]:
     except (docker.errors.DockerException, OSError) as error:
         why = _innermost(error)
         text = _NO_RIGHT if isinstance(why, PermissionError) else _NO_ENGINE
-        raise ImageError(text.format(why=f" ({why})")) from error
+        raise NoImageEngine(text.format(why=f" ({why})")) from error
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ from batchml.errors import (
     ConfigError,
     ImageError,
     InputNotFound,
+    NoImageEngine,
     ServiceUnreachable,
     TagTaken,
 )
@@ -123,8 +124,9 @@ def push(
 ) -> ImageRow:
     """Push the image to ECR, unless it is there; build it first, if the engine does not have it.
 
-    Before an image counts as being there, its processor is read from its manifest. Raises
-    ImageError, AccessError with the policy statement to add, ServiceError, ServiceUnreachable.
+    Before an image counts as being there, the engine reads its processor from its manifest. Without
+    an engine its tag, which names the processor, is believed. Raises ImageError, AccessError with
+    the policy statement to add, ServiceError, ServiceUnreachable.
     """
     repository, is_new = target.ecr.ensure(recipe.name, target.env, target.tags, target.kms_key)
     if is_new:
@@ -132,7 +134,10 @@ def push(
     pushed = target.ecr.find(recipe.name, recipe.tag)
     login = target.ecr.login()
     if pushed is not None:
-        _check_processor(engine, repository, recipe, pushed, login)
+        try:
+            _check_processor(engine, repository, recipe, pushed, login)
+        except NoImageEngine:
+            notify(f"the processor of {recipe.reference} was not checked: no Docker engine", True)
         return _row(recipe, pin(repository, pushed.digest), pushed.digest, pushed.size)
     built = build(engine, recipe, notify)
     digest = _push(engine, target.ecr, repository, recipe, login, notify, clock)

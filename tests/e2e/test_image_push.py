@@ -470,6 +470,9 @@ def test_the_commands_push_list_and_keep_no_password(cli: Cli, rig: Rig, tmp_pat
     assert "2 of 2 layers" in shown.err
     again = cli("image", "push", name, "--env", "dev")
     assert (again.code, again.out) == (0, f"{one['reference']}  was there\n")
+    alone = cli("image", "push", name, "--env", "dev", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    assert (alone.code, alone.out) == (0, again.out)
+    assert "was not checked: no Docker engine" in alone.err
     listed = {each["tag"]: each for each in cli("image", "list", "--env", "dev", "--json").json}
     assert listed[recipe.tag] == {**one, "built": True}
     assert TOKEN not in shown.err + again.err
