@@ -310,7 +310,10 @@ def ask_teardown(proof: Proof) -> Iterator[ClaimAnswer]:
 
 
 def end_runs(proof: Proof) -> bool:
-    """Leave an environment of the user's own as it was; whether that was possible."""
+    """End the proof's runs and delete its roles in an environment of the user's own.
+
+    Return whether that was possible. Its ended runs and their files stay, as those of any run.
+    """
     cancel_runs(proof)
     return proof.world == "local" or account.remove_roles(proof).code == 0
 
