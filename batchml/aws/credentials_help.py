@@ -30,6 +30,7 @@ class AwsCaller(Struct, frozen=True):
     profile: str = ""  # the profile that batchml.toml names
     method: str = ""  # the provider, in botocore's words: "env", "sso", "login", "assume-role", ...
     known: tuple[str, ...] = ()  # the profiles of ~/.aws
+    region: str = ""  # the region whose services are called
 
     @property
     def flag(self) -> str:
@@ -219,9 +220,10 @@ def explain_expired(caller: AwsCaller) -> str:
 
 
 def explain_wrong_keys(caller: AwsCaller) -> str:
+    region = caller.region or "the region"
     return _lines(
-        "AWS does not know these credentials, or they are turned off. (AWS says the same in a "
-        "region that the account has not enabled: batchml doctor tells the two apart.)",
+        "AWS does not know these credentials, or they are turned off. (AWS says the same if the "
+        f"account has not enabled {region}: batchml doctor tells the two apart.)",
         *_renew(caller),
     )
 

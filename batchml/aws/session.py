@@ -190,7 +190,7 @@ class Session:
             method = str(getattr(self._session.get_credentials(), "method", ""))
         except Exception:  # the caller reports the failure of the credentials
             pass
-        return AwsCaller(self._access.profile, method, known)
+        return AwsCaller(self._access.profile, method, known, self._access.region)
 
     def _ask_for_mfa(self, prompt: str) -> str:
         """Ask for an MFA code on the terminal. Without a terminal, raise AccessError."""

@@ -6,6 +6,7 @@ subnet's zone or range would replace it under its hosts. So subnets that exist s
 zones are only added at the end.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 
@@ -15,7 +16,7 @@ from batchml.aws.capacity import BUILD_TYPE, MOST_ZONES, Offers
 from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import unknown_output
 from batchml.errors import did_you_mean
-from batchml.model.environment import Environment, is_gpu_type
+from batchml.model.environment import Environment, is_arm_type, is_gpu_type
 from batchml.setup.sharing import CurrentState, WantedState, is_known
 
 _FEW_ZONES = 3  # at most, if it is not known what they offer
@@ -214,15 +215,27 @@ def _advice(environment: Environment, zones: Collection[str]) -> str:
 
 
 def _alternatives(name: str, others: Sequence[str]) -> str:
-    """The closest name, and the families of the region that are like it."""
-    families = sorted({each.partition(".")[0] for each in others})
+    """The closest name, and a dozen families of the region that are like it, by generation."""
+    arm = is_arm_type(name)
+    families = sorted({each.partition(".")[0] for each in others if is_arm_type(each) == arm})
     meant = did_you_mean(name, others if "." in name else families)
     if is_gpu_type(name):
         alike, kind = [each for each in families if is_gpu_type(each)], "Families with GPUs"
     else:
-        alike = [each for each in families if each[:1] == name[:1]]
-        kind = f"Families that begin with {name[:1]}"
+        letters, generation = _series(name)
+        alike = [each for each in families if _series(each)[0] == letters]
+        alike.sort(key=lambda each: abs(_series(each)[1] - generation))
+        alike, kind = sorted(alike[:_MOST_FAMILIES]), f"Families that begin with {letters}"
     return f"{meant} {kind} there: {', '.join(alike)}." if alike else meant
+
+
+_MOST_FAMILIES = 12  # in a message: EC2 has some forty that begin with m
+
+
+def _series(name: str) -> tuple[str, int]:
+    """The letters and the generation of an instance type or family: m7i-flex -> ("m", 7)."""
+    found = re.match("([a-z]*)([0-9]*)", name)
+    return (found[1], int(found[2] or 0)) if found else ("", 0)
 
 
 # --- Changes that hosts do not allow --------------------------------------------------------------

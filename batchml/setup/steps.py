@@ -279,22 +279,28 @@ def _delete_and_wait(
 ) -> Generator[str, None, None]:  # fmt: skip
     """Disable a resource, wait, delete it, and wait until it is gone, as AWS requires.
 
-    It stays disabled for `patience` seconds, or until its instances have ended.
+    It stays disabled for `patience` seconds, or until its instances have ended. It is read at once
+    after each change; a description that is older than the change counts from the next one on.
     """
     began = tools.clock.monotonic()
     end, previous, pauses = began + _UPDATE_LIMIT, "", backoff(PACE)
+    change = ""
     while (found := read()) is not None:
-        status = str(found.get("status", "VALID"))
-        if status not in _UNDER_WAY:
+        status, last, change = str(found.get("status", "VALID")), change, ""
+        if status in _UNDER_WAY:
+            pass
+        elif last == "deleting" or (last and found.get("state") != "DISABLED"):
+            status = last
+        else:
             try:
                 if found.get("state") != "DISABLED":
                     disable()
-                    status = "disabling"
+                    status = change = "disabling"
                 elif _has_instances(found) and tools.clock.monotonic() < began + patience:
                     status = f"waiting up to {_JOB_MINUTES} minutes for runs on it"
                 else:
                     delete()
-                    status = "deleting"
+                    status = change = "deleting"
             except ServiceError as error:
                 # AWS has not finished an earlier change.
                 if not tools.compute.is_still_related(error):
@@ -304,7 +310,8 @@ def _delete_and_wait(
             yield status
             previous = status
         check_time(end, kind, name, status, tools)
-        tools.clock.sleep(next(pauses))
+        if not change:
+            tools.clock.sleep(next(pauses))
 
 
 def _has_instances(found: dict[str, Any]) -> bool:
@@ -550,8 +557,9 @@ def _follow(
     SetupFailed with the first cause if it failed.
     """
     end = tools.clock.monotonic() + _STACK_LIMIT
-    events: list[StackEvent] = tools.stacks.operation(stack.id) if after is None else []
     last, pause, is_over = after or "", PACE.shortest, False
+    stacks = tools.stacks
+    events = stacks.operation(stack.id) if after is None else stacks.events(stack.id, last)
     new = events
     while True:
         for event in new:
@@ -566,7 +574,7 @@ def _follow(
             raise BatchmlError(f"stack {stack.name} is not done after {_STACK_LIMIT / 3600:.0f} h.")
         tools.clock.sleep(pause)
         pause = min(_BUSY_PAUSE if new else PACE.longest, pause * 1.5)
-        new = tools.stacks.events(stack.id, last)
+        new = stacks.events(stack.id, last)
         events += new
 
 

@@ -13,7 +13,7 @@ from batchml.prove.claims import CLAIMS, claims_of
 from batchml.prove.folder import find_leftovers, read_records
 from batchml.prove.steps import STEPS
 from tests.e2e.test_moto import write_images
-from tests.support.cli import Cli, read_rest, read_until
+from tests.support.cli import Cli, Shown, read_rest, read_until
 from tests.support.executor_rig import docker, need_engine
 from tests.support.moto_aws import MotoAws, moto_aws
 from tests.support.registry_rig import need_registry
@@ -47,11 +47,13 @@ def aws(account: MotoAws, cli: Cli, tmp_path: Path) -> Iterator[MotoAws]:
     cli.environ |= account.environ(HOME=str(cli.folder), TMPDIR=str(tmp_path / "t"))
     del cli.environ["AWS_ENDPOINT_URL"]  # --endpoint says it
     yield account
-    account.set(denied=[], scp=[], keys="valid", quotas={})
+    account.set(denied=[], scp=[], keys="valid", quotas={}, not_enabled=[], not_offered=[])
 
 
-def prove(cli: Cli, aws: MotoAws, *more: str) -> tuple[int, dict[str, Any], str]:
-    words = ("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json", *more)
+def prove(
+    cli: Cli, aws: MotoAws, *more: str, region: str = "us-east-1"
+) -> tuple[int, dict[str, Any], str]:
+    words = ("prove", "--endpoint", aws.url, "--region", region, "--json", *more)
     shown = cli(*words, timeout=LIMIT)
     return shown.code, shown.json if shown.out else {}, shown.err
 
@@ -173,6 +175,69 @@ def test_what_doctor_finds_stops_it_before_anything_is_made(
     assert code in (1, 77)
     aws.set(keys="valid")
     assert left_in(aws, home) == [] and is_clean(home, tmp_path)
+
+
+DEV = """
+[env.dev]
+region = "REGION"
+[env.dev.compute.cpu]
+instance_types = ["m7i.large"]
+max_vcpus = 4
+[env.dev.queues.default]
+compute = ["cpu"]
+"""
+
+
+def plan(cli: Cli, aws: MotoAws, region: str) -> Shown:
+    """`setup --plan` of an environment in the region."""
+    (cli.folder / "batchml.toml").write_text(DEV.replace("REGION", region))
+    return cli("setup", "--env", "dev", "--plan", AWS_ENDPOINT_URL=aws.url)
+
+
+def created(aws: MotoAws, seen: int) -> list[str]:
+    return [each.operation for each in aws.calls()[seen:] if each.operation.startswith("Create")]
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        ("us-east-9", "there is no region 'us-east-9' aws ec2 describe-regions --all-regions"),
+        ("eu-south-2", "the account has not enabled the region eu-south-2 aws account enable-region"
+                       " --region-name eu-south-2"),
+    ],
+)  # fmt: skip
+def test_a_region_that_cannot_be_used_is_told_before_anything_is_made(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, region: str, words: str
+) -> None:
+    aws.set(not_enabled=["eu-south-2"])
+    seen = len(aws.calls())
+    code, document, err = prove(cli, aws, region=region)
+    (found,) = [each for each in document["claims"] if each["id"] == "doctor"]
+    assert (found["result"], code) == ("did not", 1), (found, err)
+    assert found["why"].startswith(words) and "\n" not in found["why"], found
+    assert created(aws, seen) == [] and is_clean(home, tmp_path)
+    planned = plan(cli, aws, region)
+    (told, *_) = planned.err.splitlines()
+    assert planned.code == 77 and "is not allowed" in told, planned
+    assert f"has not enabled {region}: batchml doctor tells" in told
+
+
+def test_instance_types_that_no_zone_offers_are_told_before_anything_is_made(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path
+) -> None:
+    aws.set(not_offered=["m7i.large", "m6i.large"])
+    seen = len(aws.calls())
+    _, document, err = prove(cli, aws)
+    (found,) = [each for each in document["claims"] if each["id"] == "setup"]
+    assert found["result"] == "did not", (found, err)
+    for each in ("m7i.large", "m6i.large"):
+        text = f"no zone of us-east-1 offers {each}. Did you mean 'm"
+        assert text in found["why"], found
+    assert created(aws, seen) == [] and is_clean(home, tmp_path)
+    planned = plan(cli, aws, "us-east-1")
+    (told,) = [line for line in planned.err.splitlines() if "no zone" in line]
+    assert planned.code == 2 and "no zone of us-east-1 offers m7i.large" in told
+    assert "Did you mean" in told and "m6i.large" not in told
 
 
 def test_without_credentials_it_says_where_they_come_from(

@@ -157,9 +157,10 @@ def test_a_deletion_goes_in_the_order_that_aws_asks_for(
 
 
 def test_a_description_that_trails_makes_a_deletion_ask_again() -> None:
-    api = Late([described(), described(), described(state="DISABLED"), None])
+    # It is read at once after an update, and once more before the update is repeated.
+    off = described(state="DISABLED")
+    api = Late([described(), described(), described(), off, off, None])
     api.refusals["delete"] = "Cannot delete, resource is being modified."
-    api.answers.insert(2, described(state="DISABLED"))
     take(Action.DELETE, api, described())
     assert [name for name, _ in api.sent] == ["update", "update", "delete", "delete"]
 

@@ -262,6 +262,14 @@ def test_a_type_that_no_zone_offers_is_refused_with_those_that_are_there() -> No
     assert refusals(wanted, [], CurrentState()) == mistakes(made, found)
 
 
+def test_of_many_families_the_nearest_with_the_same_processor_are_named() -> None:
+    near = ["m5", "m5a", "m5ad", "m5d", "m5dn", "m6a", "m6i", "m6id", "m7a", "m7i-flex"]
+    near += ["m8a", "m8i"]
+    there = tuple(f"{name}.large" for name in ["m1", "m2", "m4", *near, "m6g", "m7g", "mac2"])
+    (said,) = mistakes(environment(cpu=["m7i"]), replace(offers("m7i"), others=there))
+    assert said.endswith(f"Families that begin with m there: {', '.join(near)}.")
+
+
 def test_a_limit_that_leaves_a_compute_environment_without_a_zone_is_told() -> None:
     made = environment({"zones": 1}, gpu=["p5.48xlarge"], far=["g6"])
     found = make_offers("us-east-1", ["p5.48xlarge", "g6"], [("p5.48xlarge", D), ("g6.xlarge", E)])

@@ -7,7 +7,9 @@ import json
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatch
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +19,8 @@ from moto.core.parse import PROTOCOL_PARSERS
 from moto.core.routing import get_service_router
 from moto.core.serialize import get_serializer_class
 from moto.core.utils import get_service_model
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.iam.models import iam_backends
 from moto.moto_server.werkzeug_app import BackendRequest as Request
 from moto.sts.models import sts_backends
@@ -44,7 +48,8 @@ class Rules(msgspec.Struct):
     service control policy denies. `errors`: operations such as `ec2:DescribeVpcs` -> (code,
     message, HTTP status). `keys`: "expired" or "unknown", whatever keys sign. `missing_is_403`: S3
     answers 403 for an object that is not there, as it does without s3:ListBucket. `quotas`: names
-    -> vCPUs.
+    -> vCPUs. `not_enabled`: regions that the account has not enabled. `not_offered`: instance types
+    that no zone offers.
     """
 
     denied: list[str] = []
@@ -53,6 +58,8 @@ class Rules(msgspec.Struct):
     keys: Literal["valid", "expired", "unknown"] = "valid"
     missing_is_403: bool = False
     quotas: dict[str, float] = {}
+    not_enabled: list[str] = []
+    not_offered: list[str] = []
 
 
 # Codes and statuses of errors by protocol: "Common errors" in each service's API reference.
@@ -146,6 +153,10 @@ class Front:
         """
         if self.rules.keys != "valid":
             return call.refuse(self.rules.keys, _TEXTS[self.rules.keys])
+        if call.region in self.rules.not_enabled or call.region not in _REGIONS:
+            # Account Management User Guide, "Enable or disable AWS Regions": IAM's data is not
+            # there. The host name of a region that does not exist has no address.
+            return call.refuse("unknown", _TEXTS["unknown"])
         who, policies = _caller(access_key)
         for need in needs_of(call.service, call.operation, call.params, call.region):
             reason, need = "", _with_tags(need, call.region)
@@ -303,6 +314,41 @@ def simulate(front: Front, call: ReadCall) -> Json:
             for resource in call.params.get("ResourceArns", ["*"])
         ],
         "IsTruncated": False,
+    }
+
+
+_REGIONS: Mapping[str, str] = {
+    each.name: each.opt_in_status for each in RegionsAndZonesBackend.regions
+}
+
+
+@answers("ec2", "DescribeRegions")
+def describe_regions(front: Front, call: ReadCall) -> Json:
+    """EC2 API reference. moto knows no filters."""
+    wanted = [f["Values"] for f in call.params.get("Filters", ()) if f["Name"] == "region-name"]
+    off = front.rules.not_enabled
+    return {
+        "Regions": [
+            {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com",
+             "OptInStatus": "not-opted-in" if name in off else status}
+            for name, status in _REGIONS.items()
+            if all(name in names for names in wanted)
+        ]
+    }  # fmt: skip
+
+
+@answers("ec2", "DescribeInstanceTypeOfferings")
+def describe_offerings(front: Front, call: ReadCall) -> Json:
+    """EC2 API reference: a filter's values may have wildcards. moto knows none."""
+    wanted = [f["Values"] for f in call.params.get("Filters", ()) if f["Name"] == "instance-type"]
+    backend = ec2_backends[ACCOUNT][call.region]
+    return {
+        "InstanceTypeOfferings": [
+            each
+            for each in backend.describe_instance_type_offerings(call.params.get("LocationType"))
+            if each["InstanceType"] not in front.rules.not_offered
+            and all(any(map(partial(fnmatch, each["InstanceType"]), names)) for names in wanted)
+        ]
     }
 
 
