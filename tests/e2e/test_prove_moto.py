@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,62 +98,71 @@ def test_moto_holds_every_claim_that_needs_no_running_job(
 STOPS = [step.name for step in STEPS if step.name in ANSWERED and not step.removes]
 
 
-@pytest.mark.parametrize("step", STOPS)
+def watch_proof(cli: Cli, aws: MotoAws, *more: str) -> subprocess.Popen[str]:
+    return cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", *more)
+
+
+@pytest.mark.parametrize("step", STOPS[:-2])
 def test_interrupted_in_a_step_it_leaves_nothing(
     cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, step: str
 ) -> None:
     """After the line of the step before it: in the middle of `step`."""
-    before = STOPS[STOPS.index(step) - 1] if step != "doctor" else ""
-    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1")
-    if before:
-        read_until(watching, f"{before} ")
-    else:
+    watching = watch_proof(cli, aws)
+    if step == "doctor":
         aws.wait_for_call()
+    else:
+        read_until(watching, f"{STOPS[STOPS.index(step) - 1]} ")
     watching.send_signal(signal.SIGINT)
     out, err = read_rest(watching, LIMIT)
     assert watching.returncode == 130, (out, err)
     assert left_in(aws, home) == [] and is_clean(home, tmp_path)
 
 
+def test_two_proofs_at_once_do_not_meet_and_are_interrupted_in_their_last_steps(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path
+) -> None:
+    both = {step: watch_proof(cli, aws) for step in STOPS[-2:]}
+    for step, watching in both.items():
+        before = STOPS[: STOPS.index(step)]
+        out = read_until(watching, f"{before[-1]} ")
+        watching.send_signal(signal.SIGINT)
+        held = [line.split()[0] for line in out.splitlines() if " held " in line]
+        assert held == before and "does not hold" not in out, out
+    for watching in both.values():
+        out, err = read_rest(watching, LIMIT)
+        assert watching.returncode == 130 and "does not hold" not in out, (out, err)
+    assert left_in(aws, home) == [] and is_clean(home, tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("action", "step"),
+    "denied",
     [
-        ("cloudformation:CreateStack", "setup"),
-        ("batch:CreateComputeEnvironment", "setup"),
-        ("ecr:CreateRepository", "image"),
-        ("batch:SubmitJob", "probe"),
-        ("iam:CreateRole", "submitter"),
-        ("tag:GetResources", "search"),
+        {"setup": "cloudformation:CreateStack"},
+        {"setup": "batch:CreateComputeEnvironment"},
+        {"image": "ecr:CreateRepository", "search": "tag:GetResources"},
+        {"probe": "batch:SubmitJob", "submitter": "iam:CreateRole",
+         "teardown": "cloudformation:DeleteStack"},
     ],
-)
-def test_a_denied_call_is_named_and_nothing_is_left(
-    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, action: str, step: str
+)  # fmt: skip
+def test_a_denied_call_is_named_and_what_is_left_is_told_with_the_command_that_removes_it(
+    cli: Cli, home: Home, aws: MotoAws, tmp_path: Path, denied: dict[str, str]
 ) -> None:
     # doctor would find it, and nothing would be made: it is denied when doctor has been asked.
-    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
+    watching = watch_proof(cli, aws, "--json")
     aws.wait_for_call("batch:DescribeJobQueues")
-    aws.set(denied=[action])
+    aws.set(denied=list(denied.values()))
     out, err = read_rest(watching, LIMIT)
     document = json.loads(out)
-    whys = [f"{each['why']}" for each in document["claims"] if each["step"] == step]
-    assert any(action in why for why in whys), whys
+    for step, action in denied.items():
+        whys = [f"{each['why']}" for each in document["claims"] if each["step"] == step]
+        assert any(action in why for why in whys), whys
+    if "teardown" in denied:
+        command = f"batchml prove --remove {document['proof']}"
+        assert document["left"] == command and left_in(aws, home), err
+        aws.set(denied=[])
+        shown = cli(*command.split()[1:], timeout=LIMIT)
+        assert shown.code == 0, shown.err
     assert left_in(aws, home) == [] and is_clean(home, tmp_path), err
-
-
-def test_what_cannot_be_removed_is_told_with_the_command_that_removes_it(
-    cli: Cli, home: Home, aws: MotoAws
-) -> None:
-    watching = cli.watch("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
-    aws.wait_for_call("ecr:CreateRepository")
-    aws.set(denied=["cloudformation:DeleteStack"])
-    out, err = read_rest(watching, LIMIT)
-    document = json.loads(out)
-    command = f"batchml prove --remove {document['proof']}"
-    assert document["left"] == command and left_in(aws, home), err
-    aws.set(denied=[])
-    shown = cli(*command.split()[1:], timeout=LIMIT)
-    assert (shown.code, left_in(aws, home)) == (0, []), shown.err
-    assert not find_leftovers(home.root)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +258,3 @@ def test_without_credentials_it_says_where_they_come_from(
     (found,) = [each for each in document["claims"] if each["id"] == "doctor"]
     assert code == 77 and "aws configure" in found["why"], found
     assert left_in(aws, home) == []
-
-
-def test_two_proofs_at_once_do_not_meet(cli: Cli, home: Home, aws: MotoAws, tmp_path: Path) -> None:
-    words = ("prove", "--endpoint", aws.url, "--region", "us-east-1", "--json")
-    both = [cli.watch(*words), cli.watch(*words)]
-    for each in both:
-        out, err = read_rest(each, LIMIT)
-        assert each.returncode == 0, (out[-2000:], err)
-    assert left_in(aws, home) == [] and is_clean(home, tmp_path)
