@@ -16,6 +16,7 @@ BatchmlError                     1
 ├── HeldRunEnded                 1   a run of `alloc` or `notebook` ended too early; or its own code
 ├── ExecUnavailable              1   a running container cannot be entered
 ├── ImageError                   1   an image cannot be built or pushed
+│   ├── NoImageEngine            1   no Docker engine answers
 │   └── TagTaken                 1   the registry has an image of this tag already
 ├── TransferFailed               1   some files were not transferred; the same command continues
 ├── TransferWorkerFailed         1   the job that transfers files failed; or the job's own code
