@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ from batchml.prove.recording import Recording, make_header, read_call_log, write
 from batchml.prove.replay import render, replay_file
 from batchml.prove.sanitizing import sanitize
 from batchml.prove.service import ProofResult, StepResult, prove
-from batchml.prove.steps import estimate, exit_code, steps_of
+from batchml.prove.steps import ProofStep, estimate, exit_code, steps_of
 from batchml.resources import shipped_folder
 from batchml.setup.commands.shared import Yes
 
@@ -132,6 +133,11 @@ def prove_command(
         images=() if subject.world == "local" else _image_folders(settings.config),
     )  # fmt: skip
     printer = StepPrinter()
+
+    def finish(result: ProofResult) -> None:
+        printer.flush()
+        _write_page(folder, result, json_=json_)
+
     try:
         commands = Commands(child_environ(os.environ, folder), Path(folder.record.work), clock)
         proof = Proof(
@@ -140,10 +146,9 @@ def prove_command(
         )  # fmt: skip
         result = prove(
             proof, clock, max_cost=max_cost, keep=keep, say=say,
-            tell=(lambda _: None) if json_ else printer.print,
+            begin=_show_step if sys.stderr.isatty() else (lambda _: None),
+            tell=(lambda _: None) if json_ else printer.print, finish=finish,
         )  # fmt: skip
-        printer.flush()
-        _write_page(folder, result, json_=json_)
     finally:
         folder.close()
     code = exit_code(
@@ -308,6 +313,11 @@ def _confirm_cost(
     steps = steps_of("aws", options, throw_away=subject.is_throw_away)
     usd = sum(estimate(step, "aws") for step in steps)
     minutes = round(sum(step.seconds for step in steps) / 60)
+    if usd > max_cost:
+        raise UsageError(
+            f"--max-cost {max_cost:g}: this proof is estimated to cost ${usd:.2f}. Allow at least "
+            "that much; without --gpu and --nodes it costs less."
+        )
     what = f"This runs jobs in {subject.env}"
     if subject.is_throw_away:
         what = f"This makes the environment {name} in {subject.region} and deletes it at the end"
@@ -344,6 +354,11 @@ class StepPrinter:
         if self._skipped:
             print_line(f"{'not tested':<12} {', '.join(self._skipped)}: {self._why}")
         self._skipped = []
+
+
+def _show_step(step: ProofStep) -> None:
+    """Say on a terminal which step is running: some take minutes in AWS."""
+    say(f"{step.name:<12} {step.title} ...")
 
 
 def _print_step(result: StepResult) -> None:

@@ -62,10 +62,13 @@ class Interruptions:
     def __init__(self, proof: Proof, say: Callable[[str], None]) -> None:
         self.count = 0
         self.is_removing = False
+        self.is_finished = False  # only the report is missing
         self._proof = proof
         self._say = say
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_finished:
+            return
         self.count += 1
         if self.count == 1:
             self._say("Interrupted: deleting what was made. Another Ctrl-C leaves it as it is.")
@@ -87,15 +90,17 @@ class Interruptions:
 
 def prove(
     proof: Proof, clock: Clock, *, max_cost: float, keep: bool,
+    begin: Callable[[ProofStep], None] = lambda _: None,
     tell: Callable[[StepResult], None] = lambda _: None, say: Callable[[str], None],
-    askers: Mapping[str, Asker] = ASKERS,
+    finish: Callable[[ProofResult], None] = lambda _: None, askers: Mapping[str, Asker] = ASKERS,
 ) -> ProofResult:  # fmt: skip
     """Carry out every step, and delete what was made, also when the user interrupts.
 
-    `tell` gets each step when it has ended.
+    `begin` gets each step before it, `tell` its result, and `finish` the result of the proof, which
+    it writes: no signal ends this process before that.
     """
     began = clock.monotonic()
-    tell, say = _without_failure(tell), _without_failure(say)
+    begin, tell, say = _without_failure(begin), _without_failure(tell), _without_failure(say)
     steps = steps_of(proof.world, proof.options, throw_away=proof.throw_away)
     interruptions = Interruptions(proof, say)
     state, results = ProofState(), list[StepResult]()
@@ -114,6 +119,7 @@ def prove(
                 interruptions.is_removing = action.step.removes
                 if action.step.removes and interruptions.count < 2:
                     proof.commands.resume()
+                begin(action.step)
                 result = _ask(proof, action, askers, clock, state)
             results.append(result)
             tell(result)
@@ -128,10 +134,14 @@ def prove(
             proof.folder.update(kept=True)
         if not proof.throw_away and proof.folder.record.made:
             _end_runs(proof, interruptions, keep=keep)
-    return ProofResult(
-        tuple(results), _answers(proof, results), clock.monotonic() - began, state.spent,
-        interruptions.count > 0, proof.folder.record.removal() if proof.folder.record.made else "",
-    )  # fmt: skip
+        whole = ProofResult(
+            tuple(results), _answers(proof, results), clock.monotonic() - began, state.spent,
+            interruptions.count > 0,
+            proof.folder.record.removal() if proof.folder.record.made else "",
+        )  # fmt: skip
+        interruptions.is_finished = True
+        finish(whole)
+    return whole
 
 
 def _without_failure(function: Callable[[T], None]) -> Callable[[T], None]:

@@ -144,3 +144,9 @@ def test_in_aws_it_asks_before_it_makes_anything(cli: Cli, home: Home) -> None:
     shown = cli("prove", "--region", "eu-west-1")
     assert shown.code == 2 and "add --yes" in shown.err
     assert not (home.root / FOLDER).exists()
+
+
+def test_a_limit_below_the_estimate_is_refused(cli: Cli) -> None:
+    shown = cli("prove", "--region", "us-east-1", "--yes", "--max-cost", "0")
+    assert (shown.code, shown.out) == (2, "")
+    assert "--max-cost 0: this proof is estimated to cost $0." in shown.err

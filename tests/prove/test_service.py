@@ -2,13 +2,16 @@
 
 import json
 import os
+import runpy
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import batchml.prove
 from batchml.prove.children import Commands
 from batchml.prove.claims import CLAIMS, World, claims_of
 from batchml.prove.folder import aws_config, find_leftovers, make_folder
@@ -216,6 +219,31 @@ def test_a_terminal_that_takes_no_line_does_not_stop_the_removal(
         trial.proof, trial.clock, max_cost=2.0, keep=False, tell=tell, say=tell, askers=trial.askers
     )
     assert trial.asked == NAMES and not result.left
+
+
+def test_an_interruption_at_the_end_does_not_cost_the_report(trial: Trial) -> None:
+    written: list[ProofResult] = []
+
+    def finish(result: ProofResult) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        written.append(result)
+
+    result = prove(
+        trial.proof, trial.clock, max_cost=2.0, keep=False, say=trial.said.append,
+        askers=trial.askers, finish=finish,
+    )  # fmt: skip
+    assert written == [result] and not result.is_interrupted
+
+
+def test_a_node_takes_no_byte_of_the_next_exchange() -> None:
+    path = Path(batchml.prove.__file__).parent / "probe" / "probe.py"
+    exchange = runpy.run_path(str(path))["exchange"]
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"first second")
+        assert exchange(here, b"123456", 0) == b"first "
+        assert exchange(here, b"123456", 0) == b"second"
 
 
 def test_two_proofs_at_once_do_not_meet(tmp_path: Path) -> None:

@@ -302,7 +302,10 @@ class Account:
         self.template_tags: dict[str, dict[str, str]] = {}
         self.groups: dict[str, dict[str, Any]] = {}
         both = ("us-east-1a", "us-east-1b")
-        types = "c7i.large g5.xlarge g5.12xlarge g6.xlarge m5.large m6i.xlarge m7g.large m7i.large"
+        types = (
+            "c7i.large g5.xlarge g5.12xlarge g6.xlarge m5.large m6i.xlarge m7g.large m7i.large "
+            "m7i.xlarge m7i.2xlarge"
+        )
         self.offered: dict[str, tuple[str, ...]] = dict.fromkeys(types.split(), both)  # -> zones
         self.attached: dict[str, list[str]] = {}  # Users, Groups or Roles that have the policy
         self.backups: list[dict[str, Any]] = []

@@ -281,7 +281,8 @@ def exchange(other: socket.socket, mine: bytes, index: int) -> bytes:
     thread.start()
     received = bytearray()
     while len(received) < len(mine):
-        part = other.recv(1 << 20)
+        # What follows may be here already: it belongs to the next exchange.
+        part = other.recv(min(1 << 20, len(mine) - len(received)))
         if not part:
             raise ConnectionError(f"node {1 - index} has gone")
         received += part
