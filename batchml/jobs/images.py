@@ -189,7 +189,7 @@ def _check_processor(
             f"{repository.name}:{recipe.tag} in ECR is an image for {what}, not for "
             f"{recipe.processor}, and tags are immutable. Delete it, then push again: "
             f"aws ecr batch-delete-image --repository-name {repository.name} --image-ids "
-            f"imageTag={recipe.tag}"
+            f"imageTag={recipe.tag} --region {repository.arn.split(':')[3]}"
         )
 
 

@@ -14,6 +14,8 @@ SAVED = 900.0  # seconds in which a run has started and saved its checkpoint
 # Another program's AWS runs a job at once or never: it has no host to start.
 PATIENCE = 20.0
 _POLL = 1.0
+# The proof has cancelled its runs; one in its grace period has not ended yet.
+ALLOW_LOSS = ("--allow-loss", "default", "--allow-loss", "gpu")
 
 
 def call_aws(proof: Proof, verb: str, *words: str) -> CommandResult:
@@ -131,7 +133,7 @@ def remove_all(proof: Proof) -> CommandResult:
     """
     removed = remove_roles(proof)
     if removed.code == 0:
-        removed = proof.ask("teardown", "--delete-data", "--yes", "--json")
+        removed = proof.ask("teardown", "--delete-data", "--yes", "--json", *ALLOW_LOSS)
     if removed.code == 0:
         removed = call_aws(proof, "remove-images", proof.token, CONTROLLER_IMAGE, GPU_IMAGE)
     return removed

@@ -150,8 +150,13 @@ class AccountCheck(Struct, frozen=True):
     @property
     def flags(self) -> str:
         """The flags with which the AWS CLI uses the same account and region."""
-        profile = f" --profile {self.environment.profile}" if self.environment.profile else ""
-        return f" --region {self.environment.region}{profile}"
+        return aws_cli_flags(self.environment)
+
+
+def aws_cli_flags(environment: Environment) -> str:
+    """` --region NAME`, and ` --profile NAME` if the environment names one."""
+    profile = f" --profile {environment.profile}" if environment.profile else ""
+    return f" --region {environment.region}{profile}"
 
 
 # --- questions ------------------------------------------------------------------------------

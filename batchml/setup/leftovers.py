@@ -28,7 +28,8 @@ class LeftoverFacts(Struct, frozen=True):
     """The account after a teardown. None: AWS was asked, and did not answer.
 
     `file_system`: the id of an EFS file system that was deleted, or "". `by_commands`: queues and
-    compute environments that single commands made, as `queue NAME`, `compute NAME`.
+    compute environments that single commands made, as `queue NAME`, `compute NAME`. `flags`: region
+    and profile, for the AWS CLI.
     """
 
     env: str
@@ -38,6 +39,7 @@ class LeftoverFacts(Struct, frozen=True):
     backups: tuple[RecoveryPoint, ...] | None = ()
     repositories: tuple[str, ...] | None = ()
     by_commands: tuple[str, ...] | None = ()
+    flags: str = ""
 
 
 Answer = TypeVar("Answer")
@@ -45,12 +47,13 @@ Answer = TypeVar("Answer")
 
 def fetch_leftovers(
     session: Session, compute: ComputeApi, env: str, before: Mapping[str, Stack],
-    kept: Iterable[str], deletes_files: bool = False,
+    kept: Iterable[str], deletes_files: bool = False, flags: str = "",
 ) -> LeftoverFacts:  # fmt: skip
     """Ask AWS what is left: at most four calls, none of which fails the teardown.
 
     `before`: the stacks before the teardown. `kept`: the names of the stacks that it leaves.
-    `deletes_files`: whether the file system of a stack that stays was deleted.
+    `deletes_files`: whether the file system of a stack that stays was deleted. `flags`: region and
+    profile, for the AWS CLI.
     """
     kept = tuple(each for each in kept if each.endswith(("-storage", "-observability")))
     storage = before.get(stack_name(env, "storage"))
@@ -70,6 +73,7 @@ def fetch_leftovers(
         deleted_keys=_deleted_keys(before, kept),
         file_system=deleted,
         backups=backups,
+        flags=flags,
         repositories=_ask(lambda: tuple(fetch_repositories(session))),
         by_commands=_ask(lambda: tuple(_by_commands(compute, env))),
     )  # fmt: skip
@@ -128,7 +132,7 @@ def leftovers(facts: LeftoverFacts) -> Iterator[Leftover]:
     elif repositories:
         yield Leftover(
             f"images of all environments in ECR: {', '.join(repositories)}", "by the gigabyte",
-            tuple(f"aws ecr delete-repository --force --repository-name {each}"
+            tuple(f"aws ecr delete-repository --force --repository-name {each}{facts.flags}"
                   for each in repositories),
         )  # fmt: skip
     if facts.by_commands is None:
@@ -146,7 +150,7 @@ def _backups(facts: LeftoverFacts) -> Iterator[Leftover]:
             f"perhaps backups of the file system {facts.file_system}; AWS did not answer",
             "by the gigabyte, for 35 days at most",
             ("aws backup list-recovery-points-by-backup-vault --backup-vault-name "
-             "aws/efs/automatic-backup-vault",),
+             f"aws/efs/automatic-backup-vault{facts.flags}",),
         )  # fmt: skip
     elif facts.backups:
         size = sum(each.size for each in facts.backups)
@@ -156,7 +160,7 @@ def _backups(facts: LeftoverFacts) -> Iterator[Leftover]:
             "by the gigabyte, for 35 days at most",
             tuple(
                 f"aws backup delete-recovery-point --backup-vault-name {each.vault} "
-                f"--recovery-point-arn {each.arn}"
+                f"--recovery-point-arn {each.arn}{facts.flags}"
                 for each in facts.backups
             ),
         )

@@ -166,6 +166,8 @@ def test_quotas_of_0_are_told_with_the_queues_that_work(aws: Aws) -> None:
     code, out, err = aws("setup", "--plan")
     assert code == 2, err
     assert "is 0 vCPUs: compute.gpu cannot start" in out
+    (request,) = [line for line in out.splitlines() if "request-service-quota-increase" in line]
+    assert " --region us-east-1" in request, "the AWS CLI may have another default"
     assert "The queue cpu can start hosts; the queue default cannot, until" in out
 
 

@@ -193,6 +193,20 @@ def test_a_queue_with_runs_in_it_is_not_taken_away_unasked(ready: Cli) -> None:
     assert ready("wait", job, *LOCAL).code != 0
 
 
+def test_teardown_does_not_end_runs_unasked(ready: Cli) -> None:
+    job = ready(
+        "submit", *LOCAL, "--json", "--queue", "urgent", "--", "sleep", "600"
+    ).json["jobId"]  # fmt: skip
+    for allowed in ((), ("--allow-loss", "default")):
+        refused = ready("teardown", *LOCAL, "--yes", *allowed)
+        assert refused.code == 2 and "LOSES 1 run in it" in refused.out
+        assert "Nothing was changed" in refused.err and "--allow-loss urgent" in refused.err
+    assert "p--urgent" in names(ready, "queue")
+    assert ready("teardown", *LOCAL, "--yes", "--allow-loss", "urgent").code == 0
+    assert names(ready, "queue") == ["default"]
+    assert ready("wait", job, *LOCAL).code != 0
+
+
 def test_compute_environments_one_by_one(place: Cli) -> None:
     made = place(
         "compute", "create", "cpu", *LOCAL, "--instance-type", "c7i", "--max-vcpus", "8", "--json"

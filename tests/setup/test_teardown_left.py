@@ -207,7 +207,8 @@ def point(number: int) -> dict[str, Any]:
 def facts(world: World, before: CurrentState, kept: list[str]) -> LeftoverFacts:
     account: Any = world.account
     world.account.calls.clear()
-    return fetch_leftovers(account, ComputeApi(account), "dev", before.stacks, kept)
+    flags = " --region us-east-1"
+    return fetch_leftovers(account, ComputeApi(account), "dev", before.stacks, kept, flags=flags)
 
 
 def test_what_really_is_left_is_told_with_its_command(ready: World) -> None:
@@ -219,8 +220,8 @@ def test_what_really_is_left_is_told_with_its_command(ready: World) -> None:
     assert len(ready.account.calls) == 4
     lines = "\n".join(leftover_lines(leftovers(found)))
     assert "2 backups of the file system fs-0123456789abcdef0, 2.0 GiB" in lines
-    assert "--recovery-point-arn arn:aws:backup:us-east-1:123456789012:recovery-point:2" in lines
-    assert "delete-repository --force --repository-name batchml/python" in lines
+    assert "arn:aws:backup:us-east-1:123456789012:recovery-point:2 --region us-east-1" in lines
+    assert "delete-repository --force --repository-name batchml/python --region us-east-1" in lines
     assert "other/app" not in lines and "KMS keys (3)" in lines and "data:" not in lines
     assert "batchml jobdef gc --env dev" in lines
 

@@ -40,7 +40,7 @@ from batchml.setup.commands.shared import (
     with_offers,
 )
 from batchml.setup.desired import SetupSpec, deployed_content
-from batchml.setup.doctor import quota_findings
+from batchml.setup.doctor import aws_cli_flags, quota_findings
 from batchml.setup.leftovers import (
     Leftover,
     fetch_leftovers,
@@ -49,7 +49,7 @@ from batchml.setup.leftovers import (
     leftovers_json,
 )
 from batchml.setup.plan import make_plan, refusals
-from batchml.setup.sharing import Action, CurrentState, PlanStep, WantedState
+from batchml.setup.sharing import Action, CurrentState, PlanStep, ResourceKind, WantedState
 from batchml.setup.tools import SetupTools
 from batchml.workspace.deletion_guard import check_archived
 
@@ -155,7 +155,10 @@ def teardown(
     ] = False,
     allow_loss: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Delete this file system without an archive."),
+        typer.Option(
+            metavar="NAME",
+            help="Allow the loss of a queue's runs, or of a file system that is not archived.",
+        ),
     ] = None,
     detach_policy: Annotated[
         bool,
@@ -184,7 +187,7 @@ def teardown(
                 delete_data=delete_data, delete_files=delete_file_system, detach=detach_policy,
             ),
             PlanOptions(
-                "teardown", plan, yes, json_,
+                "teardown", plan, yes, json_, tuple(allow_loss or ()),
                 deletes_data=delete_data or delete_file_system, last_check=check,
             ),
         )  # fmt: skip
@@ -260,6 +263,7 @@ def _leftovers(
         context.connect(), tools.compute, context.env, before.stacks,
         [name for name in before.stacks if name not in deleted],
         any(step.how == "without-files" for step in steps),
+        aws_cli_flags(context.settings.environment),
     )  # fmt: skip
     return list(leftovers(facts))
 
@@ -278,16 +282,18 @@ def _confirm_steps(
     losing, env = [step for step in steps if step.loses], context.env
     names = {context.resource_label(step.name): step for step in losing}
     allowed = set(map(context.resource_label, options.allow_loss))
-    for name in allowed - names.keys():
-        say(f"--allow-loss {name}: no resource of that name would lose data.")
     if options.command == "setup":
-        for name, step in names.items():
-            if name not in allowed and not confirm(
-                f"{step.kind} {name} would lose {step.loses}. To agree, type its name:",
-                f"--allow-loss {name}", yes=False, expected=(name,),
-            ):  # fmt: skip
-                say("Nothing was changed.")
-                raise typer.Exit(1)
+        for name in allowed - names.keys():
+            say(f"--allow-loss {name}: no resource of that name would lose data.")
+    for name, step in names.items():
+        # A teardown deletes data only with flags that say so, but any teardown deletes queues.
+        is_asked = options.command == "setup" or step.kind is ResourceKind.QUEUE
+        if is_asked and name not in allowed and not confirm(
+            f"{step.kind} {name} would lose {step.loses}. To agree, type its name:",
+            f"--allow-loss {name}", yes=False, expected=(name,),
+        ):  # fmt: skip
+            say("Nothing was changed.")
+            raise typer.Exit(1)
     if options.deletes_data and not options.yes:
         lost = ", ".join(step.loses for step in losing) or "its data"
         question = f"This deletes {lost} for good. Type the environment's name, {env}, to confirm:"
@@ -361,7 +367,8 @@ def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
     except BatchmlError as error:
         reason = describe_failure("servicequotas:ListServiceQuotas", error)
         return [f"Quotas were not checked: {reason}."]
-    found = [each for each in quota_findings(needs, quotas) if each.mark != "ok"]
+    flags = aws_cli_flags(environment)
+    found = [each for each in quota_findings(needs, quotas, flags=flags) if each.mark != "ok"]
     lines = [line for each in found for line in (f"{each.mark}: {each.text}", *each.fix)]
     return [*lines, *_queue_notes(environment, quotas)]
 
