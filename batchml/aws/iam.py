@@ -428,7 +428,10 @@ class Permission(Struct, frozen=True, order=True):
 
 
 class PolicyScope(Struct, frozen=True):
-    """The values in the ARNs of a policy. `account` is "*" where it is not known."""
+    """The values in the ARNs of a policy. `account` is "*" where it is not known.
+
+    `env` may be a pattern: `prove-*`.
+    """
 
     env: str
     region: str
@@ -439,6 +442,10 @@ class PolicyScope(Struct, frozen=True):
     def suffix(self) -> str:
         """The end of the host names of services."""
         return "amazonaws.com.cn" if self.partition == "aws-cn" else "amazonaws.com"
+
+
+# The environments that `prove --region` makes, each with a name of its own.
+PROOFS = "prove-*"
 
 
 def scope_of(identity: CallerIdentity, region: str, env: str) -> PolicyScope:
@@ -520,12 +527,19 @@ def arns_of(kind: str, scope: PolicyScope) -> tuple[str, ...]:
 
 
 def _condition_of(kind: str, scope: PolicyScope) -> dict[str, Any]:
-    """The condition of the statements of a kind of resource; empty for most."""
+    """The condition of the statements of a kind of resource; empty for most.
+
+    Only `StringLike` reads a pattern, which the name of an environment may be: IAM User Guide,
+    "IAM JSON policy elements: Condition operators".
+    """
     words = {"region": scope.region, "env": scope.env, "suffix": scope.suffix}
 
     def fill(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: fill(each) for key, each in value.items()}
+            filled = {key: fill(each) for key, each in value.items()}
+            if "*" not in scope.env:
+                return filled
+            return {key.replace("StringEquals", "StringLike"): filled[key] for key in filled}
         if isinstance(value, list):
             return [fill(each) for each in value]
         return str(value).format(**words)

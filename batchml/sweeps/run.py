@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.requests import SubmissionRequests, dated_registration
 from batchml.aws.naming import Platform
-from batchml.context import Context, Notify, open_cache
+from batchml.context import Context, EnvironmentCache, Notify, open_cache
 from batchml.errors import BatchmlError, ConfigError, NotFound, SweepHasController
 from batchml.jobs.find import ImageSource
 from batchml.model.names import new_key, to_name
@@ -203,18 +203,35 @@ def _local_run(context: Context, sweep: StartedSweep) -> ControllerRun:
 
 def _run_in_aws(context: Context, sweep: StartedSweep, store: SweepStore) -> ControllerRun:
     """The run of a controller. Also registers the trials' job definition: a controller may not."""
-    folder = find_controller_folder(context)
-    check_method(sweep, (folder / "requirements.txt").read_text("utf-8"))
     cache = open_cache(context)
-    platform = controller_platform(sweep.platform, cache.outputs(), context.env)
-    queue = context.queue(context.settings.environment.controller_queue) or sweep.queue
-    image = pinned_image(context, ImageSource(folder), queue, cache)
-    _register_trials(context, sweep)
+    image, queue, platform = _find_parts(context, sweep, cache)
     cache.save()
+    _register_trials(context, sweep)
     region = context.settings.environment.region
     arguments = ControllerArguments(sweep.key, context.env, sweep.store, region, digest_of(store))
     command = ("python", "-m", "batchml", *ATTEND, *arguments.options)
     return controller_run(sweep, command, image, queue, platform)
+
+
+def check_controller(context: Context, sweep: StartedSweep, cache: EnvironmentCache | None) -> None:
+    """Raise what `submit_controller` would, for a sweep that needs a controller; write nothing.
+
+    `cache`: of the environment in AWS; None for `local`, where a controller needs no image.
+    """
+    if cache is not None and needs_controller(sweep):
+        _find_parts(context, sweep, cache)
+
+
+def _find_parts(
+    context: Context, sweep: StartedSweep, cache: EnvironmentCache
+) -> tuple[str, str, Platform]:
+    """The image, the queue and the platform of a controller in AWS."""
+    folder = find_controller_folder(context)
+    check_method(sweep, (folder / "requirements.txt").read_text("utf-8"))
+    platform = controller_platform(sweep.platform, cache.outputs(), context.env)
+    queue = context.queue(context.settings.environment.controller_queue) or sweep.queue
+    image = pinned_image(context, ImageSource(folder), queue, cache)
+    return image, queue, platform
 
 
 def controller_run(

@@ -140,6 +140,15 @@ def test_a_proof_may_end_hosts_and_repositories_of_its_environment_alone() -> No
         assert statement["Condition"] == mine and "*" not in statement["Resource"], action
 
 
+def test_a_policy_for_environments_of_a_pattern_compares_their_tags_as_patterns() -> None:
+    scope = unknown_account("us-east-1", iam.PROOFS)
+    found = iam.statements(permissions_of(PLAIN, ["prove"]), scope)
+    [statement] = [each for each in found if "ec2:TerminateInstances" in each["Action"]]
+    assert statement["Condition"] == {"StringLike": {"aws:ResourceTag/batchml:env": "prove-*"}}
+    assert "StringEquals" not in json.dumps(found)
+    assert "arn:aws:batch:us-east-1:*:job-queue/batchml-prove-*-*" in json.dumps(found)
+
+
 def test_the_statement_for_a_denied_push_is_of_the_table() -> None:
     assert {*PUSH_ACTIONS} <= actions_in(PLAIN, "image push")
 

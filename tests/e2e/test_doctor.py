@@ -307,6 +307,9 @@ def test_policies_for_an_administrator_are_printed_without_credentials(cli: Cli)
     assert "arn:aws:iam::*:role/batchml-dev-*" in "".join(lines)
     (only,) = cli("doctor", "--env", "dev", "--policy", "submit", "--json").json
     assert "ec2:CreateVpc" not in str(only)
+    proofs = cli("doctor", "--env", "dev", "--policy", "prove").out
+    assert max(map(len, proofs.splitlines())) <= 6144
+    assert "role/batchml-dev-*" in proofs and "role/batchml-prove-*-*" in proofs
     for words, text in (
         (("--env", "dev", "--policy", "stup"), "Did you mean 'setup'?"),
         (("--env", "dev", "--policy", "env use"), "no permissions in AWS are needed"),

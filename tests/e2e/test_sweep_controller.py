@@ -11,14 +11,16 @@ import pytest
 
 from batchml.client import Client
 from batchml.context import open_cache
-from batchml.errors import SweepHasController
+from batchml.errors import NotFound, SweepHasController
 from batchml.jobs.find import ImageSource
 from batchml.local.home import Home, ServerEndpoint
 from batchml.resources import shipped_folder
 from batchml.runs.controllers import context_in_aws
+from batchml.sweeps.commands.sweeps import _start
 from batchml.sweeps.control.lease import Lease, LeaseOwner
 from batchml.sweeps.run import ControllerArguments, control_sweep, open_sweep, submit_controller
 from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
+from batchml.sweeps.stores import find_sweep_store
 from tests.security.cloudformation import load, policies, statements, texts
 from tests.support.counting import Counted
 from tests.support.local_server import client_for
@@ -112,6 +114,21 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
         [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_without_the_image_of_controllers_a_detached_sweep_writes_nothing(
+    account: Counted,
+) -> None:
+    context = Client("dev")._context
+    one_by_one = {**TABLE, "limits": {"trials": 2, "parallel": 1, "hours": 1, "target": 0.1}}
+    ready = prepare_sweep(context, SweepOptions(table=one_by_one))
+    account.answers["DescribeImages"] = lambda request: {"imageDetails": []}
+    account.reset()
+    with pytest.raises(NotFound, match="controller"):
+        _start(context, ready, is_detached=True, json_=False)
+    assert "SubmitJob" not in account.calls
+    with pytest.raises(NotFound):
+        find_sweep_store(context, ready.sweep.key)
 
 
 def test_where_one_attends_no_other_is_submitted(account: Counted) -> None:

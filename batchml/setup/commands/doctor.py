@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from batchml.aws.iam import COMMANDS, permissions_of, policy_documents, unknown_account
+from batchml.aws.iam import COMMANDS, PROOFS, permissions_of, policy_documents, unknown_account
 from batchml.aws.session import Access, Session, home_region
 from batchml.cli.app import app
 from batchml.cli.options import Json
@@ -22,7 +22,7 @@ from batchml.local import control
 from batchml.local.control import describe_silence, is_answering
 from batchml.local.executors.choice import DOCKER, read_choice
 from batchml.local.home import Home
-from batchml.model.environment import LOCAL
+from batchml.model.environment import LOCAL, Environment
 from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
 from batchml.setup.images import ask_images, check_images
 from batchml.setup.init import FIRST_JOB, first_files, write_files
@@ -84,6 +84,11 @@ def _print_policies(settings: Settings, commands: Sequence[str], *, json_: bool)
         raise UsageError(f"--policy {', '.join(commands)}: no permissions in AWS are needed.")
     scope = unknown_account(environment.region, settings.env.value)
     documents = policy_documents(wanted, scope)
+    if "prove" in commands:
+        temporary = Environment(region=environment.region)
+        documents += policy_documents(
+            permissions_of(temporary, ["prove"]), unknown_account(environment.region, PROOFS)
+        )
     if json_:
         print_json(documents)
         return

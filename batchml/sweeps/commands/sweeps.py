@@ -129,6 +129,7 @@ def _start(
 ) -> None:
     from batchml.sweeps.commands import running
     from batchml.sweeps.commands.running import SweepInterrupt
+    from batchml.sweeps.run import check_controller
     from batchml.sweeps.spec.rules import notices
     from batchml.sweeps.start import start_sweep
 
@@ -137,6 +138,8 @@ def _start(
         say(notice)
     interrupt = SweepInterrupt(context, sweep, json_=json_, is_started=False)
     with interrupt.reported():
+        if is_detached:
+            check_controller(context, sweep, prepared.cache)
         store = start_sweep(context, prepared, say, interrupt.before_spec)
         interrupt.is_started = True
         started = f"Started sweep [{sweep.name} - {sweep.key}] in [{context.env}]"
