@@ -284,6 +284,8 @@ NotifyBuild = Callable[[str, bool], None]
 
 SILENCE = 900.0  # seconds without an answer, while a registry stores a layer
 _LAST_LINES = 15
+# The engine's words for a layer of the cache that someone removed while the image was built.
+_LAYER_GONE = 'unable to find image "sha256:'
 _LONGEST_STEP = 100
 
 _NO_ENGINE = (
@@ -390,13 +392,19 @@ class ImageEngine:
     def build(self, recipe: Recipe, notify: NotifyBuild) -> EngineImage:
         """Build an image for its processor. The engine names it only after the last step.
 
-        An engine's builder may take a step of another processor from its cache; then the image is
-        built again without the cache. Raises ImageError with the step that failed and the last
-        lines of its output, and for an image that is still for another processor.
+        An engine's builder may take a step of another processor from its cache, or a step that
+        someone removes; then the image is built again without the cache. Raises ImageError with the
+        step that failed and the last lines of its output, and for an image that is still for
+        another processor.
         """
         for nocache in (False, True):
             output = BuildOutput()
-            found = self._build(recipe, notify, output, nocache=nocache)
+            try:
+                found = self._build(recipe, notify, output, nocache=nocache)
+            except ImageError as error:
+                if nocache or _LAYER_GONE not in str(error):
+                    raise
+                continue
             if found.processor == recipe.processor:
                 return found
             with _engine():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import BuildOutput, PushOutput, to_push_error
+from batchml.aws.ecr import BuildOutput, ImageEngine, PushOutput, to_push_error
 from batchml.errors import AccessError, BatchmlError, ImageError, ServiceUnreachable, TagTaken
 from batchml.model.image import Recipe
 
@@ -20,6 +20,39 @@ def push_of(*entries: dict[str, Any]) -> tuple[list[bool | None], str]:
 def layer(name: str, status: str, current: int = 0, total: int = 0) -> dict[str, Any]:
     detail = {"current": current, "total": total} if total else {}
     return {"id": name, "status": status, "progressDetail": detail}
+
+
+class Builder:
+    """The engine's client: builds fail with these errors, one after the other."""
+
+    def __init__(self, *errors: str) -> None:
+        self.errors = list(errors)
+        self.cached: list[bool] = []
+
+    def build(self, *, nocache: bool, **_: Any) -> list[dict[str, str]]:
+        self.cached.append(not nocache)
+        return [{"error": self.errors.pop(0)}] if self.errors else []
+
+    def inspect_image(self, reference: str) -> dict[str, Any]:
+        return {"Id": "sha256:1", "Size": 1, "Architecture": "amd64"}
+
+
+def engine_of(builder: Builder) -> ImageEngine:
+    engine = ImageEngine()
+    engine._api_client = builder
+    return engine
+
+
+def test_a_layer_that_someone_removes_meanwhile_is_built_again() -> None:
+    gone = 'unable to find image "sha256:62829d08b63c"'
+    builder = Builder(gone)
+    built = engine_of(builder).build(RECIPE.built_for("amd64"), lambda *_: None)
+    assert (built.processor, builder.cached) == ("amd64", [True, False])
+    for errors in ([gone, gone], ["COPY failed"]):
+        failing = Builder(*errors)
+        with pytest.raises(ImageError, match=errors[-1].split('"')[0]):
+            engine_of(failing).build(RECIPE.built_for("amd64"), lambda *_: None)
+        assert len(failing.cached) == len(errors)
 
 
 def test_layers_are_counted_as_they_come() -> None:
