@@ -219,11 +219,14 @@ def explain_expired(caller: AwsCaller) -> str:
     return _lines("the credentials have expired.", *_renew(caller))
 
 
+DOCTOR_HINT = ": batchml doctor tells the two apart"  # doctor itself leaves it out
+
+
 def explain_wrong_keys(caller: AwsCaller) -> str:
     region = caller.region or "the region"
     return _lines(
         "AWS does not know these credentials, or they are turned off. (AWS says the same if the "
-        f"account has not enabled {region}: batchml doctor tells the two apart.)",
+        f"account has not enabled {region}{DOCTOR_HINT}.)",
         *_renew(caller),
     )
 

@@ -12,7 +12,14 @@ from batchml.context import Context, current_folder
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration
 
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Use this environment.")]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="NAME",
+        help="Use this environment; default: `default` of batchml.toml.",
+    ),
+]
 Project = Annotated[
     str | None,
     typer.Option("--project", metavar="NAME", help="Use this project."),

@@ -338,7 +338,10 @@ def estimate_lines(estimate: Estimate) -> list[str]:
     idle = _hourly(estimate.idle, estimate.idle_is_lower_bound)
     idle += f" ({month} a month)" if any(estimate.idle) and idle != _UNKNOWN else ""
     full = _hourly(estimate.full, estimate.full_is_lower_bound)
-    lines = [f"Idle: {idle}. Full: {full}{when}.", *_unknown_lines(estimate.unknown, most=4)]
+    lines = [
+        f"Idle: {idle}. With all compute at max_vcpus: {full}{when}.",
+        *_unknown_lines(estimate.unknown, most=4),
+    ]
     is_listed = any(line.source == LISTED for line in estimate.priced)
     if any(each.spot for each in estimate.computes) and not is_listed:
         lines.append(_SPOT_NOTE)

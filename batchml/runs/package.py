@@ -103,8 +103,8 @@ def pack_code(
         raise ConfigError(
             context.env,
             [
-                f"code: the environment has no bucket for it. Make one with "
-                f"`batchml setup --env {context.env}`, or put the code into the image and set "
+                f"code: {context.env} has no bucket for it. Is it set up? "
+                f"`batchml setup --env {context.env}`. Or put the code into the image and set "
                 f"code = false."
             ],
         )

@@ -154,6 +154,9 @@ def _tag_as_command(
     return tagged
 
 
+_TORN_DOWN = "teardown deletes it"
+
+
 def state_after_teardown(
     spec: SetupSpec, current: CurrentState, *, delete_data: bool, delete_files: bool = False,
     detach: bool = False,
@@ -164,7 +167,7 @@ def state_after_teardown(
     With `delete_files` the file system, whose files are archived, and the network are deleted too.
     """
     if spec.is_local:
-        return WantedState()
+        return WantedState(why_unwanted=_TORN_DOWN)
     data = tuple(map(spec.stack, DATA_STACKS))
     storage, network = (current.stacks.get(spec.stack(each)) for each in ("storage", "network"))
     kept: tuple[Blueprint, ...] = ()
@@ -192,6 +195,7 @@ def state_after_teardown(
     return WantedState(
         stacks=kept, data_stacks=data, deletes_data=delete_data, deletes_files=delete_files,
         detaches=detach, stacks_last=True, needed_by_others=needed_by_others,
+        why_unwanted=_TORN_DOWN,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from batchml.aws.capacity import (
     needed_quotas,
     read_quotas,
 )
-from batchml.aws.credentials_help import MAX_SKEW, clock_skew, explain_clock_skew
+from batchml.aws.credentials_help import DOCTOR_HINT, MAX_SKEW, clock_skew, explain_clock_skew
 from batchml.aws.errors import call
 from batchml.aws.iam import (
     Command,
@@ -265,7 +265,7 @@ def check_account(account: AccountCheck) -> Iterator[Finding]:
 
 def _failed(check: str, mark: Mark, failed: FailedQuestion, what: str = "") -> Finding:
     """The finding of a failed call: the first line of its error, and the other lines as the fix."""
-    text, *fixes = f"{what}{failed.text}".splitlines()
+    text, *fixes = f"{what}{failed.text}".replace(DOCTOR_HINT, "").splitlines()
     return Finding(check, mark, text, tuple(line.strip() for line in fixes), failed.is_access)
 
 

@@ -17,8 +17,6 @@ from batchml.setup import sharing
 from batchml.setup.network import moved_networks, replaced_subnets
 from batchml.setup.sharing import Action, CurrentState, PlanStep, ResourceKind, WantedState
 
-_NOT_DESCRIBED = "it is not described any more"
-
 # --- stacks ---------------------------------------------------------------------------------
 
 
@@ -138,7 +136,7 @@ def unwanted_stacks(wanted: WantedState, current: CurrentState) -> Iterator[Plan
             yield _wait_for_stack(stack)
         else:
             how = "wait" if stack.is_busy else ""
-            reasons = [_NOT_DESCRIBED]
+            reasons = [wanted.why_unwanted]
             if wanted.detaches and current.attached.get(name):
                 names = ", ".join(map(str, current.attached[name]))
                 reasons.append(f"its policy is detached from {names}")
@@ -397,7 +395,7 @@ def unwanted_environments(wanted: WantedState, current: CurrentState) -> Iterato
             name == each for base in wanted.environments
             for _, each in _versions(current.environments, base)
         )  # fmt: skip
-        reason = "it was replaced" if replaced else _NOT_DESCRIBED
+        reason = "it was replaced" if replaced else wanted.why_unwanted
         how = "drain" if replaced else ""
         yield PlanStep(Action.DELETE, ResourceKind.ENVIRONMENT, name, (reason,), how=how)
 
@@ -498,16 +496,17 @@ def plan_definitions(wanted: WantedState, current: CurrentState) -> Iterator[Pla
 
 
 def unwanted_queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:
-    for step in plan_deletions(ResourceKind.QUEUE, wanted.queues, current.queues):
+    why = wanted.why_unwanted
+    for step in plan_deletions(ResourceKind.QUEUE, wanted.queues, current.queues, why):
         yield msgspec.structs.replace(step, loses=_lost_runs(step.name, current))
 
 
 def plan_deletions(
-    kind: ResourceKind, wanted: Mapping[str, Any], found: Mapping[str, Any]
+    kind: ResourceKind, wanted: Mapping[str, Any], found: Mapping[str, Any], why: str
 ) -> Iterator[PlanStep]:
     for name in found:
         if name not in wanted:
-            yield PlanStep(Action.DELETE, kind, name, (_NOT_DESCRIBED,))
+            yield PlanStep(Action.DELETE, kind, name, (why,))
 
 
 # --- the whole plan -------------------------------------------------------------------------
@@ -540,12 +539,13 @@ def _changes(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
 
 
 def _deletions(wanted: WantedState, current: CurrentState) -> list[PlanStep]:
+    why, templates = wanted.why_unwanted, ResourceKind.LAUNCH_TEMPLATE
     return [
         *unwanted_queues(wanted, current),
         *unwanted_environments(wanted, current),
-        *plan_deletions(ResourceKind.POLICY, wanted.policies, current.policies),
-        *plan_deletions(ResourceKind.LAUNCH_TEMPLATE, wanted.templates, current.templates),
-        *plan_deletions(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups),
+        *plan_deletions(ResourceKind.POLICY, wanted.policies, current.policies, why),
+        *plan_deletions(templates, wanted.templates, current.templates, why),
+        *plan_deletions(ResourceKind.PLACEMENT_GROUP, wanted.groups, current.groups, why),
         *unwanted_stacks(wanted, current),
     ]
 

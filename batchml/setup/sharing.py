@@ -74,6 +74,7 @@ class WantedState(Struct, frozen=True):
     stacks_last: bool = False  # change stacks after the resources that depend on them
     shared_with: str = ""  # the environment whose workspace and network this one uses
     mistakes: tuple[str, ...] = ()  # reasons for which AWS cannot make it, each as `key: text`
+    why_unwanted: str = "it is not described any more"  # the reason of deletions, for users
     deletes_unwanted: bool = True  # delete resources that are not wanted; False: leave them alone
     groups: dict[str, dict[str, Any]] = {}  # placement groups
     templates: dict[str, dict[str, Any]] = {}  # launch templates

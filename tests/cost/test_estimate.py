@@ -186,7 +186,8 @@ def test_the_words_of_a_plan() -> None:
     made = environment(compute={"gpu": gpu_of("g6", "p4d.24xlarge")})
     found = estimate_lines(make_estimate(made, book(), INSTANCES))
     assert found[0] == (
-        "Idle: $0.05 an hour ($40 a month). Full: $4.10 to $32.84 an hour (prices of 2026-11-21)."
+        "Idle: $0.05 an hour ($40 a month). With all "
+        "compute at max_vcpus: $4.10 to $32.84 an hour (prices of 2026-11-21)."
     )
     assert found[1:] == [
         "Not counted: traffic through the NAT gateway ($0.045 a GB); files in EFS ($0.3 a "
@@ -217,7 +218,7 @@ def test_without_prices_nothing_is_invented() -> None:
     why = dict.fromkeys(items_needed(made, INSTANCES), "pricing:GetProducts is not allowed")
     found = make_estimate(made, PriceTable({}, why), INSTANCES)
     assert estimate_lines(found)[:2] == [
-        "Idle: unknown. Full: unknown.",
+        "Idle: unknown. With all compute at max_vcpus: unknown.",
         "Price unknown: pricing:GetProducts is not allowed (NAT gateway, public IPv4 address of "
         "the NAT gateway, 3 KMS keys, g5.xlarge on demand and 3 more).",
     ]
@@ -231,7 +232,7 @@ def test_one_unknown_type_makes_a_lower_bound_of_the_full_amount_only() -> None:
     assert (found.idle_is_lower_bound, found.full_is_lower_bound) == (False, True)
     assert found.full[0] == found.idle[0]  # p4d might be had for nothing
     assert estimate_lines(found)[0].startswith(
-        "Idle: $0.05 an hour ($40 a month). Full: at least $0.05 to $16."
+        "Idle: $0.05 an hour ($40 a month). With all compute at max_vcpus: at least $0.05 to $16."
     )
     assert estimate_lines(found)[1] == "Price unknown: it is not listed (p4d.24xlarge on demand)."
 
@@ -241,11 +242,11 @@ def test_a_bound_below_half_a_cent_is_written_as_unknown() -> None:
     made = environment(compute={"gpu": gpu_of("g5.xlarge")})
     keys = PriceTable({"kms-key-month": price("1", "month")}, {})
     assert estimate_lines(make_estimate(made, keys, INSTANCES))[0] == (
-        "Idle: unknown. Full: unknown (prices of 2026-11-21)."
+        "Idle: unknown. With all compute at max_vcpus: unknown (prices of 2026-11-21)."
     )
     more = PriceTable({**keys.prices, "on-demand:g5.xlarge": price("1.006", "hour")}, {})
     assert estimate_lines(make_estimate(made, more, INSTANCES))[0].startswith(
-        "Idle: unknown. Full: at least $"
+        "Idle: unknown. With all compute at max_vcpus: at least $"
     )
 
 
@@ -260,7 +261,10 @@ def test_a_family_that_is_not_there_is_named() -> None:
 def test_amounts_are_shown_to_the_cent_and_small_ones_are_not_nothing() -> None:
     given = Network(subnets=("subnet-0123abcd",), security_groups=("sg-0123abcd",))
     (text, *_) = estimate_lines(make_estimate(environment(network=given), book(), INSTANCES))
-    assert text.startswith("Idle: less than $0.01 an hour ($2.00 a month). Full: less than $0.01 ")
+    assert text.startswith(
+        "Idle: less than $0.01 an hour ($2.00 a month). With all compute "
+        "at max_vcpus: less than $0.01 "
+    )
     many = environment(compute={"gpu": gpu_of("p4d.24xlarge", max_vcpus=96_000)})
     assert "$32,783." in estimate_lines(make_estimate(many, book(), INSTANCES))[0]
 

@@ -57,7 +57,10 @@ def test_init_then_a_plan_with_prices_without_credentials(fresh: Cli) -> None:
     assert "create   job queue batchml-dev-default" in plan.out
     assert "Plan: 12 to create." in plan.out
     assert f"No AWS credentials were found: {NO_AWS}" in plan.out
-    assert "Idle: $0.05 an hour ($40 a month). Full: $6.99 to $8.64 an hour" in plan.out
+    assert (
+        "Idle: $0.05 an hour ($40 a month). With all compute at max_vcpus: $6.99 to $8.64 an hour"
+        in plan.out
+    )
     assert "list prices of 2026-07-20" in plan.out
     assert "In a new account the queue default can start hosts; the queue gpu" in plan.out
 

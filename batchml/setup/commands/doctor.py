@@ -41,8 +41,8 @@ def doctor(
         typer.Option(
             "--policy",
             metavar="COMMAND",
-            help="Only print the IAM policies that this command needs; do not call AWS. May be "
-            "repeated.",
+            help="Only print the IAM policies that this command needs, such as setup, image, "
+            "submit, teardown or prove; do not call AWS. May be repeated.",
         ),
     ] = None,
     json_: Json = False,

@@ -77,7 +77,9 @@ def setup(
     offline: Offline = False,
     allow_loss: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Allow a resource to lose data. May be repeated."),
+        typer.Option(
+            metavar="NAME", help="Allow the loss of this resource's data. May be repeated."
+        ),
     ] = None,
     rebuild_image: Annotated[
         bool,
@@ -482,7 +484,7 @@ def _plan_lines(
     }  # fmt: skip
     parts = [f"{counts[action]} {text}" for action, text in words.items() if counts[action]]
     if counts[Action.KEEP]:
-        parts.append(f"{counts[Action.KEEP]} as described")
+        parts.append(f"{counts[Action.KEEP]} unchanged")
     lines.append(f"Plan: {', '.join(parts)}." if changing else "Nothing to do.")
     return [*lines, *document["notes"]]
 
