@@ -129,7 +129,8 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     (run,) = cycle("ls", "--json").json
     assert run["status"] == "FAILED"
 
-    cycle("teardown", "--yes")
+    assert "--allow-loss" in cycle("teardown", "--yes", expect=2).err, "the controller is a run"
+    cycle("teardown", "--yes", "--allow-loss", "default")
     cycle("teardown", "--delete-data", "--yes")
     assert cycle.wrong() == []
     check_recording(cycle)
