@@ -15,7 +15,7 @@ SAVED = 900.0  # seconds in which a run has started and saved its checkpoint
 PATIENCE = 20.0
 _POLL = 1.0
 # The proof has cancelled its runs; one in its grace period has not ended yet.
-ALLOW_LOSS = ("--allow-loss", "default", "--allow-loss", "gpu")
+ALLOW_LOSS = ("--allow-loss", "default", "--allow-loss", "gpu")  # on `local`
 
 
 def call_aws(proof: Proof, verb: str, *words: str) -> CommandResult:
@@ -133,10 +133,16 @@ def remove_all(proof: Proof) -> CommandResult:
     """
     removed = remove_roles(proof)
     if removed.code == 0:
-        removed = proof.ask("teardown", "--delete-data", "--yes", "--json", *ALLOW_LOSS)
+        removed = proof.ask("teardown", "--delete-data", "--yes", "--json", *_allow_loss(proof.env))
     if removed.code == 0:
         removed = call_aws(proof, "remove-images", proof.token, CONTROLLER_IMAGE, GPU_IMAGE)
     return removed
+
+
+def _allow_loss(env: str) -> tuple[str, ...]:
+    """As `ALLOW_LOSS`, with the names of queues in AWS."""
+    names = (f"batchml-{env}-default", f"batchml-{env}-gpu")
+    return tuple(word for name in names for word in ("--allow-loss", name))
 
 
 def remove_roles(proof: Proof) -> CommandResult:

@@ -130,7 +130,7 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     assert run["status"] == "FAILED"
 
     assert "--allow-loss" in cycle("teardown", "--yes", expect=2).err, "the controller is a run"
-    cycle("teardown", "--yes", "--allow-loss", "default")
+    cycle("teardown", "--yes", "--allow-loss", "batchml-dev-default")
     cycle("teardown", "--delete-data", "--yes")
     assert cycle.wrong() == []
     check_recording(cycle)
