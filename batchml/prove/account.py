@@ -14,8 +14,6 @@ SAVED = 900.0  # seconds in which a run has started and saved its checkpoint
 # Another program's AWS runs a job at once or never: it has no host to start.
 PATIENCE = 20.0
 _POLL = 1.0
-# The proof has cancelled its runs; one in its grace period has not ended yet.
-ALLOW_LOSS = ("--allow-loss", "default", "--allow-loss", "gpu")  # on `local`
 
 
 def call_aws(proof: Proof, verb: str, *words: str) -> CommandResult:
@@ -133,16 +131,19 @@ def remove_all(proof: Proof) -> CommandResult:
     """
     removed = remove_roles(proof)
     if removed.code == 0:
-        removed = proof.ask("teardown", "--delete-data", "--yes", "--json", *_allow_loss(proof.env))
+        removed = proof.ask("teardown", "--delete-data", "--yes", "--json", *allow_loss(proof))
     if removed.code == 0:
         removed = call_aws(proof, "remove-images", proof.token, CONTROLLER_IMAGE, GPU_IMAGE)
     return removed
 
 
-def _allow_loss(env: str) -> tuple[str, ...]:
-    """As `ALLOW_LOSS`, with the names of queues in AWS."""
-    names = (f"batchml-{env}-default", f"batchml-{env}-gpu")
-    return tuple(word for name in names for word in ("--allow-loss", name))
+def allow_loss(proof: Proof) -> tuple[str, ...]:
+    """The options of `teardown` for the proof's queues, by the names that its plan shows.
+
+    The proof has cancelled its runs; one in its grace period has not ended yet.
+    """
+    prefix = "" if proof.world == "local" else f"batchml-{proof.env}-"
+    return ("--allow-loss", f"{prefix}default", "--allow-loss", f"{prefix}gpu")
 
 
 def remove_roles(proof: Proof) -> CommandResult:

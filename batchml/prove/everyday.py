@@ -298,7 +298,7 @@ def ask_nodes(proof: Proof) -> Iterator[ClaimAnswer]:
 def ask_teardown(proof: Proof) -> Iterator[ClaimAnswer]:
     cancel_runs(proof)
     if proof.world == "local":
-        found = proof.ask("teardown", "--yes", "--json", *account.ALLOW_LOSS)
+        found = proof.ask("teardown", "--yes", "--json", *account.allow_loss(proof))
         if found.code == 0:
             found = proof.commands.run("local", "stop", "--json")
     else:
