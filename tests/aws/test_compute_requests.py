@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.aws.batch.resources import (
+    ComputeApi,
     compute_environment_request,
     machine_image,
     queue_request,
@@ -312,3 +313,25 @@ def test_whatever_the_file_may_say_makes_requests_that_aws_takes(
         if described.fair_share is not None:
             made = scheduling_policy_request(site, name, described.fair_share)
             assert faults("batch", "CreateSchedulingPolicy", made) == []
+
+
+class MovingJob:
+    """A session and client of a queue with two jobs, of which each call moves the first one on."""
+
+    STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def client(self, service: str) -> "MovingJob":
+        return self
+
+    def list_jobs(self, jobQueue: str, jobStatus: str) -> dict[str, Any]:
+        states = {"moving": self.STATES[min(self.calls, 4)], "waiting": "RUNNABLE"}
+        self.calls += 1
+        found = [{"jobId": job} for job, state in states.items() if state == jobStatus]
+        return {"jobSummaryList": found}
+
+
+def test_a_job_that_changes_its_state_while_it_is_counted_counts_once() -> None:
+    assert ComputeApi(MovingJob()).unfinished("q") == 2  # type: ignore[arg-type]

@@ -180,12 +180,15 @@ class ComputeApi:
         return _existing(call(self._client, "DescribeJobQueues", jobQueues=[name])["jobQueues"])
 
     def unfinished(self, queue: str) -> int:
-        """The number of a queue's jobs that have not ended, from the first page of each state."""
-        count = 0
+        """The number of a queue's jobs that have not ended, from the first page of each state.
+
+        A job may change its state between two pages and be in both: it counts once.
+        """
+        found = set()
         for status in _UNFINISHED:
             answer = call(self._client, "ListJobs", jobQueue=queue, jobStatus=status)
-            count += len(answer["jobSummaryList"])
-        return count
+            found |= {job["jobId"] for job in answer["jobSummaryList"]}
+        return len(found)
 
     def policies(self) -> dict[str, Detail]:
         entries = read_entries(self._client, "ListSchedulingPolicies", "schedulingPolicies")
