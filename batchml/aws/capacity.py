@@ -20,6 +20,7 @@ from batchml.aws.pricing.prices import ClientFactory, describe_failure
 from batchml.aws.session import Session
 from batchml.errors import AccessError, BatchmlError, ServiceError
 from batchml.model.environment import Compute, Environment
+from batchml.runtime.protocol.instance_types import vcpus_of
 
 _TRIES = 2  # of a call
 _GONE = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
@@ -310,18 +311,6 @@ _CLASSES = {
 _SPOT_P = ("All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests")
 _SPOT_ANY_P = "All P Spot Instance Requests"
 
-# The smallest size of families without the size `large`.
-_SMALLEST = {
-    "p2": "xlarge", "p3": "2xlarge", "p3dn": "24xlarge", "p4d": "24xlarge", "p4de": "24xlarge",
-    "p5": "4xlarge", "p5e": "48xlarge", "p5en": "48xlarge", "p6-b200": "48xlarge",
-    "p6-b300": "48xlarge", "p6e-gb200": "36xlarge", "g3": "4xlarge", "g3s": "xlarge",
-    "g4dn": "xlarge", "g4ad": "xlarge", "g5": "xlarge", "g5g": "xlarge", "g6": "xlarge",
-    "g6e": "xlarge", "g7e": "2xlarge", "gr6": "4xlarge", "gr6f": "4xlarge", "dl1": "24xlarge",
-    "trn1": "2xlarge", "trn2": "48xlarge", "inf1": "xlarge", "inf2": "xlarge", "vt1": "3xlarge",
-}  # fmt: skip
-_SIZE = re.compile(r"(\d*)xlarge")
-_METAL = 96  # vCPUs; most metal types have that or more
-
 
 class Quota(Struct, frozen=True):
     """A quota of the account. The values of EC2's quotas are vCPUs."""
@@ -358,19 +347,6 @@ def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
     if instance_class == "P":
         return (_SPOT_P[instance_type[1] in "234"], _SPOT_ANY_P)
     return (f"All {instance_class} Spot Instance Requests",)
-
-
-def vcpus_of(instance_type: str) -> int:
-    """The vCPUs of a type, or of a family's smallest type.
-
-    The name of the size tells: an xlarge has 4 vCPUs, an Nxlarge 4 N, and smaller sizes 2.
-    """
-    family, _, size = instance_type.partition(".")
-    size = size or _SMALLEST.get(family, "large")
-    match = _SIZE.match(size.removeprefix("metal-"))
-    if match:
-        return 4 * int(match[1] or 1)
-    return _METAL if size.startswith("metal") else 2
 
 
 def needed_quotas(environment: Environment) -> tuple[QuotaNeed, ...]:

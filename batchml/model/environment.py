@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration, parse_size
+from batchml.runtime.protocol.instance_types import NVIDIA, family_accelerator
 
 LOCAL = "local"
 DEFAULT_QUEUE = "default"
@@ -28,8 +29,6 @@ TIME_LIMITS = {
 }
 
 
-# Families with NVIDIA GPUs: AWS Batch User Guide, "GPU workload AMI". g4ad has AMD GPUs.
-_GPU_FAMILY = re.compile(r"(p[3-9]|gr?[3-9])[a-z0-9-]*")
 _ARM_FAMILY = re.compile(r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)")
 
 
@@ -235,8 +234,8 @@ def choose_queue(environment: Environment, gpus: int) -> str:
 
 def is_gpu_type(instance_type: str) -> bool:
     """Whether an instance type or family has NVIDIA GPUs."""
-    family = instance_type.partition(".")[0]
-    return bool(_GPU_FAMILY.fullmatch(family)) and not family.startswith("g4ad")
+    accelerator = family_accelerator(instance_type)
+    return accelerator is not None and accelerator.maker == NVIDIA
 
 
 def is_arm_type(instance_type: str) -> bool:

@@ -5,7 +5,6 @@ from decimal import Decimal
 
 import pytest
 
-from batchml.aws.capacity import vcpus_of
 from batchml.aws.pricing.listed import LISTED, ListedPrices
 from batchml.aws.pricing.prices import PriceTable, describe_failure
 from batchml.config.environments import read_environments
@@ -13,6 +12,7 @@ from batchml.config.settings import CONFIG_NAME
 from batchml.cost.estimate import items_needed, make_estimate
 from batchml.errors import ServiceError
 from batchml.model.environment import Environment
+from batchml.runtime.protocol.instance_types import devices_of, vcpus_of
 from batchml.setup.init import first_files
 
 
@@ -92,6 +92,8 @@ def test_sizes_and_prices_of_the_list_are_sound() -> None:
             sized = [(size, *about.sizes[size][:2]) for size in listed]
             for size, vcpus, memory in sized:
                 assert memory >= 1024 * vcpus
+                row = devices_of(f"{family}.{size}")
+                assert row is not None and row.count == about.sizes[size][2], (family, size)
                 if not size.startswith("m"):  # medium, metal
                     assert vcpus == vcpus_of(f"{family}.{size}"), (family, size)
             dollars = [listed[size] for size, *_ in sized if not size.startswith("metal")]

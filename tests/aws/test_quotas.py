@@ -17,9 +17,9 @@ from batchml.aws.capacity import (
     quota_names,
     read_quotas,
     startable_queues,
-    vcpus_of,
 )
 from batchml.model.environment import Compute, Environment, Queue
+from batchml.runtime.protocol.instance_types import vcpus_of
 from batchml.setup.doctor import quota_findings
 from tests.support.wire import Refusal, Wire
 from tests.support.wire import keys as keys

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchml.aws.capacity import quota_names, vcpus_of
+from batchml.aws.capacity import quota_names
 from batchml.config.environments import read_environments
 from batchml.config.settings import CONFIG_NAME
 from batchml.errors import UsageError
@@ -24,6 +24,7 @@ from batchml.model.environment import (
     choose_queue,
 )
 from batchml.model.job import read_job
+from batchml.runtime.protocol.instance_types import vcpus_of
 from batchml.setup.init import first_files, write_files
 
 FILES = {"a.toml": "a", "jobs/x/b.toml": "b", "jobs/x/c.py": "c"}
