@@ -4,118 +4,28 @@ import json
 import os
 import signal
 import threading
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import Ecr, ImageEngine
 from batchml.errors import AccessError, ImageError, NotFound, ServiceUnreachable
 from batchml.jobs.find import ImageSource
-from batchml.jobs.images import ImageRow, PushTarget, build, pinned_recipe, push
-from batchml.local.home import Home, ServerEndpoint
+from batchml.jobs.images import build, pinned_recipe
+from batchml.local.home import Home
 from batchml.local.images import publish
-from batchml.model.image import Recipe
-from tests.support.aws_http import served
-from tests.support.aws_world import Account
-from tests.support.cli import Cli, Shown, write_job
-from tests.support.executor_rig import IMAGE, PROCESSOR, docker, need_engine
-from tests.support.fakes import FakeClock, FastClock
-from tests.support.registry_rig import TOKEN, Answer, Refused, Registry, need_registry
-
-OTHER = "amd64" if PROCESSOR == "arm64" else "arm64"
-HOSTS = {"amd64": "m7i.large", "arm64": "m7g.large"}
-SMALL = (
-    "FROM scratch\nCOPY requirements.txt /one\nCOPY batchml /opt/batchml/batchml\n"
-    'ENTRYPOINT ["python", "-m", "batchml.runtime.run"]\n'
+from tests.support.cli import Cli, write_job
+from tests.support.executor_rig import IMAGE, PROCESSOR, docker
+from tests.support.image_rig import (
+    HOSTS,
+    OTHER,
+    SMALL,
+    Rig,
+    failing,
+    image_folder,
+    recipe_of,
 )
-
-
-class Rig:
-    """One image's folder, an engine, a registry, and all that was told."""
-
-    def __init__(self, folder: Path, registry: Registry) -> None:
-        self.registry = registry
-        self.folder = folder
-        self.engine = ImageEngine()
-        self.clock = FakeClock()
-        self.told: list[str] = []
-        self.steps: list[str] = []
-
-    def tell(self, text: str, is_step: bool) -> None:
-        (self.steps if is_step else self.told).append(text)
-
-    @property
-    def target(self) -> PushTarget:
-        return PushTarget(Ecr(self.registry.session()), "dev", {"team": "vision"})
-
-    def push(self, processor: str = PROCESSOR) -> ImageRow:
-        recipe = recipe_of(self.folder, processor)
-        return push(self.engine, self.target, recipe, self.tell, self.clock)
-
-    def build(self, processor: str = PROCESSOR) -> ImageRow:
-        return build(self.engine, recipe_of(self.folder, processor), self.tell)
-
-    @property
-    def repository(self) -> str:
-        return f"batchml/{self.folder.name}"
-
-    def there(self, processor: str = PROCESSOR) -> tuple[str, int] | None:
-        """What the registry itself has."""
-        return self.registry.manifest(self.repository, recipe_of(self.folder, processor).tag)
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    need_registry()
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    made = Registry(folder)
-    yield made
-    made.close()
-    assert made.wrong == []
-
-
-def image_folder(below: Path, dockerfile: str = SMALL) -> Path:
-    """An image that no other test has."""
-    folder = below / "images" / f"test-{uuid.uuid4().hex[:8]}"
-    folder.mkdir(parents=True)
-    (folder / "requirements.txt").write_text(f"# {folder.name}\n")
-    (folder / "Dockerfile").write_text(dockerfile)
-    return folder
-
-
-def recipe_of(folder: Path, processor: str = PROCESSOR) -> Recipe:
-    return ImageSource(folder).recipe().built_for(processor)
-
-
-@pytest.fixture
-def rig(tmp_path: Path, registry: Registry) -> Iterator[Rig]:
-    need_engine()
-    made = Rig(image_folder(tmp_path), registry)
-    yield made
-    names = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
-    assert [name for name in names if name.startswith(registry.host)] == [], "no name is left"
-    for name in names:
-        if name.startswith(f"{made.repository}:"):
-            docker("image", "rm", "-f", name)
-
-
-def failing(rig: Rig, method: str, part: str, answer: Answer, times: int = 10**6) -> None:
-    """Let the registry answer so to requests whose path has `part` in it."""
-    left = [times]
-
-    def fault(asked: str, path: str) -> Answer | None:
-        if asked == method and part in path and left[0] > 0:
-            left[0] -= 1
-            return answer
-        return None
-
-    rig.registry.fault = fault
-
+from tests.support.registry_rig import TOKEN, Answer, Registry
 
 # --- build --------------------------------------------------------------------------------------
 
@@ -306,122 +216,6 @@ def test_pinned_names_what_was_pushed_or_how_to_push_it(rig: Rig) -> None:
     (rig.folder / "requirements.txt").write_text("# another\n")
     with pytest.raises(NotFound):
         pinned_recipe(session, recipe_of(rig.folder), rig.folder.name)
-
-
-# --- processors ---------------------------------------------------------------------------------
-
-
-def processor_in_engine(reference: str) -> str:
-    return docker("image", "inspect", "--format", "{{.Architecture}}", reference).stdout.strip()
-
-
-def test_each_processor_has_an_image_and_a_tag_of_its_own(rig: Rig) -> None:
-    rows = [rig.push(processor) for processor in (PROCESSOR, OTHER)]
-    assert [row.tag.rpartition("-")[2] for row in rows] == [PROCESSOR, OTHER]
-    assert [row.pushed for row in rows] == [True, True]
-    assert rows[0].digest != rows[1].digest
-    for row, processor in zip(rows, (PROCESSOR, OTHER), strict=True):
-        assert processor_in_engine(f"{rig.repository}:{row.tag}") == processor
-        assert rig.registry.configuration(rig.repository, row.tag)["architecture"] == processor
-        assert not rig.push(processor).pushed, "it is there"
-    session = rig.registry.session()
-    pinned = [
-        pinned_recipe(session, recipe_of(rig.folder, each), "x") for each in (PROCESSOR, OTHER)
-    ]
-    assert pinned == [row.reference for row in rows]
-
-
-def test_an_image_of_another_processor_in_the_engine_is_built_again(rig: Rig) -> None:
-    wrong = rig.build(OTHER)
-    wanted = recipe_of(rig.folder).reference
-    docker("image", "tag", wrong.reference, wanted)
-    assert processor_in_engine(wanted) == OTHER
-    assert rig.build().built
-    assert processor_in_engine(wanted) == PROCESSOR
-
-
-@pytest.mark.parametrize("form", ["image", "index"])
-def test_an_image_of_another_processor_in_ecr_is_refused(rig: Rig, form: str) -> None:
-    other = rig.push(OTHER)
-    tag = recipe_of(rig.folder).tag
-    rig.registry.put_copy(rig.repository, other.tag, tag, [OTHER] if form == "index" else [])
-    rig.registry.requests.clear()
-    with pytest.raises(ImageError) as refused:
-        rig.push()
-    text = str(refused.value)
-    assert f"{rig.repository}:{tag} in ECR is an image for {OTHER}, not for {PROCESSOR}" in text
-    assert (
-        f"batch-delete-image --repository-name {rig.repository} --image-ids imageTag={tag}" in text
-    )
-    assert rig.registry.writes() == []
-
-
-def test_an_image_index_with_the_processor_is_there(rig: Rig) -> None:
-    other = rig.push(OTHER)
-    tag = recipe_of(rig.folder).tag
-    rig.registry.put_copy(rig.repository, other.tag, tag, [OTHER, PROCESSOR])
-    assert not rig.push().pushed
-
-
-def test_someone_elses_image_of_another_processor_is_refused(rig: Rig) -> None:
-    """Another client was faster, and its image has the tag but not the processor."""
-    other = rig.push(OTHER)
-    tag = recipe_of(rig.folder).tag
-    words = "The image tag already exists: the repository is immutable."
-
-    def fault(method: str, path: str) -> Answer | None:
-        if method != "PUT" or not path.endswith(tag):
-            return None
-        rig.registry.put_copy(rig.repository, other.tag, tag)
-        return Answer(400, "TAG_INVALID", words)
-
-    rig.registry.fault = fault
-    with pytest.raises(ImageError, match=f"is an image for {OTHER}"):
-        rig.push()
-
-
-@contextmanager
-def base_of_other_processor(rig: Rig, folder: Path) -> Iterator[str]:
-    """A base image in the engine, with a shell that this machine cannot run."""
-    name = f"batchml-test/{rig.folder.name}:1"
-    made = folder / "base"
-    made.mkdir()
-    header = bytes.fromhex("7f454c460201010000000000000000000200")
-    machine = {"amd64": b"\x3e\x00", "arm64": b"\xb7\x00"}[OTHER]
-    (made / "sh").write_bytes(header + machine + bytes(44))
-    (made / "sh").chmod(0o755)
-    (made / "Dockerfile").write_text("FROM scratch\nCOPY sh /bin/sh\n")
-    built = docker("build", "--no-cache", "--platform", f"linux/{OTHER}", "-t", name, str(made))
-    assert built.returncode == 0, built.stdout + built.stderr
-    try:
-        assert processor_in_engine(name) == OTHER
-        yield name
-    finally:
-        docker("image", "rm", "-f", name)
-
-
-def test_a_base_image_of_another_processor_gives_no_image(rig: Rig, tmp_path: Path) -> None:
-    with base_of_other_processor(rig, tmp_path) as base:
-        (rig.folder / "Dockerfile").write_text(f"FROM {base}\nCOPY requirements.txt /one\n")
-        with pytest.raises(ImageError) as failed:
-            rig.push()
-    # Newer engines look for the base image of this processor in the registry.
-    is_old = f"was built for {OTHER}, not for {PROCESSOR}" in str(failed.value)
-    assert is_old or base in str(failed.value)
-    assert not is_old or f"docker pull --platform linux/{PROCESSOR} {base}" in str(failed.value)
-    assert rig.engine.find(recipe_of(rig.folder).reference) is None
-    assert rig.there() is None
-
-
-def test_an_engine_without_emulation_says_how_to_get_it(rig: Rig, tmp_path: Path) -> None:
-    with base_of_other_processor(rig, tmp_path) as base:
-        (rig.folder / "Dockerfile").write_text(f"FROM {base}\nRUN true\n")
-        with pytest.raises(ImageError) as failed:
-            rig.build(OTHER)
-    assert str(failed.value).count("\n") == 0
-    assert "at 'Step 2/2 : RUN true'" in str(failed.value)
-    assert f"docker run --privileged --rm tonistiigi/binfmt --install {OTHER}" in str(failed.value)
-    assert "Docker Desktop" in str(failed.value)
 
 
 # --- as a user does it --------------------------------------------------------------------------
@@ -620,109 +414,3 @@ def inside(image: str, script: str) -> list[str]:
     ran: Any = docker("run", "--rm", image, "sh", "-c", script)
     assert ran.returncode == 0, ran.stderr
     return list(ran.stdout.splitlines())
-
-
-# --- setup --push -------------------------------------------------------------------------------
-
-
-AWS_FILE = f"""
-[env.dev]
-region = "us-east-1"
-jobs = ["small"]
-[env.dev.storage]
-workspace = "none"
-[env.dev.compute.cpu]
-instance_types = ["{HOSTS[PROCESSOR]}"]
-max_vcpus = 4
-[env.dev.queues.default]
-compute = ["cpu"]
-"""
-
-
-@pytest.fixture
-def account(tmp_path: Path) -> Iterator[tuple[Account, str]]:
-    (tmp_path / "account").mkdir()
-    made = Account(tmp_path / "account", FastClock())
-    with served(made) as url:
-        yield made, url
-    made.close()
-
-
-@pytest.fixture
-def setup(
-    rig: Rig, cli: Cli, server: ServerEndpoint, account: tuple[Account, str]
-) -> Callable[..., Shown]:
-    """`setup --env dev` in a folder with the job `small`, which has an image of its own."""
-    keys = cli.home.keys()
-    environ = {
-        "AWS_ENDPOINT_URL": account[1],
-        "AWS_ENDPOINT_URL_BATCH": server.url,
-        "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": server.url,
-        "AWS_ENDPOINT_URL_ECR": rig.registry.url,
-        "AWS_ACCESS_KEY_ID": keys.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
-        "HOME": str(cli.folder),
-        "BATCHML_HOME": str(cli.folder / "client"),
-    }
-    (cli.folder / "batchml.toml").write_text(AWS_FILE)
-    (rig.folder.parent).rename(cli.folder / "images")
-    rig.folder = cli.folder / "images" / rig.folder.name
-    write_job(cli.folder, "small", f'image = "{rig.folder.name}"\ncommand = ["true"]\n')
-    return lambda *words, **more: cli("setup", "--env", "dev", *words, **(environ | more))
-
-
-def test_setup_pushes_the_images_of_the_folders_jobs_and_registers_them(
-    rig: Rig, setup: Callable[..., Shown], account: tuple[Account, str]
-) -> None:
-    plan = setup("--push", "--plan")
-    assert (plan.code, f"Images to push: {rig.repository}:" in plan.out) == (2, True), plan.err
-    assert "job definition of small: not yet." in plan.out
-    assert not rig.registry.writes() and not account[0].stacks
-
-    made = setup("--push", "--yes")
-    assert made.code == 0, made.out + made.err
-    there = rig.there()
-    assert there is not None and f"@{there[0]}" in made.err
-    assert made.err.index("pushed ") < made.err.index("create stack batchml-dev-network")
-    assert "create job definition small-" in made.err, "the image is there when jobs are registered"
-    assert made.out.endswith("is ready. Next:\n  batchml submit --env dev --wait small\n")
-
-    writes = rig.registry.writes()
-    again = setup("--push", "--yes")
-    assert (again.code, "ECR has the images of the jobs." in again.out) == (0, True), again.err
-    assert "Nothing to do." in again.out and rig.registry.writes() == writes
-
-
-def test_without_push_the_next_step_is_image_push(rig: Rig, setup: Callable[..., Shown]) -> None:
-    made = setup("--yes")
-    assert made.code == 0, made.out + made.err
-    first, second = made.out.splitlines()[-2:]
-    assert first.startswith(f"  batchml image push --env dev {rig.folder.name}")
-    assert second == "  batchml submit --env dev --wait small"
-    assert not rig.registry.writes()
-    # Later the image alone is missing.
-    pushed = setup("--push", "--yes")
-    assert pushed.code == 0 and rig.there() is not None, pushed.err
-
-
-def test_a_missing_engine_is_told_before_anything_is_made(
-    rig: Rig, setup: Callable[..., Shown], account: tuple[Account, str]
-) -> None:
-    none = setup("--push", "--yes", DOCKER_HOST="unix:///nowhere.sock")
-    assert none.code == 1
-    assert "Nothing was made, because --push cannot build" in none.err
-    assert "Without --push, setup needs no Docker engine" in none.err
-    assert not account[0].stacks and not none.out
-
-
-def test_a_push_that_is_denied_leaves_no_environment(
-    rig: Rig, setup: Callable[..., Shown], account: tuple[Account, str]
-) -> None:
-    denied = Refused("AccessDeniedException", "User: arn:aws:iam::1:user/a is not authorized")
-    rig.registry.refuse = lambda operation: denied if operation == "CreateRepository" else None
-    done = setup("--push", "--yes")
-    assert (done.code, "CreateRepository" in done.err) == (77, True), done.err
-    assert "Nothing else was made, because setup pushes images first." in done.err
-    assert not account[0].stacks
-    rig.registry.refuse = lambda operation: None
-    assert setup("--push", "--yes").code == 0
