@@ -10,7 +10,7 @@ endif
 # Without bytecode every session of pytest would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test full slow torture clients check lint types bench help-texts permissions picture wheel clean
+.PHONY: demo test full slow torture clients check lint types bench gpu help-texts permissions picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -52,6 +52,11 @@ types: .venv/installed-dev
 
 bench: .venv/installed-dev  ## prints ratios to a lower bound or to another tool; never fails
 	$(BIN)/python -m benchmarks
+
+# It needs no environment of ours and no network, but a Python with PyTorch: GPU_PYTHON, or python3.
+export GPU_PYTHON
+gpu:  ## what a GPU reaches, eight minutes at most; says what it cannot check
+	$(PYTHON) -m benchmarks.gpu
 
 help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
 	$(BIN)/python -m tests.store_help

@@ -1,0 +1,1 @@
+"""Tests of the benchmarks that have rules of their own."""
