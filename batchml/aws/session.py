@@ -439,6 +439,17 @@ def partition_of(region: str) -> str:
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
+def known_regions(service: str) -> list[str]:
+    """The regions in which the installed botocore knows this service. No call is made."""
+    from botocore.session import Session as BotocoreSession
+
+    session = BotocoreSession()
+    partitions = session.get_available_partitions()
+    return [
+        region for each in partitions for region in session.get_available_regions(service, each)
+    ]
+
+
 def home_region(region: str) -> str:
     """A region of the same partition that every account has enabled, for calls about accounts."""
     return _HOME_REGIONS[partition_of(region)]

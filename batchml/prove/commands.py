@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from batchml import __version__
 from batchml.aws.recording import AWS, EMBEDDED, RECORDING_VARIABLE
+from batchml.aws.session import known_regions
 from batchml.cli.app import app
 from batchml.cli.options import Json
 from batchml.cli.output import confirm, print_json, print_line, say
@@ -22,7 +23,14 @@ from batchml.cli.render import printable, timestamp
 from batchml.clock import SystemClock
 from batchml.config.environments import read_environments
 from batchml.config.settings import CONFIG_NAME, Settings, load_settings
-from batchml.errors import BatchmlError, ConfigError, NotFound, RecordingRefused, UsageError
+from batchml.errors import (
+    BatchmlError,
+    ConfigError,
+    NotFound,
+    RecordingRefused,
+    UsageError,
+    did_you_mean,
+)
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL
 from batchml.prove.children import Commands
@@ -224,7 +232,7 @@ def choose_subject(
 
 
 def _make_config(subject: ProofSubject, name: str, options: tuple[str, ...]) -> str:
-    """The batchml.toml of a throw-away environment. Raises UsageError for an impossible region."""
+    """The batchml.toml of a throw-away environment. Raises UsageError for an unknown region."""
     if subject.world == "local":
         return local_config(name)
     text = aws_config(name, subject.region, subject.profile, options)
@@ -234,6 +242,12 @@ def _make_config(subject: ProofSubject, name: str, options: tuple[str, ...]) -> 
         raise UsageError(
             f"--region {subject.region!r}: write a region such as us-east-1."
         ) from error
+    regions = known_regions("batch")
+    if subject.world == "aws" and subject.region not in regions:
+        raise UsageError(
+            f"--region {subject.region}: AWS Batch is in no such region, as far as the installed "
+            f"botocore knows.{did_you_mean(subject.region, regions)}"
+        )
     return text
 
 
@@ -322,9 +336,8 @@ def _confirm_cost(
     if subject.is_throw_away:
         what = f"This makes the environment {name} in {subject.region} and deletes it at the end"
     question = (
-        f"{what}. It takes about {minutes} minutes and costs about ${usd:.2f}, at most "
-        f"${max_cost:.2f}. "
-        "Go on? [y/N]"
+        f"{what}. It takes about {minutes} minutes and costs about ${usd:.2f} at the prices of "
+        f"us-east-1, at most ${max_cost:.2f}. Go on? [y/N]"
     )
     if not confirm(question, "--yes", yes=yes):
         say("Nothing was done.")

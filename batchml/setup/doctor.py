@@ -39,44 +39,48 @@ from batchml.aws.session import CallerIdentity, Session
 from batchml.aws.simulation import PermissionCheck
 from batchml.clock import Clock
 from batchml.cost.capacity import describe_reservation
-from batchml.errors import AccessError, BatchmlError
+from batchml.errors import BatchmlError
 from batchml.local.disk import DiskUse
 from batchml.model.environment import Environment
 
 Mark = Literal["ok", "warning", "problem"]
 
-EXIT_OK, EXIT_PROBLEM, EXIT_ACCESS = 0, 1, 77  # exit codes of `doctor`
+EXIT_OK, EXIT_PROBLEM, EXIT_ACCESS, EXIT_UNREACHABLE = 0, 1, 77, 74  # exit codes of `doctor`
 
 
 class Finding(Struct, frozen=True):
     """The result of a check: one line, and the lines below it, to type or to paste.
 
-    `check` is a word for scripts. `is_access`: credentials or permissions are the cause.
+    `check` is a word for scripts. `exit_code`: of `doctor` if this is its only problem.
     """
 
     check: str
     mark: Mark
     text: str
     fix: tuple[str, ...] = ()
-    is_access: bool = False
+    exit_code: int = EXIT_PROBLEM
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 without problems, 77 for problems of credentials or permissions, 1 for others."""
-    problems = [finding for finding in findings if finding.mark == "problem"]
-    if any(finding.is_access for finding in problems):
-        return EXIT_ACCESS
-    return EXIT_PROBLEM if problems else EXIT_OK
+    """0 without problems; 77: credentials or permissions; 74: no answer from AWS; 1: others."""
+    codes = {finding.exit_code for finding in findings if finding.mark == "problem"}
+    order = (EXIT_ACCESS, EXIT_UNREACHABLE, EXIT_PROBLEM)
+    return next((code for code in order if code in codes), EXIT_OK)
 
 
 # --- answers --------------------------------------------------------------------------------
 
 
 class FailedQuestion(Struct, frozen=True):
-    """A call that failed, and its error. `is_access`: credentials or permissions are the cause."""
+    """A call that failed: its error, and the exit code of `doctor` for it."""
 
     text: str
-    is_access: bool = False
+    exit_code: int = EXIT_PROBLEM
+
+    @property
+    def is_access(self) -> bool:
+        """Whether credentials or permissions are the cause."""
+        return self.exit_code == EXIT_ACCESS
 
 
 class ConfigCheck(Struct, frozen=True):
@@ -243,7 +247,8 @@ def _ask(question: Callable[[], T]) -> T | FailedQuestion:
     try:
         return question()
     except BatchmlError as error:
-        return FailedQuestion(str(error), isinstance(error, AccessError))
+        known = error.exit_code in (EXIT_ACCESS, EXIT_UNREACHABLE)
+        return FailedQuestion(str(error), error.exit_code if known else EXIT_PROBLEM)
 
 
 # --- findings -------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ def check_account(account: AccountCheck) -> Iterator[Finding]:
 def _failed(check: str, mark: Mark, failed: FailedQuestion, what: str = "") -> Finding:
     """The finding of a failed call: the first line of its error, and the other lines as the fix."""
     text, *fixes = f"{what}{failed.text}".replace(DOCTOR_HINT, "").splitlines()
-    return Finding(check, mark, text, tuple(line.strip() for line in fixes), failed.is_access)
+    return Finding(check, mark, text, tuple(line.strip() for line in fixes), failed.exit_code)
 
 
 def check_identity(account: AccountCheck) -> Iterator[Finding]:
@@ -355,12 +360,13 @@ def _check_command(
         return
     mark = _mark_of(account, command)
     if missing:
-        yield Finding("permissions", mark, *_missing(account, command, missing), is_access=True)
+        text, fix = _missing(account, command, missing)
+        yield Finding("permissions", mark, text, fix, EXIT_ACCESS)
     for result, why in _OTHER_DENIALS.items():
         denied = _actions(each for each in verdicts if each.result == result)
         if denied:
             text = f"{name}: {', '.join(denied)}: {why}"
-            yield Finding("permissions", mark, text, is_access=True)
+            yield Finding("permissions", mark, text, exit_code=EXIT_ACCESS)
 
 
 def _missing(

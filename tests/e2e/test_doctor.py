@@ -135,7 +135,7 @@ def test_an_sso_session_that_lasts_is_not_complained_about(user: User) -> None:
     """It goes on to the net, which is not there."""
     user.token("corp", datetime.now(UTC) + timedelta(hours=1))
     shown = user.doctor("session")
-    assert shown.code == 1
+    assert shown.code == 74
     (found,) = (each for each in shown.json["findings"] if each["check"] == "credentials")
     assert "no answer from the service" in found["text"]
 
@@ -178,7 +178,7 @@ def test_on_a_terminal_the_mfa_code_is_asked_for(user: User) -> None:
     out, _ = running.communicate(timeout=60)
     os.close(screen)
     assert "no answer from the service" in out.decode()  # AssumeRole has gone to the net
-    assert running.returncode == 1
+    assert running.returncode == 74
 
 
 def test_a_session_that_the_aws_cli_opened_with_mfa_is_used(user: User) -> None:

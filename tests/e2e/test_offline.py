@@ -122,6 +122,12 @@ def test_credentials_that_are_wrong_are_an_error_and_not_offline(fresh: Cli) -> 
     assert (wrong.code, "AWS was not asked (--offline)" in wrong.out) == (2, True), wrong.err
 
 
+def test_a_quote_without_credentials_has_list_prices(fresh: Cli) -> None:
+    quote = fresh("cost", "--env", "dev", "--quote", "hello")
+    assert quote.code == 0
+    assert quote.out.startswith("It costs $0.0") and "today's prices may differ" in quote.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -136,6 +136,8 @@ def test_all_wrong_options_are_named_at_once_and_nothing_is_made(cli: Cli, home:
     for word in ("--env and --region", "--max-cost nan", "--endpoint x", "--env local"):
         assert word in shown.err
     assert cli("prove", "--region", "no such place").code == 2
+    moon = cli("prove", "--region", "us-moon-1", "--yes")
+    assert (moon.code, "AWS Batch is in no such region" in moon.err) == (2, True), moon.err
     assert cli("prove", "--env", "nothing").code == 1
     assert not (home.root / FOLDER).exists()
 

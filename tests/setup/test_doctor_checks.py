@@ -111,7 +111,7 @@ def test_without_credentials_nothing_else_is_asked(refusal: Refusal, words: str)
     script = healthy(GetCallerIdentity=refusal)
     findings, wire = examined(script, server_time=SystemClock().now())
     (found,) = findings
-    assert (found.check, found.mark, found.is_access) == ("credentials", "problem", True)
+    assert (found.check, found.mark, found.exit_code) == ("credentials", "problem", 77)
     assert words in found.text
     assert found.fix  # of keys in variables
     assert found.fix[-1].startswith("unset AWS_ACCESS_KEY_ID")
@@ -136,7 +136,7 @@ def test_a_lost_connection_is_told_and_is_no_matter_of_access() -> None:
 
     lost = EndpointConnectionError(endpoint_url="https://sts.amazonaws.com")
     findings, _ = examined(healthy(GetCallerIdentity=lost))
-    assert exit_code(findings) == 1
+    assert exit_code(findings) == 74
     assert "no answer from the service" in findings[0].text
 
 
@@ -213,7 +213,7 @@ def test_an_explicit_deny_comes_without_a_statement() -> None:
     found = bad(examined(script)[0])["permissions"]
     assert "explicit deny" in found.text and "batch:SubmitJob" in found.text
     assert found.fix == ()
-    assert found.is_access
+    assert found.exit_code == 77
 
 
 @pytest.mark.parametrize("word", ["organization", "boundary", "conditional"])
@@ -368,16 +368,18 @@ def test_reserved_hosts_that_end_soon_are_told(
 
 
 def test_exit_codes_tell_access_from_the_rest() -> None:
-    fine, warned = Finding("a", "ok", ""), Finding("a", "warning", "", is_access=True)
-    problem, access = Finding("a", "problem", ""), Finding("a", "problem", "", is_access=True)
+    fine, warned = Finding("a", "ok", ""), Finding("a", "warning", "", exit_code=77)
+    problem = Finding("a", "problem", "")
+    access, silence = (Finding("a", "problem", "", exit_code=code) for code in (77, 74))
     assert exit_code([fine, warned]) == exit_code([]) == 0
     assert exit_code([fine, problem]) == 1
-    assert exit_code([problem, access]) == exit_code([access]) == 77
+    assert exit_code([problem, silence]) == exit_code([silence]) == 74
+    assert exit_code([problem, silence, access]) == exit_code([access]) == 77
 
 
 def test_errors_become_a_line_and_its_fixes() -> None:
     account = AccountCheck(
-        "dev", ENV, identity=FailedQuestion("what is wrong\n  do this\n  or that", True)
+        "dev", ENV, identity=FailedQuestion("what is wrong\n  do this\n  or that", 77)
     )
     (found,) = check_account(account)
     assert (found.text, found.fix) == ("what is wrong", ("do this", "or that"))

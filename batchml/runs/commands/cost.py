@@ -5,7 +5,15 @@ from typing import Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.options import AllProjects, Env, Json, Project, open_context, read_seconds
+from batchml.cli.options import (
+    AllProjects,
+    Env,
+    Json,
+    Project,
+    choose_offline,
+    open_context,
+    read_seconds,
+)
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import job_title
 from batchml.config.project import project_name
@@ -96,6 +104,7 @@ def _is_job(context: Context, word: str) -> bool:
 
 def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> None:
     spec = load_job(find_job(job, context.job_folders, context.folder), context.image_folders)
+    context = choose_offline(context, False, True, "--quote")
     found = quote_of_job(context, spec, queue)
     recent = context.history.recent(context.env)
     own = [each for each in recent if each.project in ("", context.project)]

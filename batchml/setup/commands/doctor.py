@@ -49,8 +49,8 @@ def doctor(
 ) -> None:
     """Check this machine and the account: a line for each check, and the fix below a problem.
 
-    Exit code 0 without problems, 77 for problems with credentials or permissions, else 1.
-    Nothing in AWS is changed.
+    Exit code 0 without problems, 77 for problems with credentials or permissions, 74 if AWS does
+    not answer, else 1. Nothing in AWS is changed.
     """
     if policy:
         _print_policies(load_settings(os.environ, Path.cwd(), env), policy, json_=json_)
