@@ -315,6 +315,10 @@ class _Attempt:
     def _run_command(self, sends_outputs: bool) -> int:
         become_reaper()
         env, output = self._env, self._output
+        if "GPU-" in self._environ.get("NVIDIA_VISIBLE_DEVICES", ""):
+            from batchml.runtime.telemetry.gpus import with_own_gpus
+
+            self._environ = with_own_gpus(self._environ, os.listdir("/dev"))
         store = open_store(env.store, self._environ, limits=BRIEF) if env.store else None
         running = RunningAttempt(env, self._environ, output, self._signals, store, sends_outputs)
         plugins = _make_plugins(running)
@@ -337,6 +341,7 @@ class _Attempt:
             outputs = OutputSender(env.output_dir, output_store, output_prefix(self._environ))
             outputs.start()
         code = _copy(process, self._signals.wake, output, running, plugins, self._trial)
+        running.code = shell_code(code)
         plugins.finish()
         left = self._working.describe_leftovers() if self._working and not self._keeper else ""
         if left:
@@ -404,8 +409,8 @@ class _Attempt:
 def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
     plugins = AttemptPlugins(running.say)
     if running.env.is_run:
-        from batchml.runtime.health.gate import has_gpus
         from batchml.runtime.telemetry.budget import BudgetGuard
+        from batchml.runtime.telemetry.gpus import has_gpus
         from batchml.runtime.telemetry.metrics import MetricsRelay
         from batchml.runtime.telemetry.spot import SpotWatcher
         from batchml.runtime.telemetry.usage import UsageReporter

@@ -163,7 +163,21 @@ def test_gpus_that_were_given_and_are_not_there_are_a_bad_host(lab: Lab) -> None
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has GPUs")
     refused = lab.start("i-1", NVIDIA_VISIBLE_DEVICES="GPU-1,GPU-2")
-    assert refused is not None and "the run was given 2, and the host has none" in refused
+    assert refused is not None and "the run requested 2, and its container has no" in refused
+
+
+def test_a_fault_of_setup_on_a_second_host_ends_the_run(lab: Lab) -> None:
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has GPUs")
+    for attempt in (1, 2):  # the same host says nothing of others
+        refused = lab.start("i-1", attempt, BATCHML_GPUS="1")
+        assert refused is not None and refused.endswith(f"({attempt} of 3)")
+    assert lab.start("i-2", 3, BATCHML_FAULT_FILE="") is None
+    with pytest.raises(NoFitHost) as refusal:
+        lab.start("i-3", 4, BATCHML_GPUS="1")
+    told = str(refusal.value)
+    assert told.startswith("2 hosts (i-1, i-3) were unfit for the same reason")
+    assert "the run requested 1, and its container has no NVIDIA device" in told
 
 
 def test_off_is_off_and_a_person_is_not_checked(lab: Lab) -> None:
@@ -272,6 +286,7 @@ def stand_in(folder: Path, script: str) -> str:
         ('[["cuda:0", "ok", "0.10 s"], ["cuda:1", "ok", "0.10 s"]]', OK, "cuda:1: 0.10 s"),
         ('[["cuda:0", "wrong", "7 of 9 products are wrong"]]', REPLACE, "7 of 9 products"),
         ('[["cuda:0", "failed", "CUDA error: device-side assert"]]', RETRY, "device-side"),
+        ('[["cuda:0", "failed", "CUDA error: no kernel image is available"]]', RETRY, "no kernel"),
         ('[["torch", "unknown", "No module named torch"]]', NOT_CHECKED, "No module"),
         ("", RETRY, "ended with code 3"),
     ],

@@ -1,4 +1,5 @@
-"""A driver's library that is not one: libnvidia-ml.so.1 with two GPUs that do as they are told.
+"""A driver's libraries that are not: libnvidia-ml.so.1 with two GPUs that do as they are told, and
+libcuda.so.1, which starts unless FAKE_CUDA_INIT is an error.
 
 Built by the machine's compiler, so that what is proved is the calls themselves: names, arguments,
 layouts. It follows nvml.h.
@@ -18,7 +19,7 @@ SOURCE = r"""
 #include <string.h>
 #include <unistd.h>
 typedef unsigned long long u64;
-struct gpu { u64 lost, action, errors, uncorrected, pending, failed, slow; };
+struct gpu { u64 lost, action, errors, uncorrected, pending, failed, slow, sram, pages; };
 static struct gpu gpus[2];
 static u64 count = 2, init, old, events[8][3];
 static int waiting, watched, opened;
@@ -41,6 +42,8 @@ void fake_set(const char *what, int gpu, u64 value) {
     if (!strcmp(what, "pending")) g->pending = value;
     if (!strcmp(what, "failed")) g->failed = value;
     if (!strcmp(what, "slow")) g->slow = value;
+    if (!strcmp(what, "sram")) g->sram = value;
+    if (!strcmp(what, "pages")) g->pages = value;
 }
 void fake_event(int gpu, u64 kind, u64 data) {
     u64 each[3] = {gpu, kind, data};
@@ -50,7 +53,13 @@ void fake_event(int gpu, u64 kind, u64 data) {
 int nvmlInit_v2(void) { if (init) return (int)init; opened++; return 0; }
 int nvmlShutdown(void) { opened--; return 0; }
 const char *nvmlErrorString(int code) {
-    return code == 15 ? "GPU is lost" : code == 9 ? "Driver Not Loaded" : "Unknown Error";
+    return code == 15 ? "GPU is lost" : code == 9 ? "Driver Not Loaded"
+         : code == 18 ? "Driver/library version mismatch" : "Unknown Error";
+}
+int nvmlSystemGetDriverVersion(char *text, unsigned length) {
+    if (length < 80) return 7;
+    strcpy(text, "580.95.05");
+    return 0;
 }
 int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
@@ -64,7 +73,9 @@ int nvmlDeviceGetHandleByUUID(const char *id, struct gpu **handle) {
     return 6;
 }
 int nvmlDeviceGetMemoryInfo(struct gpu *g, u64 *memory) {
+    const char *lost = getenv("FAKE_LOST");  /* a file: while it is there, the first GPU is lost */
     memory[0] = 16ull << 30; memory[1] = 15ull << 30; memory[2] = 1ull << 30;
+    if (lost && g == gpus && !access(lost, F_OK)) return 15;
     return (int)g->lost;
 }
 int nvmlDeviceGetUtilizationRates(struct gpu *g, unsigned *rates) {
@@ -101,6 +112,18 @@ int nvmlDeviceGetRemappedRows(struct gpu *g, unsigned *corrected, unsigned *unco
     *pending = (unsigned)g->pending; *failed = (unsigned)g->failed;
     return 0;
 }
+int nvmlDeviceGetRetiredPagesPendingStatus(struct gpu *g, unsigned *pending) {
+    if (!old) return 3;  /* cards that remap rows retire no pages */
+    *pending = (unsigned)g->pages;
+    return 0;
+}
+struct sram { unsigned version; u64 counts[11]; unsigned above; };
+int nvmlDeviceGetSramEccErrorStatus(struct gpu *g, struct sram *found) {
+    if (old) return 3;
+    if (found->version != (sizeof(struct sram) | 1u << 24)) return 25;
+    found->above = (unsigned)g->sram;
+    return 0;
+}
 /* As older drivers have it: the newer name is not there. */
 int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *g, u64 *found) {
     *found = g->slow | 1;  /* and that it is idle, which is no trouble */
@@ -108,8 +131,12 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *g, u64 *found) {
 }
 int nvmlEventSetCreate(void **set) { *set = events; return 0; }
 int nvmlEventSetFree(void *set) { return set == events ? 0 : 2; }
+int nvmlDeviceGetSupportedEventTypes(struct gpu *g, u64 *kinds) {
+    *kinds = old ? 0x1f : 0xfe1f;
+    return 0;
+}
 int nvmlDeviceRegisterEvents(struct gpu *g, u64 kinds, void *set) {
-    if (set != events || (old && kinds != 8)) return 3;
+    if (set != events || (kinds & ~(old ? 0x1full : 0xfe1full))) return 3;
     watched++;
     return 0;
 }
@@ -126,6 +153,16 @@ int nvmlEventSetWait_v2(void *set, struct event *found, unsigned wait) {
 }
 """
 
+CUDA = r"""
+#include <stdlib.h>
+static int of(const char *name, int usual) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : usual;
+}
+int cuInit(unsigned flags) { return of("FAKE_CUDA_INIT", 0); }
+int cuDriverGetVersion(int *version) { *version = of("FAKE_CUDA_VERSION", 13000); return 0; }
+"""
+
 
 class FakeDriver:
     """The library, and what it is told to say."""
@@ -133,6 +170,10 @@ class FakeDriver:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._library = ctypes.CDLL(self._path)
+        self.reset()
+
+    def reset(self) -> None:
+        """Two GPUs that are well, and no events."""
         self._library.fake_reset()
 
     def open(self) -> Nvml:
@@ -154,13 +195,12 @@ class FakeDriver:
 
 
 def build(folder: Path) -> Path:
-    """The library in this folder; the test is skipped where nothing can build it."""
+    """NVML's library in this folder, beside CUDA's; the test is skipped if nothing can build it."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         unavailable("needs a C compiler")
-    source, library = folder / "nvml.c", folder / "libnvidia-ml.so.1"
-    source.write_text(SOURCE)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60
-    )
-    return library
+    for name, source in (("libnvidia-ml.so.1", SOURCE), ("libcuda.so.1", CUDA)):
+        (folder / "driver.c").write_text(source)
+        command = [compiler, "-shared", "-fPIC", "-o", str(folder / name), str(folder / "driver.c")]
+        subprocess.run(command, check=True, timeout=60)
+    return folder / "libnvidia-ml.so.1"

@@ -31,7 +31,7 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import VCPUS, LaunchPlan
+from batchml.runtime.protocol.launch import GPUS, VCPUS, LaunchPlan
 from batchml.runtime.protocol.variables import (
     FILL,
     IDLE_AFTER,
@@ -476,6 +476,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
     found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
         (VCPUS, str(spec.resources.vcpus)),
+        (GPUS, str(spec.resources.gpus or "")),
         ("BATCHML_KEY", submission.key),
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),

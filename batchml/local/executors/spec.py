@@ -26,7 +26,7 @@ from batchml.local.images import LocalImage, conda_tool, uv_program
 from batchml.local.server import auth
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
-from batchml.runtime.protocol.launch import VCPUS
+from batchml.runtime.protocol.launch import GPUS, VCPUS
 from batchml.runtime.protocol.log_marks import MARK
 from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, IDLE_AFTER, RuntimeEnv
 
@@ -304,6 +304,8 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         ours["BATCHML_STORE"] = f"{folder}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
+    if job.needs.gpus:
+        ours[GPUS] = str(job.needs.gpus)
     endpoints = endpoint_variables(read_endpoints(host.home))
     return {
         **_passed_on(host), **ours, **endpoints, **own,

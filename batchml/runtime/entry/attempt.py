@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, Callable, List, Optional, Protocol, Tuple
+from typing import BinaryIO, Callable, Deque, List, Optional, Protocol, Tuple
 
 from batchml.runtime.entry.stopping import STOPS, Signals, make_stop_file
 from batchml.runtime.processes import descendants, send
@@ -17,6 +18,7 @@ from batchml.runtime.storage.store import Store
 
 _FOR_OUTPUTS = 10.0  # seconds of the grace in which outputs are sent; at most a fifth of the grace
 _NOTICE = b"batchml: "  # begins the lines of the ranks' supervisor
+_LAST_LINES = 40  # lines of the program that are kept, for the cause of its end
 _BEFORE_LOSS = 5.0  # seconds between the KILL and the loss of the host; also the least grace
 
 
@@ -30,12 +32,14 @@ class Output:
         self.lines = 0
         self.last_output = self._last  # when the program printed its last line
         self.notice = ""  # the last line of the ranks' supervisor since then
+        self.last_lines: Deque[bytes] = deque(maxlen=_LAST_LINES)  # of the program
         # Called with the lines of the program, but not with the runtime's.
         self.listener: Optional[Callable[[Sequence[bytes]], None]] = None
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Write lines of the program."""
         self._put(lines)
+        self.last_lines.extend(lines[-_LAST_LINES:])
         if any(not line.startswith(_NOTICE) for line in lines):
             self.last_output, self.notice = self._last, ""
         elif lines:
@@ -90,6 +94,7 @@ class RunningAttempt:
         self.environ = environ
         self.store = store
         self.forced: Optional[int] = None  # the exit code, if a plug-in ended the run
+        self.code: Optional[int] = None  # the command's exit code, once it has ended
         self._output = output
         self._signals = signals
         self._sends_outputs = sends_outputs
@@ -121,6 +126,9 @@ class RunningAttempt:
     @property
     def notice(self) -> str:
         return self._output.notice
+
+    def last_lines(self) -> List[str]:
+        return [line.decode("utf-8", "replace") for line in self._output.last_lines]
 
     def mark(self, text: str) -> None:
         self._output.mark(text)

@@ -45,6 +45,9 @@ class HostCheck(NamedTuple):
     name: str
     severity: int = OK
     text: str = ""
+    # Whether the image, the AMI or the job's settings are as likely a cause as the host. If a
+    # second host has the same fault, they are the cause.
+    is_setup: bool = False
 
     def describe(self) -> str:
         return f"{self.name}: {self.text}" if self.text else self.name

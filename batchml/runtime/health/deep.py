@@ -11,11 +11,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import List, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck
 
 _NAME = "a small computation"
+# Texts of errors for which the image does not fit the GPU or its driver.
+_OF_SETUP = (
+    "no kernel image is available", "driver version is insufficient", "driver combination",
+    "forward compatibility was attempted", "NVIDIA driver on your system is too old",
+)  # fmt: skip
 LIMIT = 90.0  # seconds for all GPUs together; importing torch from a cold disk takes most of it
 
 # Products of whole numbers that floats represent exactly, so that any difference is an error. Then
@@ -62,9 +67,19 @@ def check_by_computing(
     environ: Mapping[str, str], python: str = sys.executable, limit: float = LIMIT
 ) -> List[HostCheck]:
     """One result for each GPU; for the CPU if there is no GPU."""
+    probed = run_probe(PROBE, environ, python, limit)
+    if probed is None:
+        return [HostCheck(_NAME, REPLACE, f"no answer within {limit:g} s")]
+    return read_results(*probed)
+
+
+def run_probe(
+    program: str, environ: Mapping[str, str], python: str, limit: float
+) -> Optional[Tuple[bytes, int]]:
+    """The output and exit code of a Python program; None if it takes more than `limit` seconds."""
     process = subprocess.Popen(
         # Without the working directory in `sys.path`: the job may have a `json.py` in it.
-        [python, "-c", "import sys; sys.path = [p for p in sys.path if p]\n" + PROBE],
+        [python, "-c", "import sys; sys.path = [p for p in sys.path if p]\n" + program],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -75,8 +90,8 @@ def check_by_computing(
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(process)
-        return [HostCheck(_NAME, REPLACE, f"no answer within {limit:g} s")]
-    return read_results(output, process.returncode)
+        return None
+    return output, process.returncode
 
 
 def read_results(output: bytes, code: int) -> List[HostCheck]:
@@ -93,7 +108,8 @@ def _check(device: str, result: str, text: str) -> HostCheck:
     if result == "unknown":
         return HostCheck(_NAME, NOT_CHECKED, text)
     severity = {"ok": OK, "failed": RETRY, "wrong": REPLACE}.get(result, MONITOR)
-    return HostCheck(f"{_NAME} on {device}", severity, text)
+    is_setup = result == "failed" and any(words in text for words in _OF_SETUP)
+    return HostCheck(f"{_NAME} on {device}", severity, text, is_setup)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

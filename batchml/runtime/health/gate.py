@@ -6,7 +6,6 @@ The check happens before a command starts. The supervisor of ranks repeats it be
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
@@ -34,6 +33,7 @@ from batchml.runtime.protocol.launch import VARIABLE as PLAN
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
+from batchml.runtime.telemetry.gpus import asked_gpus, has_gpus
 
 VARIABLE = "BATCHML_HEALTH"
 FAULTS = "BATCHML_FAULT_FILE"
@@ -95,7 +95,10 @@ def _check(
         record_unfit(env, environ, say, host, checks)
         if settings.quarantine and worst(checks) >= REPLACE:
             quarantine_host(env, environ, say, host)
-        return _refuse_host(env, environ, say, settings.tries, describe_unfit(checks))
+        setup = "; ".join(
+            check.text for check in checks if check.is_setup and check.severity >= RETRY
+        )
+        return _refuse_host(env, environ, say, settings.tries, describe_unfit(checks), setup)
     for check in checks:
         if check.severity == MONITOR:
             say(f"{NOTICE}this host: {check.describe()}")
@@ -109,21 +112,21 @@ def run_checks(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[
     """All checks of this depth, the worst results first."""
     fault = _fault(environ)
     checks = [fault] if fault else []
-    checks += quick_checks(env, environ, has_gpus(environ) or bool(environ.get(PLAN)))
-    if has_gpus(environ):
+    with_gpus = has_gpus(environ)
+    checks += quick_checks(env, environ, with_gpus or bool(environ.get(PLAN)))
+    if with_gpus:
         from batchml.runtime.health.gpus import check_gpus
 
         checks += run_with_limit("GPUs", LIMIT, REPLACE, check_gpus, environ)
+    if asked_gpus(environ) and worst(checks) < RETRY:
+        from batchml.runtime.health.cuda import check_cuda
+
+        checks += check_cuda(environ)
     if depth == DEEP and worst(checks) < RETRY:
         from batchml.runtime.health.deep import check_by_computing
 
         checks += check_by_computing(environ)
     return sorted(checks, key=lambda check: -check.severity)
-
-
-def has_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether this container has GPUs: those that ECS gave it, or those of its host."""
-    return os.path.exists("/dev/nvidiactl") or "GPU-" in environ.get("NVIDIA_VISIBLE_DEVICES", "")
 
 
 def _fault(environ: Mapping[str, str]) -> Optional[HostCheck]:
@@ -172,11 +175,18 @@ def _find_record(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optio
 
 
 def _refuse_host(
-    env: RuntimeEnv, environ: Mapping[str, str], say: Say, tries: int, why: str
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, tries: int, why: str, setup: str = ""
 ) -> str:
-    """The reason why the run ends on this host with exit code 75. Raises NoFitHost."""
+    """The reason why the run ends on this host with exit code 75. Raises NoFitHost.
+
+    `setup`: the faults of which the image, the AMI or the job may be the cause. If a second host
+    has the same, they are.
+    """
     host = host_id(environ)
-    tried = _record_try(env, environ, say, host, why)
+    tried = _record_try(env, environ, say, UnfitHost(host, why, setup=setup))
+    same = sorted({each.host for each in tried if setup and each.setup == setup})
+    if len(same) > 1:
+        raise NoFitHost(describe_setup(same, setup))
     if len(tried) > tries:
         raise NoFitHost(describe_tries(tried, tries))
     counted = f" ({len(tried)} of {tries})" if tried else ""
@@ -203,7 +213,7 @@ def quarantine_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host:
 
 
 def _record_try(
-    env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, why: str
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, unfit: UnfitHost
 ) -> List[UnfitHost]:
     """Record this try. Return all tries of the run, or of this child, on unfit hosts.
 
@@ -212,10 +222,19 @@ def _record_try(
     if not env.store:
         return []
     try:
-        return HostRecords.open(env, environ).add_try(host, why)
+        return HostRecords.open(env, environ).add_try(unfit)
     except StoreError as error:
         say(f"{NOTICE}cannot count the tries on unfit hosts: {error}")
         return []
+
+
+def describe_setup(hosts: Sequence[str], setup: str) -> str:
+    """The message after the same fault of setup on several hosts."""
+    return (
+        f"{len(hosts)} hosts ({', '.join(hosts)}) were unfit for the same reason, so another one "
+        f"would be, too: {setup}. Correct the image, the AMI or the job. "
+        '`checks = "off"` in [health] starts the run all the same.'
+    )
 
 
 def describe_tries(tried: Sequence[UnfitHost], tries: int) -> str:

@@ -71,6 +71,7 @@ class UnfitHost(NamedTuple):
     is_for_good: bool = (
         True  # False for a fault that may be repaired meanwhile, such as a full disk
     )
+    setup: str = ""  # its faults of which the image, the AMI or the job may be the cause
 
 
 class HostRecords:
@@ -104,10 +105,11 @@ class HostRecords:
         }
         self._store.put(_BAD + _name(host), json.dumps(record).encode())
 
-    def add_try(self, host: str, why: str) -> List[UnfitHost]:
+    def add_try(self, unfit: UnfitHost) -> List[UnfitHost]:
         """Record this try on an unfit host. Return all such tries of this child, in order."""
         prefix = f"{_TRIED}{self._child}/"
-        self._store.put(prefix + self._try, json.dumps({"host": host, "why": why}).encode())
+        record = {"host": unfit.host, "why": unfit.why, "setup": unfit.setup}
+        self._store.put(prefix + self._try, json.dumps(record).encode())
         keys = sorted(self._store.keys(prefix), key=lambda key: _order(key[len(prefix) :]))
         return list(filter(None, map(_read, map(self._store.get, keys))))
 
@@ -121,8 +123,9 @@ def _read(data: Optional[bytes]) -> Optional[UnfitHost]:
     try:
         found: Dict[str, Any] = json.loads(data or b"")
         return UnfitHost(
-            str(found["host"]), str(found["why"]), bool(found.get("is_for_good", True))
-        )
+            str(found["host"]), str(found["why"]), bool(found.get("is_for_good", True)),
+            str(found.get("setup", "")),
+        )  # fmt: skip
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -6,51 +6,71 @@ Source of the numbers: NVIDIA, "XID Errors". The severities are those of AWS's h
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
-from batchml.runtime.health.checks import MONITOR, NOTICE, OK, REPLACE, HostCheck
+from batchml.runtime.entry.attempt import AttemptHandle
+from batchml.runtime.health.checks import MONITOR, NOTICE, OK, REPLACE, RETRY, HostCheck
 from batchml.runtime.health.gate import OFF, HealthSettings, quarantine_host, record_unfit
-from batchml.runtime.health.gpus import check_recovery
+from batchml.runtime.health.gpus import (
+    check_clocks,
+    check_gpu,
+    check_recovery,
+    describe_failure,
+)
 from batchml.runtime.health.host_records import host_id
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.telemetry import gpus
 from batchml.runtime.telemetry.gpus import DEVICE, RECOVERY_EVENT, GpuEvent, Nvml, NvmlError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from batchml.runtime.entry.attempt import AttemptHandle
-
 _MAX_EVENTS = 8  # in one tick
 
-# Errors that need a reset, a reboot or another card: the run needs another host.
+# Errors that need a reset, a reboot or another card: the run needs another host. NVIDIA's device
+# plug-in for Kubernetes ignores 109 as the program's fault; NVIDIA's list and AWS's agent do not.
 BROKEN: Dict[int, str] = {
+    46: "it does not stop computing",
     48: "an ECC error that cannot be put right",
     54: "a power cable is not connected",
+    62: "its own processor has halted",
     64: "bad rows of its memory could not be remapped",
+    74: "a link to other GPUs failed (NVLink)",
     79: "it has fallen off the bus",
     95: "an ECC error that was not contained",
     109: "switching between programs took too long",
     110: "a security fault",
     119: "its own processor does not answer",
     120: "an error of its own processor",
-    136: "a link to other GPUs failed",
+    136: "a link to other GPUs could not be trained",
     140: "an ECC error that cannot be put right",
+    142: "its video encoder failed",
     143: "it could not be started",
     151: "its key rotation failed",
-    155: "a link to other GPUs is down",
-    156: "it needs a reset",
-    158: "an error of its fabric",
+    155: "an error of the links to other GPUs",
+    156: "a part of it was retired, and it needs a reset",
+    158: "a fatal timeout",
     168: "its memory protection failed",
 }
-# Errors that the program causes, or that end a program but do not damage the card.
+# Errors that the program causes.
 PROGRAMS: Dict[int, str] = {
     13: "an error of the program's kernel",
     31: "the program used memory that it does not have",
-    94: "an ECC error that affects only this program",
+    126: "an error of the program",
 }
+# An ECC error that ends the program, and nothing else: the program is not the cause, and starts
+# again. The row of memory is remapped at the next reset.
+CONTAINED = 94
+# The driver asks for an action, which is then read from NVML.
+ACTION = 154
 # Errors that follow other events, or are harmless.
-SILENT = (43, 45, 63, 92)
+SILENT = (43, 45, 63, 92, 121)
+
+# Texts with which CUDA tells a program that the card is broken. Source: cudaGetErrorString.
+_BROKEN_TEXTS = (
+    "uncorrectable ECC error encountered", "uncorrectable NVLink error", "GPU is lost",
+    "fallen off the bus",
+)  # fmt: skip
+_POLL = 10.0  # seconds between two questions to each GPU
 
 
 def classify_xid(xid: int) -> HostCheck:
@@ -59,25 +79,47 @@ def classify_xid(xid: int) -> HostCheck:
         return HostCheck(f"XID {xid}", REPLACE, BROKEN[xid])
     if xid in SILENT:
         return HostCheck(f"XID {xid}", OK)
+    if xid == CONTAINED:
+        text = "an ECC error that affects only this program"
+        return HostCheck(f"XID {xid}", MONITOR, text)
     return HostCheck(f"XID {xid}", MONITOR, PROGRAMS.get(xid, "see NVIDIA's list of XIDs"))
 
 
+class EndingAttempt(AttemptHandle, Protocol):
+    """An attempt that tells how its command has ended."""
+
+    code: Optional[int]  # the command's exit code, once it has ended
+
+    def last_lines(self) -> List[str]:
+        """The last lines of the program."""
+
+
 class GpuWatcher:
-    """An attempt plug-in. It does nothing without GPUs, or if the driver cannot report events."""
+    """An attempt plug-in. It does nothing without GPUs.
+
+    It gets events from the driver, and asks each GPU itself: a card may vanish without an event.
+    After a command that failed it asks once more, because the program mostly ends first.
+    """
 
     def __init__(
         self,
-        attempt: AttemptHandle,
+        attempt: EndingAttempt,
         open_nvml: Callable[[], Nvml] = Nvml,
         device: str = DEVICE,
     ) -> None:
         self._attempt = attempt
         settings = HealthSettings.read(attempt.environ)
         self._quarantine = settings.quarantine
+        self._handles: Dict[str, Any] = {}
         self._names: Dict[int, str] = {}
-        self._reported: List[str] = []
+        self._errors: Dict[str, int] = {}  # uncorrected ECC errors before the run
+        self._contained: Optional[HostCheck] = None  # an ECC error that may have ended the program
+        self._reported: List[Tuple[str, str]] = []
+        self._next_poll: Optional[float] = None
+        self._has_left = False
         self._nvml: Optional[Nvml] = None
-        if settings.checks != OFF and os.path.exists(device):
+        self._is_on = settings.checks != OFF and os.path.exists(device)
+        if self._is_on:
             self._open(open_nvml, attempt.environ)
 
     def _open(self, open_nvml: Callable[[], Nvml], environ: Mapping[str, str]) -> None:
@@ -85,53 +127,120 @@ class GpuWatcher:
             nvml = open_nvml()
         except NvmlError:  # the checks before the command have reported this
             return
-        found = gpus.gpu_handles(nvml, environ.get("NVIDIA_VISIBLE_DEVICES", ""))
-        working = [(name, handle) for name, failed, handle in found if not failed]
-        self._names = {handle.value or 0: name for name, handle in working}
-        if nvml.watch([handle for _, handle in working]):
-            self._nvml = nvml
-        else:
-            nvml.close()
+        found = gpus.gpu_handles(nvml, environ)
+        self._handles = {name: handle for name, failed, handle in found if not failed}
+        self._names = {handle.value or 0: name for name, handle in self._handles.items()}
+        nvml.watch(list(self._handles.values()))
+        for name, handle in self._handles.items():
+            self._errors[name] = nvml.uncorrected_errors(handle) or 0
+        self._nvml = nvml
 
     def tick(self, now: float) -> None:
-        for _ in range(_MAX_EVENTS):
-            event = self._nvml.event() if self._nvml else None
-            if event is None:
-                return
-            self._handle(event)
+        if self._nvml is None:
+            return
+        self._read_events(self._nvml)
+        if self._next_poll is None:
+            self._next_poll = now + _POLL
+        elif now >= self._next_poll:
+            self._next_poll = now + _POLL
+            for name, handle in self._handles.items():
+                self._poll(self._nvml, name, handle)
 
     def finish(self) -> None:
+        if self._is_on and self._attempt.code and not self._has_left:
+            self._ask_after_failure()
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
 
-    def _handle(self, event: GpuEvent) -> None:
-        name = self._names.get(event.device)
-        if name is None or self._nvml is None:  # a GPU of another run
-            return
-        if event.kind == RECOVERY_EVENT:
-            import ctypes
+    def _read_events(self, nvml: Nvml) -> None:
+        for _ in range(_MAX_EVENTS):
+            event = None if self._has_left else nvml.event()
+            if event is None:
+                return
+            self._handle(nvml, event)
 
-            action = self._nvml.recovery_action(ctypes.c_void_p(event.device))
-            found = check_recovery(name, action) or HostCheck(name)
+    def _handle(self, nvml: Nvml, event: GpuEvent) -> None:
+        name = self._names.get(event.device)
+        if name is None:  # a GPU of another run
+            return
+        if event.kind == gpus.UNAVAILABLE_EVENT:
+            self._react(HostCheck(name, REPLACE, "the driver says that it cannot be used"))
+        elif event.kind == RECOVERY_EVENT or event.data == ACTION:
+            self._react(check_recovery(name, nvml.recovery_action(self._handles[name])))
         else:
             xid = classify_xid(event.data)
             found = HostCheck(name, xid.severity, xid.describe())
+            if event.data == CONTAINED:
+                self._contained = found
+            self._react(found)
+
+    def _poll(self, nvml: Nvml, name: str, handle: Any) -> None:
+        """Ask whether a GPU answers, for its recovery action, ECC errors and lowered clocks."""
+        failed = nvml.test(handle)
+        if failed in gpus.GONE:
+            self._react(describe_failure(nvml, name, failed))
+        if failed:  # other errors may pass
+            return
+        self._react(check_recovery(name, nvml.recovery_action(handle)))
+        self._react(self._new_errors(nvml, name, handle, MONITOR))
+        self._react(check_clocks(name, nvml.slowdowns(handle)))
+
+    def _new_errors(self, nvml: Nvml, name: str, handle: Any, severity: int) -> Optional[HostCheck]:
+        count, before = nvml.uncorrected_errors(handle), self._errors.get(name, 0)
+        if count is None or count <= before:
+            return None
+        return HostCheck(name, severity, f"{count - before} uncorrected ECC errors during the run")
+
+    def _ask_after_failure(self) -> None:
+        """Leave the host if a GPU is the reason why the command failed."""
+        found = self._find_broken(self._nvml) if self._nvml is not None else []
+        if self._contained is not None:
+            found.append(self._contained._replace(severity=RETRY))
+        for line in self._attempt.last_lines():
+            text = next((text for text in _BROKEN_TEXTS if text in line), "")
+            if text:
+                found.append(HostCheck("the program", RETRY, f"it got the CUDA error: {text}"))
+        worst = max(found, key=lambda check: check.severity, default=HostCheck("GPUs"))
+        if worst.severity >= RETRY and not self._has_left:
+            self._leave_host(worst)
+
+    def _find_broken(self, nvml: Nvml) -> List[HostCheck]:
+        self._read_events(nvml)
+        found: List[HostCheck] = []
+        for name, handle in self._handles.items():
+            failed = nvml.test(handle)
+            if failed:
+                found.append(describe_failure(nvml, name, failed))
+                continue
+            found.append(self._new_errors(nvml, name, handle, RETRY) or HostCheck(name))
+            found += check_gpu(nvml, name, handle)
+        return found
+
+    def _react(self, found: Optional[HostCheck]) -> None:
+        if found is None or self._has_left:
+            return
         if found.severity >= REPLACE:
             self._leave_host(found)
-        elif found.severity == MONITOR and found.describe() not in self._reported:
-            self._reported.append(found.describe())
+        elif found.severity == MONITOR and (found.name, _kind(found)) not in self._reported:
+            self._reported.append((found.name, _kind(found)))
             self._attempt.say(f"{NOTICE}{found.describe()}")
 
     def _leave_host(self, found: HostCheck) -> None:
         """Stop the run. This does not count as a try, because the run may have done much here."""
         attempt = self._attempt
+        self._has_left = True
         host = host_id(attempt.environ)
         record_unfit(attempt.env, attempt.environ, attempt.say, host, [found])
+        saves = "" if attempt.code else "saves and "
         attempt.stop(
-            f"this host ({host}) is unfit: {found.describe()}; the run saves and goes on elsewhere",
+            f"this host ({host}) is unfit: {found.describe()}; the run {saves}goes on elsewhere",
             TRY_ELSEWHERE,
         )
-        self.finish()
-        if self._quarantine:
+        if self._quarantine and found.severity >= REPLACE:
             quarantine_host(attempt.env, attempt.environ, attempt.say, host)
+
+
+def _kind(found: HostCheck) -> str:
+    """The text of a result up to its number, so that a growing number is reported once."""
+    return re.sub(r"^[0-9]+", "", found.text)

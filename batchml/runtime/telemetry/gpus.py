@@ -10,12 +10,17 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from batchml.runtime.protocol.launch import GPUS
+from batchml.runtime.protocol.variables import number_of
 
 LIBRARY = "libnvidia-ml.so.1"
 DEVICE = "/dev/nvidiactl"  # exists if the container may use GPUs of the host
 
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"  # set by ECS, and on `local` by the server
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
+GONE = (15, 16, 28)  # GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
 
 UNCORRECTED, VOLATILE = 1, 0  # ECC errors: their kind, and those since the driver was loaded
 RECOVERY_ACTION = 230  # a field of drivers from 570 on
@@ -25,7 +30,8 @@ RECOVERY = (
 )  # fmt: skip
 # Reasons for lower clocks: only those for which the hardware itself lowers the clocks.
 SLOWDOWNS = ((0x8, "hardware slowdown"), (0x40, "heat"), (0x80, "the power supply"))
-XID_EVENT, RECOVERY_EVENT = 0x8, 0x8000
+XID_EVENT, UNAVAILABLE_EVENT, RECOVERY_EVENT = 0x8, 0x4000, 0x8000
+_EVENTS = XID_EVENT | UNAVAILABLE_EVENT | RECOVERY_EVENT
 _MAX_PROCESSES = 128  # that are read of one card
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
@@ -41,6 +47,14 @@ class _Field(ctypes.Structure):  # nvmlFieldValue_t
         ("kind", ctypes.c_uint),
         ("failed", ctypes.c_int),
         ("value", ctypes.c_uint64),  # a union; the recovery action is an unsigned int
+    ]
+
+
+class _SramErrors(ctypes.Structure):  # nvmlEccSramErrorStatus_v1_t
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("counts", ctypes.c_ulonglong * 11),
+        ("is_above_threshold", ctypes.c_uint),
     ]
 
 
@@ -72,9 +86,9 @@ class NvmlError(Exception):
 
 
 class GpuEvent(NamedTuple):
-    """An event of a GPU: an XID, or a new recovery action."""
+    """An event of a GPU: an XID, a new recovery action, or that it cannot be used any more."""
 
-    kind: int  # XID_EVENT or RECOVERY_EVENT
+    kind: int  # XID_EVENT, RECOVERY_EVENT or UNAVAILABLE_EVENT
     data: int  # of an XID event: the number of the XID
     device: int  # the value of the GPU's handle
 
@@ -109,6 +123,12 @@ class Nvml:
         except AttributeError:
             found = None
         return found.decode("utf-8", "replace") if found else f"error {code}"
+
+    def driver(self) -> str:
+        """The driver's version, such as `580.95.05`; empty if it is unknown."""
+        text = ctypes.create_string_buffer(80)
+        failed = self._call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(80))
+        return "" if failed else text.value.decode("ascii", "replace")
 
     def count(self) -> int:
         """The number of visible GPUs; in a privileged container all GPUs of the host."""
@@ -146,6 +166,18 @@ class Nvml:
         if self._call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, values)):
             return None
         return RemappedRows(values[1].value, bool(values[2].value), bool(values[3].value))
+
+    def pages_wait_for_reboot(self, handle: Any) -> Optional[bool]:
+        """Whether the next reboot will retire a page of memory: cards before the A100."""
+        found = ctypes.c_uint()
+        failed = self._call("nvmlDeviceGetRetiredPagesPendingStatus", handle, ctypes.byref(found))
+        return None if failed else bool(found.value)
+
+    def sram_is_above_threshold(self, handle: Any) -> Optional[bool]:
+        """Whether the card's on-chip memory had more errors than NVIDIA allows: H100 and later."""
+        found = _SramErrors(version=ctypes.sizeof(_SramErrors) | 1 << 24)
+        failed = self._call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(found))
+        return None if failed else bool(found.is_above_threshold)
 
     def slowdowns(self, handle: Any) -> Optional[List[str]]:
         """The reasons for which the hardware lowers this GPU's clocks."""
@@ -194,7 +226,10 @@ class Nvml:
         self._events = events
         watched = 0
         for handle in handles:
-            for kinds in (XID_EVENT | RECOVERY_EVENT, XID_EVENT):  # older drivers know only XIDs
+            known = ctypes.c_ulonglong()
+            if self._call("nvmlDeviceGetSupportedEventTypes", handle, ctypes.byref(known)):
+                known = ctypes.c_ulonglong(_EVENTS)
+            for kinds in (known.value & _EVENTS, XID_EVENT):  # older drivers know only XIDs
                 mask = ctypes.c_ulonglong(kinds)
                 if not self._call("nvmlDeviceRegisterEvents", handle, mask, events):
                     watched += 1
@@ -233,12 +268,45 @@ def named_gpus(visible: str) -> List[str]:
     return [word for word in visible.split(",") if word.startswith("GPU-")]
 
 
-def gpu_handles(nvml: Nvml, visible: str) -> List[Tuple[str, int, Any]]:
+def asked_gpus(environ: Mapping[str, str]) -> int:
+    """The number of GPUs that the run requested on this node; else the number that ECS names."""
+    return number_of(environ.get(GPUS), 0) or len(named_gpus(environ.get(VISIBLE, "")))
+
+
+def has_gpus(environ: Mapping[str, str], device: str = DEVICE) -> bool:
+    """Whether this container has GPUs, or should have some."""
+    return bool(asked_gpus(environ)) or (os.path.exists(device) and not _is_hidden(environ))
+
+
+def _is_hidden(environ: Mapping[str, str]) -> bool:
+    """Whether the host's GPUs are of no concern, because the run requested none.
+
+    Our images have `void`, too, which is left unchanged in privileged containers.
+    """
+    return environ.get(VISIBLE) in ("void", "none") and not asked_gpus(environ)
+
+
+def gpu_handles(nvml: Nvml, environ: Mapping[str, str]) -> List[Tuple[str, int, Any]]:
     """Each GPU of this container: its name, NVML's error code or 0, a handle."""
-    names = named_gpus(visible)
+    names = named_gpus(environ.get(VISIBLE, ""))
     if names:
         return [(name, *nvml.by_id(name)) for name in names]
+    if _is_hidden(environ):
+        return []
     return [(f"GPU {index}", *nvml.by_index(index)) for index in range(nvml.count())]
+
+
+def with_own_gpus(environ: Mapping[str, str], devices: Sequence[str]) -> Dict[str, str]:
+    """The variables with CUDA_VISIBLE_DEVICES if the container sees GPUs of other runs.
+
+    A privileged container sees all GPUs of its host, and programs would all take the first. ECS
+    names the run's own. `devices`: the names in /dev. A value of the job or image wins.
+    """
+    names = named_gpus(environ.get(VISIBLE, ""))
+    seen = sum(1 for name in devices if name.startswith("nvidia") and name[6:].isdigit())
+    if not names or seen <= len(names) or "CUDA_VISIBLE_DEVICES" in environ:
+        return dict(environ)
+    return {**environ, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 # --- Usage of the GPUs ----------------------------------------------------------------------------
@@ -270,7 +338,7 @@ class GpuMonitor:
                 self._nvml = load()
             except NvmlError:
                 return
-            found = gpu_handles(self._nvml, environ.get("NVIDIA_VISIBLE_DEVICES", ""))
+            found = gpu_handles(self._nvml, environ)
             self._handles = [handle for _, failed, handle in found if not failed]
 
     def read(self) -> List[GpuUse]:

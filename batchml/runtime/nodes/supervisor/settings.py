@@ -13,7 +13,8 @@ from batchml.runtime.nodes.launcher import ASKED, OWN_PYTHONPATH, UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import interface_variables
 from batchml.runtime.processors import with_processors
 from batchml.runtime.protocol.exit_codes import STOPPED
-from batchml.runtime.protocol.launch import TOKEN
+from batchml.runtime.protocol.launch import GPUS, TOKEN
+from batchml.runtime.protocol.variables import number_of
 from batchml.runtime.storage.files import write_atomically
 
 _LIMITS = "BATCHML_GANG_LIMITS"  # JSON: seconds of `SupervisorTimes`, for tests and slow networks
@@ -211,6 +212,9 @@ def count_processes(requested: int, environ: Mapping[str, str], devices: Sequenc
         return requested
     visible = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("NVIDIA_VISIBLE_DEVICES", "all")
     count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
+    asked = number_of(environ.get(GPUS), 0)
+    if asked and count and not environ.get("CUDA_VISIBLE_DEVICES"):
+        return min(asked, count)  # a privileged container sees more
     if visible in ("", "void", "none") or not count:
         return 1
     return count if visible == "all" else max(1, sum(bool(x.strip()) for x in visible.split(",")))
