@@ -300,12 +300,12 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         "BATCHML_METRICS": f"{work_folder(host, attempt)}/.batchml-metrics",
         "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
-    if not own.keys().isdisjoint(_STORING):
+    if job.needs.gpus:
+        ours[GPUS] = str(job.needs.gpus)
+    if job.needs.gpus or not own.keys().isdisjoint(_STORING):
         ours["BATCHML_STORE"] = f"{folder}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
-    if job.needs.gpus:
-        ours[GPUS] = str(job.needs.gpus)
     endpoints = endpoint_variables(read_endpoints(host.home))
     return {
         **_passed_on(host), **ours, **endpoints, **own,
