@@ -51,11 +51,19 @@ class Check(NamedTuple):
 
 CHECKS: tuple[Check, ...] = (
     Check("limits", "launch overhead, memory bandwidth, matrix products", 30),
+    Check("lenet", "LeNet: an epoch of 60,000 images, data on the device; goal < 0.1 s", 80),
+    Check("nccl", "NCCL in a group of one process", 25),
 )
 
 
 class CannotRun(Exception):
     """The check, or the rest of it, cannot be done on this machine. The message says why."""
+
+
+def first_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 class CheckRun:

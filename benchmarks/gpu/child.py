@@ -19,7 +19,7 @@ import traceback
 from typing import Any
 
 from batchml.runtime.telemetry.gpus import Nvml, NvmlError
-from benchmarks.gpu.checks import CannotRun, CheckRun
+from benchmarks.gpu.checks import CannotRun, CheckRun, first_line
 
 # What batchml's commands import, from pyproject.toml.
 DEPENDENCIES = (
@@ -45,7 +45,7 @@ def probe() -> dict[str, Any]:
     try:
         import torch
     except Exception as error:  # a library that a broken installation lacks is no ImportError
-        return {**found, "torch": None, "torch_lacks": _words(error)}
+        return {**found, "torch": None, "torch_lacks": first_line(error)}
     found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
     found["gpu"], found["gpu_lacks"] = None, ""
     if torch.version.cuda is None:
@@ -55,7 +55,7 @@ def probe() -> dict[str, Any]:
         torch.cuda.init()
         found["gpu"] = _gpu(torch)
     except Exception as error:  # no driver, no device, a driver that is too old
-        found["gpu_lacks"] = _words(error)
+        found["gpu_lacks"] = first_line(error)
     return found
 
 
@@ -75,12 +75,6 @@ def _gpu(torch: Any) -> dict[str, Any]:
     }
 
 
-def _words(error: BaseException) -> str:
-    """The first line of an error's message, or its class."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
-
-
 def perform(module: str, run: CheckRun) -> dict[str, str]:
     """Do the check. Return the last line of its record: `end` is done, not done, or failed."""
     try:
@@ -89,7 +83,7 @@ def perform(module: str, run: CheckRun) -> dict[str, str]:
         return {"end": "not done", "reason": str(reason)}
     except Exception as error:
         traceback.print_exc()
-        return {"end": "failed", "reason": f"{type(error).__name__}: {_words(error)}"}
+        return {"end": "failed", "reason": first_line(error)}
     return {"end": "done", "reason": ""}
 
 
@@ -106,6 +100,10 @@ def main() -> int:
         print(json.dumps(probe()))
         return 0
     # So that `finally` clauses run when the time is over: Ray, for example, has processes to end.
+    if options.device == "cpu":
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # sizes are small, and threads would wait for each other
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with open(options.facts, encoding="utf-8") as file:
         facts = json.load(file)

@@ -31,7 +31,7 @@ SMALL = Sizes(4 * MIB, 1 * MIB, 50, 64, 2)
 
 EAGER_LAUNCH, GRAPH_LAUNCH = "eager launch", "graph launch"
 BANDWIDTH = "copy on the device"
-BF16 = "bf16 product"
+BF16, TF32, FP32 = PRODUCTS = ("bf16 product", "tf32 product", "fp32 product")
 
 
 def measure(run: CheckRun) -> None:
@@ -99,8 +99,8 @@ def products(run: CheckRun, sizes: Sizes, device: str) -> None:
     n = sizes.matrix
     for name, dtype, precision in (
         (BF16, torch.bfloat16, "highest"),
-        ("tf32 product", torch.float32, "high"),
-        ("fp32 product", torch.float32, "highest"),
+        (TF32, torch.float32, "high"),
+        (FP32, torch.float32, "highest"),
     ):
         torch.set_float32_matmul_precision(precision)
         a = torch.randn(n, n, device=device, dtype=dtype)

@@ -52,10 +52,37 @@ def figures(out: Path, check: str) -> dict[str, Any]:
     return {figure["name"]: figure["value"] for figure in report["figures"]}
 
 
+# What each check measures on a CPU; a figure that only a GPU has is left out.
+ON_CPU = {
+    "limits": {"eager launch", "copy on the device", "bf16 product"},
+    "lenet": {
+        "eager, fp32, channels_last, 16, as the job",
+        "best epoch",
+        "kernels a step, the job",
+    },
+    "nccl": {"first collective", "all-gather of 1 MiB"},
+}
+
+
 @pytest.mark.slow
-def test_the_limits_are_measured_on_the_cpu(pytorch: Path, tmp_path: Path) -> None:
-    code, printed = gpu(str(pytorch), tmp_path, "--device", "cpu", "--checks", "limits")
+@pytest.mark.parametrize("check", ON_CPU)
+def test_a_check_runs_on_the_cpu(pytorch: Path, tmp_path: Path, check: str) -> None:
+    code, printed = gpu(str(pytorch), tmp_path, "--device", "cpu", "--checks", check)
     assert code == 0, printed
-    found = figures(tmp_path, "limits")
-    assert {"eager launch", "copy on the device", "bf16 product"} <= set(found)
-    assert all(value > 0 for value in found.values())
+    found = figures(tmp_path, check)
+    assert set(found) >= ON_CPU[check]
+    assert all(found[name] > 0 for name in ON_CPU[check])
+
+
+@pytest.mark.slow
+def test_lenet_learns_the_same_by_replays_of_a_graph_as_step_by_step(pytorch: Path) -> None:
+    done = subprocess.run(
+        [pytorch, "-m", "tests.support.gpu_lenet"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps"] == 106, "the last batch is smaller"
+    assert found["equal"], "each image comes once, in the order of the epoch"
+    assert found["right"][0] == found["right"][1] > 0
+    assert found["accuracy"][0] == found["accuracy"][1] > 0.5
+    assert found["kernels"] > 50 and found["loss"] < 2.3
