@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
@@ -281,7 +281,7 @@ class Context:
         reasons = (str(each.get("statusReason", "")) for each in environments)
         return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
 
-    def choose_queue(self, given: str, gpus: int) -> str:
+    def choose_queue(self, given: str, gpus: int | Literal["auto"]) -> str:
         """The queue of a run, as batchml.toml names it: `given`, or the default for its GPUs."""
         if given or self.settings.is_local:  # here all hosts are this machine
             return given or DEFAULT_QUEUE
@@ -356,14 +356,14 @@ _IDENTITY_VARIABLES = (
 
 class EnvironmentFacts(Struct, frozen=True):
     """The content of the file: stack outputs, references with digests by `batchml/NAME:TAG`, and
-    the processors of queues that batchml.toml does not describe.
+    the instance types of queues that batchml.toml does not describe.
     """
 
     of: str  # a hash of the user and of the settings
     at: float  # seconds since the epoch
     outputs: dict[str, str] = {}
     images: dict[str, str] = {}
-    processors: dict[str, str] = {}
+    types: dict[str, tuple[str, ...]] = {}
 
 
 class EnvironmentCache:
@@ -399,11 +399,11 @@ class EnvironmentCache:
             self._learn(images={**self._facts.images, reference: ask()})
         return self._facts.images[reference]
 
-    def processor(self, queue: str, ask: Callable[[], str]) -> str:
-        """The processor of a queue's hosts; `ask` returns it if it is not cached."""
-        if queue not in self._facts.processors:
-            self._learn(processors={**self._facts.processors, queue: ask()})
-        return self._facts.processors[queue]
+    def types(self, queue: str, ask: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """The instance types of a queue's hosts; `ask` returns them if they are not cached."""
+        if queue not in self._facts.types:
+            self._learn(types={**self._facts.types, queue: ask()})
+        return self._facts.types[queue]
 
     def save(self) -> None:
         """Write the file if its content has changed."""
@@ -411,7 +411,7 @@ class EnvironmentCache:
             with suppress(OSError):  # without the file, the next submission only takes longer
                 write_atomically(str(self._path), msgspec.json.encode(self._facts))
 
-    def _learn(self, **found: dict[str, str]) -> None:
+    def _learn(self, **found: Mapping[str, str | tuple[str, ...]]) -> None:
         self._facts = msgspec.structs.replace(self._facts, **found)
         # An environment that is being set up is not cached.
         self._must_save = {"BucketName", "JobRoleArn"} <= {*self._facts.outputs}

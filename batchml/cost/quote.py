@@ -282,7 +282,7 @@ def need_of_job(spec: JobSpec, children: int = 0) -> ContainerNeed:
     return ContainerNeed(
         vcpus=spec.resources.vcpus,
         memory_mib=spec.resources.memory_mib,
-        gpus=spec.resources.gpus,
+        gpus=spec.resources.gpu_count,
         nodes=spec.nodes if spec.nodes > 1 else 0,
         children=children,
         timeout=spec.timeout_seconds,

@@ -45,6 +45,7 @@ from batchml.cost.quote import (
     share_of,
 )
 from batchml.errors import BatchmlError, NotFound
+from batchml.jobs.gpus import resolve_gpus
 from batchml.model.job import JobSpec
 from batchml.model.names import dollars, duration
 from batchml.model.run import NOT_KNOWN, JobStatus, Record, Run, run_from_record
@@ -90,6 +91,7 @@ def quote_of_job(
     `children`: the size of the array; 0 without one.
     """
     queue = queue or spec.queue
+    spec = resolve_gpus(context, replace(spec, queue=queue), None, [])
     if not spec.groups:
         return quote_of(context, need_of_job(spec, children), queue)
     head, *workers = [

@@ -8,13 +8,13 @@ without it; else it is refused. Notices and mistakes name their lines. Source: s
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from batchml.errors import did_you_mean
 from batchml.jobs.script import ScriptLine, sort_by_line
-from batchml.model.job import MIN_TIMEOUT
+from batchml.model.job import AUTO, MIN_TIMEOUT
 from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
 
@@ -238,6 +238,7 @@ def parse_dependencies(text: str) -> tuple[list[str], list[str]]:
 
 _MIB = 1024**2
 REQUEUE_ATTEMPTS = 3  # for --requeue
+_AUTO = ("gpus", "gpus-per-node")  # options that take "auto"
 
 
 class SlurmOption(Struct, frozen=True):
@@ -380,11 +381,13 @@ class _Reader:
         per_node = self._tasks_per_node(nodes)
         cpus = self._count("cpus-per-task")
         gpus = self._gpus(nodes, per_node)
+        options["gpus"] = gpus
+        gpus = 1 if gpus == AUTO else gpus  # sizes for each GPU are those of one
         per_gpu = self._count("cpus-per-gpu")
         vcpus = per_node * cpus if cpus else per_node if per_node > 1 else None
         if per_gpu and gpus and vcpus is None:
             vcpus = per_gpu * gpus
-        options |= {"vcpus": vcpus, "gpus": gpus, "nodes": nodes if nodes > 1 else None}
+        options |= {"vcpus": vcpus, "nodes": nodes if nodes > 1 else None}
         mib = self._memory(vcpus or 1, gpus or 0)
         options["memory"] = f"{mib} MiB" if mib else None
         variables["SLURM_NTASKS_PER_NODE"] = str(per_node)
@@ -421,8 +424,13 @@ class _Reader:
             self._wrong(self._line("ntasks"), text)
         return max(1, total // nodes)
 
-    def _gpus(self, nodes: int, per_node: int) -> int | None:
-        """Return the GPUs of a node: of --gpus-per-node, else --gpus, --gpus-per-task or --gres."""
+    def _gpus(self, nodes: int, per_node: int) -> int | Literal["auto"] | None:
+        """Return the GPUs of a node: of --gpus-per-node, else --gpus, --gpus-per-task or --gres.
+
+        Slurm has no "auto": it is batchml's value of the first two.
+        """
+        if any(self._given[each].value == AUTO for each in _AUTO if each in self._given):
+            return AUTO
         form = "a number, or TYPE:NUMBER of one type"
         found: GpuRequest | None = self._value("gpus-per-node", parse_gpus, form)
         total: GpuRequest | None = self._value("gpus", parse_gpus, form)

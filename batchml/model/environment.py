@@ -204,6 +204,15 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         return next((self.compute[each].processor for each in self.queues[queue].compute), "")
 
     @property
+    def queues_with_gpus(self) -> tuple[str, ...]:
+        """The queues with a compute environment whose hosts have GPUs."""
+        return tuple(
+            name
+            for name, queue in self.queues.items()
+            if any(self.compute[each].has_gpus for each in queue.compute)
+        )
+
+    @property
     def builds_image(self) -> bool:
         """Whether a compute environment uses an AMI that `setup` builds."""
         images = {compute.ami or self.ami for compute in self.compute.values()}
@@ -215,21 +224,18 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
-def choose_queue(environment: Environment, gpus: int) -> str:
+def choose_queue(environment: Environment, gpus: int | Literal["auto"]) -> str:
     """The queue of a run that names none, by its number of GPUs.
 
     It is `default`. A run with GPUs could never start there if none of its hosts has GPUs: then it
-    is the first queue of the file that has such hosts.
+    is the first queue of the file that has such hosts. A run with "auto" stays in `default`: it can
+    do without a GPU, and hosts with GPUs cost more and have quotas of their own.
     """
-
-    def has_gpus(queue: Queue) -> bool:
-        return any(environment.compute[name].has_gpus for name in queue.compute)
-
     default = environment.queues.get(DEFAULT_QUEUE)
-    if not gpus or default is None or has_gpus(default):
+    if gpus in (0, "auto") or default is None:
         return DEFAULT_QUEUE
-    queues = environment.queues.items()
-    return next((name for name, queue in queues if has_gpus(queue)), DEFAULT_QUEUE)
+    with_gpus = environment.queues_with_gpus
+    return DEFAULT_QUEUE if DEFAULT_QUEUE in with_gpus else next(iter(with_gpus), DEFAULT_QUEUE)
 
 
 def is_gpu_type(instance_type: str) -> bool:

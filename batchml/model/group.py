@@ -133,7 +133,7 @@ def group_jobs(
             size=group.count,
             least=min_workers(group),
             job_name=keyed_name(to_name(job.name), key),
-            queue=queue(job.queue, job.resources.gpus),
+            queue=queue(job.queue, job.resources.gpu_count),
         )
         for group, key, job in worker_jobs
     )
@@ -141,7 +141,7 @@ def group_jobs(
     shared = {
         TOKEN: token,
         GANG_KEY: head[1],
-        GANG_HEAD: f"{queue(head_job.queue, head_job.resources.gpus)}/{head_name}",
+        GANG_HEAD: f"{queue(head_job.queue, head_job.resources.gpu_count)}/{head_name}",
         GANG_ATTEMPTS: str(spec.retry.attempts),
         **({RENDEZVOUS: rendezvous} if rendezvous else {}),
     }
@@ -154,7 +154,7 @@ def group_jobs(
             spec=job,
             key=key,
             plan=job_plan,
-            queue=queue(job.queue, job.resources.gpus),
+            queue=queue(job.queue, job.resources.gpu_count),
             env={VARIABLE: job_plan.to_json(), **shared},
             tags={GANG_TAG: head[1], GROUP_TAG: group.name},
             array=group.count if group.count > 1 else None,

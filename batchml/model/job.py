@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -170,13 +170,23 @@ _LAUNCH_VARIABLES = frozenset(
 )
 
 
+# The GPUs of one container. "auto": one where the hosts have GPUs, else none; `runs/gpus` decides.
+AUTO: Final = "auto"
+Gpus = Annotated[int, Meta(ge=0, le=1_000)] | Literal["auto"]
+
+
 class Resources(Struct, frozen=True, forbid_unknown_fields=True):
     """`[resources]`: the needs of one container."""
 
     vcpus: Annotated[int, Meta(ge=1, le=10_000)] = 1  # more than any host has: 1,920
     memory: str | int = "2 GiB"
-    gpus: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    gpus: Gpus = 0
     shm: str | int | None = None  # the size of /dev/shm; None: half of the memory
+
+    @property
+    def gpu_count(self) -> int:
+        """The number of GPUs. Raises ValueError for "auto", which no request may contain."""
+        return int(self.gpus)
 
     @property
     def memory_mib(self) -> int:

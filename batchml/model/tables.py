@@ -47,10 +47,9 @@ def read_struct(
                 mistakes.append(_unknown_key(steps, kind, within, tables))
             else:
                 value, choices = _at(left, steps), _choices(steps, kind)
-                one_of = f" one of {', '.join(choices)}" if choices else ""
+                expected = _expected(text, choices, is_number=_is_number(_type_at(kind, steps)))
                 meant = did_you_mean(value, choices) if isinstance(value, str) else ""
-                found = f"{_dotted(steps)}: found {value!r}."
-                mistakes.append(f"{found} {_plain(text)}{one_of}.{meant}")
+                mistakes.append(f"{_dotted(steps)}: found {value!r}. {expected}.{meant}")
             if not _remove(left, steps):
                 raise
 
@@ -159,6 +158,21 @@ def _table_of(key: str, kind: type[msgspec.Struct], within: str) -> str:
         if _is_struct(field.type) and key in _field_names(field.type):
             return f"under [{f'{within}.' if within else ''}{field.encode_name}]"
     return ""
+
+
+def _expected(text: str, choices: list[str], *, is_number: bool) -> str:
+    """`Expected a text`, `Expected one of a, b`, or for numbers `Expected a whole number or a`."""
+    plain = _plain(text)
+    if choices and is_number:
+        limits = plain if plain.startswith("Expected a") else "Expected a whole number"
+        return " or ".join([limits, *choices])
+    return f"Expected one of {', '.join(choices)}" if choices else plain
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether a type allows whole numbers beside other values: `int | Literal["auto"]`."""
+    parts = get_args(annotation)
+    return any(part is int or get_args(part)[:1] == (int,) for part in parts)
 
 
 def _choices(steps: list[str | int], kind: Any) -> list[str]:

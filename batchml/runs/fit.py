@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from batchml.context import Context
 from batchml.errors import ConfigError
+from batchml.jobs.gpus import on_machine
 from batchml.model.group import min_workers, resources_of
 from batchml.model.job import JobSpec, Resources
 
@@ -27,13 +28,14 @@ class FittedJob(Struct, frozen=True):
 def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
     """The job with no more resources than this machine has; a notice says what was reduced.
 
-    Raises ConfigError for more nodes, or groups, than can run at once, and with `strict`
-    (`--strict-resources`) for each reduction.
+    `gpus = "auto"` becomes a number. Raises ConfigError for more nodes, or groups, than can run at
+    once, and with `strict` (`--strict-resources`) for each reduction.
     """
     from batchml.local import machine
 
-    requested = [spec.resources, *(group.resources for group in spec.groups)]
-    gpus = len(machine.find_gpus()) if any(each and each.gpus for each in requested) else 0
+    requested = [spec.resources, *(resources_of(spec, group) for group in spec.groups)]
+    gpus = len(machine.find_gpus()) if any(each.gpus for each in requested) else 0
+    spec = on_machine(spec, gpus)
     capacity = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus)
     fitted = fit_groups(spec, capacity) if spec.groups else fit_job(spec, capacity)
     if strict and fitted.cuts:
@@ -68,8 +70,8 @@ def fit_job(spec: JobSpec, capacity: Capacity) -> FittedJob:
     if requested.memory_mib > most:
         memory = f"{most} MiB"
         cuts.append(f"{_gib(most)} of memory instead of {_gib(requested.memory_mib)}")
-    gpus = min(requested.gpus, capacity.gpus // nodes)
-    if gpus < requested.gpus:
+    gpus = min(requested.gpu_count, capacity.gpus // nodes)
+    if gpus < requested.gpu_count:
         cuts.append(f"{_count(gpus, 'GPU') if gpus else 'no GPU'} instead of {requested.gpus}")
     if nodes > 1:
         cuts = [f"{cut} on each node" for cut in cuts]
@@ -113,7 +115,7 @@ def fit_groups(spec: JobSpec, capacity: Capacity) -> FittedJob:
     )
     for group, asked in requested:
         resources = _limit(asked, most) if is_shared else asked
-        if resources.gpus > capacity.gpus:
+        if resources.gpu_count > capacity.gpus:
             resources = replace(resources, gpus=capacity.gpus)
         if resources != asked:
             cuts.append(f"{group.name} with {_describe(resources)} instead of {_describe(asked)}")

@@ -8,11 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.batch.hosts import fetch_host_pools
 from batchml.aws.batch.requests import definition_request
 from batchml.aws.naming import Platform, make_platform
 from batchml.context import Context, EnvironmentCache, open_cache, read_stack_outputs
-from batchml.errors import AccessError, BatchmlError, ConfigError, NotFound
+from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.find import (
     ImageSource,
     find_job,
@@ -21,8 +20,8 @@ from batchml.jobs.find import (
     own_image_files,
     unused_files_notice,
 )
+from batchml.jobs.gpus import queue_processor, variants
 from batchml.jobs.images import pinned_recipe, recipe_not_pushed
-from batchml.model.environment import processor_of
 from batchml.model.image import flavor_for, is_reference
 from batchml.model.job import JobSpec
 from batchml.model.run import Record
@@ -37,8 +36,12 @@ _PINNED = re.compile(r"/batchml/[^/@]+@sha256:")  # images that batchml pushed
 
 
 class JobWithImage(Struct, frozen=True):
-    """A job and the reference of its image, from which its job definition is made."""
+    """A job and the reference of its image, from which its job definition is made.
 
+    `name` is the job's name or folder, as it was asked for.
+    """
+
+    name: str
     spec: JobSpec
     image: str
     image_source: ImageSource | None
@@ -48,19 +51,28 @@ class JobWithImage(Struct, frozen=True):
         return definition_request(self.spec, self.image, platform)
 
 
-def resolve_jobs(context: Context, names: Sequence[str]) -> list[JobWithImage]:
+def resolve_jobs(
+    context: Context, names: Sequence[str]
+) -> tuple[list[JobWithImage], list[tuple[str, NotFound]]]:
     """The jobs of these names or folders, with the references of their images.
 
-    Raises ConfigError for a job.toml that is wrong, NotFound for a job, or for an image that was
-    not pushed.
+    A job with `gpus = "auto"` that names no queue is there twice if the environment has hosts with
+    and without GPUs. Also returns, by the names of jobs, the images that were not pushed. Raises
+    ConfigError for a job.toml that is wrong, NotFound for a job.
     """
-    found = []
+    found, missing = list[JobWithImage](), list[tuple[str, NotFound]]()
     for name in names:
         folder = find_job(name, context.job_folders, context.folder)
-        spec = load_job(folder, context.image_folders)
-        source = find_source(spec.image, context.image_folders, folder)
-        found.append(JobWithImage(spec, image_reference(context, spec, source), source))
-    return found
+        job = load_job(folder, context.image_folders)
+        source = find_source(job.image, context.image_folders, folder)
+        for spec in variants(context, job, None):
+            try:
+                image = image_reference(context, spec, source)
+            except NotFound as error:
+                missing.append((name, error))
+            else:
+                found.append(JobWithImage(name, spec, image, source))
+    return found, missing
 
 
 def image_reference(
@@ -78,7 +90,7 @@ def image_reference(
         return spec.image
     if context.settings.is_local:
         return source.recipe().reference
-    gpus = spec.resources.gpus
+    gpus = spec.resources.gpu_count
     queue = context.choose_queue(spec.queue, gpus)
     return pinned_image(context, source, queue, cache, flavor_for(gpus))
 
@@ -103,29 +115,6 @@ def pinned_image(
         return pinned_recipe(context.connect(), recipe, argument, context.env_option)
 
     return pin() if cache is None else cache.image(recipe.reference, pin)
-
-
-def queue_processor(context: Context, queue: str, cache: EnvironmentCache | None) -> str:
-    """The processor of a queue's hosts in AWS: `amd64`, `arm64`.
-
-    A queue that batchml.toml does not describe is looked up in AWS, in two calls. Where that is
-    not allowed, and for a queue that does not exist, it is the first processor of the file's hosts.
-    """
-    environment = context.settings.environment
-    name = context.queue(queue)
-
-    def ask() -> str:
-        if context.is_offline:
-            return environment.processors[0]
-        try:
-            pools = fetch_host_pools(context.connect()).get(name, ())
-        except AccessError:
-            pools = ()
-        types = [each for pool in pools for each in pool.types]
-        return processor_of(types) if types else environment.processors[0]
-
-    known = environment.processor_of_queue(context.bare(name))
-    return known or (ask() if cache is None else cache.processor(name, ask))
 
 
 def check_kept_image(context: Context, image: str, before: str, queue: str) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path, PurePath
-from typing import Annotated, Any, NamedTuple, Protocol, TypedDict, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Struct
@@ -44,7 +53,7 @@ COMMAND_LINE = "The command line"
 class Option(NamedTuple):
     """One option. `key` is the key of job.toml whose value it replaces: `resources.gpus`.
 
-    An option without a `key` is a field of `RunRequest`.
+    An option without a `key` is a field of `RunRequest`. `words` may stand in place of a number.
     """
 
     help: str
@@ -52,6 +61,7 @@ class Option(NamedTuple):
     short: str = ""
     metavar: str | None = None
     key: str = ""
+    words: tuple[str, ...] = ()
 
 
 class HasJobId(Protocol):
@@ -97,7 +107,13 @@ class SubmitOptions(TypedDict, total=False):
         str | None, Option('Request this memory: "8 GiB".', metavar="SIZE", key="resources.memory")
     ]
     gpus: Annotated[
-        int | None, Option("Request this number of GPUs.", metavar="N", key="resources.gpus")
+        int | Literal["auto"] | None,
+        Option(
+            "Request this number of GPUs; auto: 1 where hosts have some.",
+            metavar="N",
+            key="resources.gpus",
+            words=("auto",),
+        ),
     ]
     nodes: Annotated[int | None, Option("Run on this number of nodes.", metavar="N", key="nodes")]
     launch: Annotated[
@@ -164,6 +180,21 @@ class OptionRow(NamedTuple):
     flag: str
     type: type
     option: Option
+
+    @property
+    def expected(self) -> str:
+        """The values of an option that takes a number, for messages."""
+        return " or ".join(["a number", *self.option.words])
+
+    def read_number(self, text: str) -> int | float | str | None:
+        """The number in a text, or a word that stands for a number; None for any other text."""
+        if text in self.option.words:
+            return text
+        try:
+            number: int | float = self.type(text)
+        except ValueError:
+            return None
+        return number if text.isascii() and "_" not in text else None
 
 
 @cache

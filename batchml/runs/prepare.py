@@ -24,6 +24,7 @@ from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import ConfigError, NoQueue
 from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
+from batchml.jobs.gpus import resolve_gpus, with_gpus_of
 from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
@@ -93,14 +94,13 @@ def prepare(
     check_image_runs(context, request)
     job = resolve_job(context, request)
     query = CommitQuery(job.folder)
-    cache = None
+    cache = None if context.settings.is_local else open_cache(context)
+    requested = job.spec
     if context.settings.is_local:
-        job = replace(
-            job, spec=fit_to_machine(context, job.spec, request.strict_resources, notices)
-        )
+        fitted = fit_to_machine(context, requested, request.strict_resources, notices)
     else:
-        cache = open_cache(context)
-    job = replace(job, spec=with_slurm_sizes(job.spec))
+        fitted = resolve_gpus(context, requested, cache, notices)
+    job = replace(job, spec=with_slurm_sizes(fitted), original=with_gpus_of(job.original, fitted))
     spec = job.spec
     context.forget_queues()
     if context.settings.is_local and spec.queue:  # in AWS, SubmitJob refuses it
@@ -135,7 +135,7 @@ def prepare(
     def make(spec: JobSpec, submission: SubmissionContext) -> tuple[SubmissionRequests, str]:
         image = images.get(submission.tags.get(GROUP_TAG, ""), "")
         image = image or image_reference(context, spec, source, cache)
-        queue = context.queue(context.choose_queue(spec.queue, spec.resources.gpus))
+        queue = context.queue(context.choose_queue(spec.queue, spec.resources.gpu_count))
         made = make_submission(
             spec, image=image, queue=queue, submission=submission, platform=platform
         )
@@ -157,14 +157,16 @@ def prepare(
         from batchml.runs.fallback.watch import check_target, make_plan
 
         if source is None:
-            queue = context.choose_queue(spec.queue, spec.resources.gpus)
+            queue = context.choose_queue(spec.queue, spec.resources.gpu_count)
             check_kept_image(context, spec.image, queue, spec.fallback.queue)
         if context.settings.is_local or not dry_run:
             check_target(context, spec.fallback.queue)
-        budget = _cost_limit_variables(
-            context, replace(spec, queue=spec.fallback.queue), request, []
-        )
-        record, plan = make_plan(spec, submission, budget, record, make, notices)
+        moved = replace(spec, queue=spec.fallback.queue)
+        if not context.settings.is_local:  # "auto" may be another number there
+            asked = replace(requested, queue=spec.fallback.queue)
+            moved = with_slurm_sizes(resolve_gpus(context, asked, cache, []))
+        budget = _cost_limit_variables(context, moved, request, [])
+        record, plan = make_plan(moved, submission, budget, record, make, notices)
     return PreparedRun(
         spec, requests, record, archive, source, store, tuple(notices), cache, tuple(intents), plan,
         request.queue_at,
@@ -181,7 +183,7 @@ def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_ru
     if spec.nodes > 1 or spec.launch.kind != "plain":
         from batchml.runs.groups.submit import check_nodes
 
-        queue = context.choose_queue(spec.queue, spec.resources.gpus)
+        queue = context.choose_queue(spec.queue, spec.resources.gpu_count)
         asks = not (dry_run or context.settings.is_local)
         check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)
 
@@ -322,7 +324,7 @@ def _record(
         image=image,
         vcpus=spec.resources.vcpus,
         memory_mib=spec.resources.memory_mib,
-        gpus=spec.resources.gpus,
+        gpus=spec.resources.gpu_count,
         array_size=submission.array or 0,
         patterns=spec.patterns,
         directions=spec.directions,

@@ -266,11 +266,12 @@ def with_slurm_sizes(spec: "JobSpec") -> "JobSpec":
     has, env = spec.resources, dict(spec.env)
     tasks = max(1, number_of(str(env.get("SLURM_NTASKS_PER_NODE", "")), 1))
     env |= {"SLURM_CPUS_ON_NODE": str(has.vcpus), "SLURM_MEM_PER_NODE": str(has.memory_mib)}
-    for name in [name for name in env if name.startswith("SLURM_GPUS") and not has.gpus]:
+    gpus = has.gpu_count
+    for name in [name for name in env if name.startswith("SLURM_GPUS") and not gpus]:
         del env[name]
-    if has.gpus:
-        env |= {"SLURM_GPUS": str(has.gpus * spec.nodes), "SLURM_GPUS_ON_NODE": str(has.gpus)}
-    for name, count in (("SLURM_CPUS_PER_TASK", has.vcpus), ("SLURM_GPUS_PER_TASK", has.gpus)):
+    if gpus:
+        env |= {"SLURM_GPUS": str(gpus * spec.nodes), "SLURM_GPUS_ON_NODE": str(gpus)}
+    for name, count in (("SLURM_CPUS_PER_TASK", has.vcpus), ("SLURM_GPUS_PER_TASK", gpus)):
         if name in env:
             most = max(1, count // tasks)
             env[name] = str(min(number_of(str(env[name]), most), most))
@@ -345,9 +346,9 @@ def _read_flag(words: list[str], found: dict[str, Any]) -> str:
 
 def _set_option(row: OptionRow, value: str, found: dict[str, Any]) -> str:
     if row.type in (int, float):
-        number = _number(value, row.type)
+        number = row.read_number(value)
         if number is None:
-            return f"{row.flag}: found {value!r}. Give a number."
+            return f"{row.flag}: found {value!r}. Give {row.expected}."
         found[row.name] = number
     elif row.type is dict:
         key, equals, text = value.partition("=")
@@ -359,10 +360,3 @@ def _set_option(row: OptionRow, value: str, found: dict[str, Any]) -> str:
     else:
         found[row.name] = value
     return ""
-
-
-def _number(text: str, kind: type) -> int | float | None:
-    try:
-        return kind(text) if text.isascii() and "_" not in text else None
-    except ValueError:
-        return None

@@ -26,7 +26,7 @@ from batchml.errors import (
 )
 from batchml.jobs.find import find_image
 from batchml.model.group import HELD_TAG, NOTEBOOK
-from batchml.model.job import JobSpec, Resources
+from batchml.model.job import AUTO, Gpus, JobSpec, Resources
 from batchml.model.run import Record, Run, classify
 from batchml.model.tables import parse_size
 from batchml.runs.find import describe_runs, select
@@ -84,7 +84,7 @@ def default_limits(context: "Context") -> NotebookLimits | None:
 
 
 def notebook_resources(
-    gpus: int | None = None,
+    gpus: Gpus | None = None,
     vcpus: int | None = None,
     memory: str | None = None,
     limits: NotebookLimits | None = None,
@@ -92,9 +92,11 @@ def notebook_resources(
     """Fill in defaults: 2 vCPUs and 7 GiB; with GPUs 4 vCPUs and 14 GiB for each GPU.
 
     That fits hosts with 8 GiB, or with 16 GiB for each GPU: ECS needs a part of a host's memory.
+    With "auto" it is the size without GPUs, which fits both.
     """
     gpus = gpus or 0
-    default_vcpus, default_mib = 4 * gpus or 2, (14 * gpus or 7) * 1024
+    known = 0 if gpus == AUTO else int(gpus)
+    default_vcpus, default_mib = 4 * known or 2, (14 * known or 7) * 1024
     if limits is not None:
         default_vcpus = min(default_vcpus, limits.vcpus)
         default_mib = min(default_mib, limits.memory_mib)
@@ -221,9 +223,9 @@ def match_notebook(
 def _matches(record: Record | None, options: SubmitOptions) -> bool:
     if record is None:
         return False
-    memory = options.get("memory")
+    memory, gpus = options.get("memory"), options.get("gpus")
     pairs = (
-        (options.get("gpus"), record.gpus), (options.get("vcpus"), record.vcpus),
+        (None if gpus == AUTO else gpus, record.gpus), (options.get("vcpus"), record.vcpus),
         (None if memory is None else (parse_size(memory) or 0) // 1024**2, record.memory_mib),
         (options.get("queue"), record.queue), (options.get("name"), record.name),
         (options.get("image"), record.spec.get("image", IMAGE)),

@@ -184,7 +184,8 @@ spot = true
 max_vcpus = 16
 #bid_percentage = 100                  # of the on-demand price, at most
 
-# Runs without a queue go to `default`; with GPUs, to the first queue whose hosts have GPUs.
+# Runs without a queue go to `default`; with GPUs, to the first queue whose hosts have GPUs. A job
+# with gpus = "auto" uses a GPU in a queue that has some: batchml submit --queue gpu lenet
 [env.@ENV@.queues.default]
 compute = ["cpu"]
 

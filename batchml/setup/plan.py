@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from batchml.aws.batch.requests import container_properties
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Stack
 from batchml.aws.ec2 import content_hash
 from batchml.model.names import bare_name
@@ -491,8 +492,10 @@ def plan_definitions(wanted: WantedState, current: CurrentState) -> Iterator[Pla
         if name in current.definitions:
             yield PlanStep(Action.KEEP, ResourceKind.DEFINITION, name)
         else:
-            reasons = ("no definition has this content",)
-            yield PlanStep(Action.CREATE, ResourceKind.DEFINITION, name, reasons)
+            reasons = ["no definition has this content"]
+            if container_properties(wanted.definitions[name]).get("privileged"):
+                reasons.append("privileged, for GPUs: the host's NVIDIA driver is mounted")
+            yield PlanStep(Action.CREATE, ResourceKind.DEFINITION, name, tuple(reasons))
 
 
 def unwanted_queues(wanted: WantedState, current: CurrentState) -> Iterator[PlanStep]:

@@ -11,8 +11,8 @@ from batchml.context import Context
 from batchml.errors import BatchmlError, ConfigError, ImageError
 from batchml.jobs import images
 from batchml.jobs.find import find_job, find_source, load_job
+from batchml.jobs.gpus import queue_processor, variants
 from batchml.model.image import Recipe, flavor_for
-from batchml.runs.job_images import queue_processor
 
 
 class NeededImage(Struct, frozen=True):
@@ -40,10 +40,12 @@ def needed_images(context: Context, jobs: Sequence[str]) -> list[NeededImage]:
     found: dict[str, NeededImage] = {}
     for name in jobs:
         folder = find_job(name, context.job_folders, context.folder)
-        spec = load_job(folder, context.image_folders)
-        source = find_source(spec.image, context.image_folders, folder)
-        if source is not None:
-            gpus = spec.resources.gpus
+        job = load_job(folder, context.image_folders)
+        source = find_source(job.image, context.image_folders, folder)
+        if source is None:
+            continue
+        for spec in variants(context, job, None):
+            gpus = spec.resources.gpu_count
             queue = context.choose_queue(spec.queue, gpus)
             processor = queue_processor(context, queue, None)
             recipe = source.recipe(flavor_for(gpus)).built_for(processor)

@@ -201,7 +201,7 @@ def batch_record(
         image=sweep.image,
         vcpus=job.resources.vcpus,
         memory_mib=job.resources.memory_mib,
-        gpus=job.resources.gpus,
+        gpus=job.resources.gpu_count,
         array_size=size if size > 1 else 0,
         patterns=job.patterns,
         directions=job.directions | {goal.metric: goal.direction for goal in sweep.spec.goals},

@@ -23,6 +23,7 @@ from batchml.cost.service import quote_of
 from batchml.errors import BatchmlError, ConfigError, InputNotFound, NotFound
 from batchml.jobs.code import CodeArchive
 from batchml.jobs.find import ImageSource, find_job, find_source
+from batchml.jobs.gpus import resolve_gpus
 from batchml.jobs.source import read_flags
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
@@ -272,13 +273,14 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
     resolved = resolve_sweep(context, options)
     folder = resolved.job.folder
     commit_query = CommitQuery(folder)
-    spec, cache = resolved.spec, None
+    spec = resolved.spec
     job, notices = with_full_length(spec, resolved.job.spec)
+    cache = None if context.settings.is_local else open_cache(context)
     if context.settings.is_local:
         job = fit_to_machine(context, job, options.strict, notices)
         spec = _fit_parallel(spec, job, notices)
     else:
-        cache = open_cache(context)
+        job = resolve_gpus(context, job, cache, notices)
     source = find_source(job.image, context.image_folders, folder)
     notices += own_image_notices(resolved.job)
     packages = find_package_store(context, cache, job.image, source)
@@ -304,7 +306,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
         project=context.project,
         spec=spec,
         job=msgspec.json.decode(msgspec.json.encode(job)),  # as it will be read from the store
-        queue=context.queue(context.choose_queue(job.queue, job.resources.gpus)),
+        queue=context.queue(context.choose_queue(job.queue, job.resources.gpu_count)),
         image=image_reference(context, job, source, cache),
         created_at=context.clock.now(),
         user=user_name(),
@@ -383,8 +385,8 @@ def _fit_parallel(spec: SweepSpec, job: JobSpec, notices: list[str]) -> SweepSpe
         machine.count_vcpus() // job.resources.vcpus,
         machine.memory_mib() // max(1, job.resources.memory_mib),
     ]
-    if job.resources.gpus:
-        room.append(len(machine.find_gpus()) // job.resources.gpus)
+    if job.resources.gpu_count:
+        room.append(len(machine.find_gpus()) // job.resources.gpu_count)
     parallel = max(1, min(spec.limits.parallel, *room))
     if parallel == spec.limits.parallel:
         return spec
@@ -400,7 +402,7 @@ def _hourly_cost(
 
     Raises ConfigError where it is unknown and `limits.cost` needs it.
     """
-    queue, why = context.choose_queue(job.queue, job.resources.gpus), ""
+    queue, why = context.choose_queue(job.queue, job.resources.gpu_count), ""
     try:
         quote = quote_of(context, need_of_job(job), queue)
         if quote.is_free:

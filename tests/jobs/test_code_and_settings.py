@@ -192,7 +192,7 @@ def test_nodes_fit_all_at_once_or_are_refused(
     got = fitted.spec.resources
     assert nodes * got.vcpus <= 8
     assert nodes * got.memory_mib <= 16_000
-    assert nodes * got.gpus <= 4
+    assert nodes * got.gpu_count <= 4
     assert (got == wanted) == (fitted.cuts == ())
     assert got.vcpus == min(vcpus, 8 // nodes) >= 1
     assert nodes == 1 or all(cut.endswith("on each node") for cut in fitted.cuts)

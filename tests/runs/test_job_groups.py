@@ -397,7 +397,7 @@ def seen(member: GroupJob) -> Run:
     return Run(
         f"id-{member.group}", member.spec.name, member.queue, JobStatus.SUCCEEDED, image="r/i@s",
         command=("python", "vit.py"), vcpus=resources.vcpus, memory_mib=resources.memory_mib,
-        gpus=resources.gpus, array_size=member.array or 0, key=member.key,
+        gpus=resources.gpu_count, array_size=member.array or 0, key=member.key,
         tags={**member.tags, "batchml:key": member.key},
         environment={**member.env, "BATCHML_CODE": "s3://b/c", "BATCHML_KEY": member.key,
                      "BATCHML_HEALTH": json.dumps({"checks": "deep", "bandwidth": 0, "tries": 2})},

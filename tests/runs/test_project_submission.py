@@ -54,7 +54,7 @@ def test_a_job_runs_in_the_image_of_its_own_files(tmp_path: Path, aws: Aws) -> N
     place, _ = project(tmp_path, aws, requirements__txt="six==1\n", train__py="print()\n")
     found = container(place, order())
     assert (found["image"], found["user"]) == (f"{REGISTRY}/batchml/hello@{DIGEST}", "1000:1000")
-    (job,) = resolve_jobs(place, ["hello"])
+    ((job,), _) = resolve_jobs(place, ["hello"])
     assert job.request(read_platform(place))["containerProperties"]["image"] == found["image"]
     assert submit_run(place, prepare(place, order(), dry_run=False)) == "j-1"
     assert [key for key in aws.objects if key.startswith("code/")], "its code travels"

@@ -105,8 +105,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
     return Aws()
 
 
-def place_in(folder: Path, answer: Answer) -> tuple[Context, ScriptedSession]:
-    (folder / "batchml.toml").write_text(CONFIG)
+def place_in(folder: Path, answer: Answer, config: str = CONFIG) -> tuple[Context, ScriptedSession]:
+    (folder / "batchml.toml").write_text(config)
     if not (folder / "jobs").exists():
         write(folder, JOB)
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "dev")
@@ -380,7 +380,7 @@ def test_an_image_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None
 def test_definitions_of_jobs_read_the_stacks_once_for_all(tmp_path: Path, aws: Aws) -> None:
     place, session = place_in(tmp_path, aws.answer)
     platform = read_platform(place)
-    first, second = (job.request(platform) for job in resolve_jobs(place, ["hello", "hello"]))
+    first, second = (job.request(platform) for job in resolve_jobs(place, ["hello", "hello"])[0])
     assert first == second
     assert first["containerProperties"]["jobRoleArn"] == "arn:job"
     assert len(session.asked("DescribeStacks")) == 3

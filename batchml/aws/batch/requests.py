@@ -382,6 +382,14 @@ def definition_request(spec: JobSpec, image: str, platform: Platform = _LOCAL) -
     }
 
 
+def container_properties(register: Mapping[str, Any]) -> dict[str, Any]:
+    """The containerProperties of a RegisterJobDefinition request, those of all nodes."""
+    nodes = register.get("nodeProperties")
+    single = register.get("containerProperties")
+    found = nodes["nodeRangeProperties"][0]["container"] if nodes else single
+    return dict(found or {})
+
+
 def _single(container: dict[str, Any]) -> dict[str, Any]:
     return {"type": "container", "containerProperties": container}
 
@@ -439,7 +447,7 @@ def _platform_properties(spec: JobSpec, name: str, platform: Platform) -> dict[s
     if platform.workspace:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))
         environment["BATCHML_WORKSPACE"] = WORKSPACE
-    if platform.gpu == "driver-mount" and spec.resources.gpus:
+    if platform.gpu == "driver-mount" and spec.resources.gpu_count:
         # Privileged containers have the devices. PATH and LD_LIBRARY_PATH stay unset: values here
         # would replace the values of the image.
         found["privileged"] = True
@@ -503,6 +511,6 @@ def _requirements(spec: JobSpec) -> list[dict[str, str]]:
         {"type": "VCPU", "value": str(resources.vcpus)},
         {"type": "MEMORY", "value": str(resources.memory_mib)},
     ]
-    if resources.gpus:
-        found.append({"type": "GPU", "value": str(resources.gpus)})
+    if resources.gpu_count:
+        found.append({"type": "GPU", "value": str(resources.gpu_count)})
     return found

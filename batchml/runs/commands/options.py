@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar, cast
 import typer
 
 from batchml.cli.options import read_pairs
+from batchml.errors import UsageError
 from batchml.runs.options import OptionRow, SubmitOptions, option_rows
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -58,7 +59,7 @@ def _parameter(row: OptionRow, texts: Mapping[str, str], defaults: Mapping[str, 
     shown = typer.Option(
         *flags, metavar=row.option.metavar, help=texts.get(row.name, row.option.help)
     )
-    kind: Any = list[str] if row.type in (dict, list) else row.type
+    kind: Any = list[str] if row.type in (dict, list) else str if row.option.words else row.type
     default = defaults.get(row.name, False if row.type is bool else None)
     hint = kind if default is not None else kind | None
     annotation = Annotated[hint, shown]  # type: ignore[valid-type]
@@ -67,6 +68,11 @@ def _parameter(row: OptionRow, texts: Mapping[str, str], defaults: Mapping[str, 
 
 def _read(row: OptionRow, value: Any) -> Any:
     """The value of a flag; None for a list or table without entries. Raises UsageError."""
+    if row.option.words and value is not None:
+        number = row.read_number(value)
+        if number is None:
+            raise UsageError(f"{row.flag}: found {value!r}. Give {row.expected}.")
+        return number
     if row.type is dict:
         return read_pairs(value, row.option.short or row.flag) or None
     return value or None if row.type is list else value

@@ -460,7 +460,7 @@ def _describe_cuts(record: Record | None) -> str:
         for wanted, had, unit in (
             (asked.vcpus, record.vcpus, "vCPU"),
             (asked.memory_mib, record.memory_mib, "MiB"),
-            (asked.gpus, record.gpus, "GPU"),
+            (asked.gpu_count, record.gpus, "GPU"),
         )
         if had < wanted
     ]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchml.aws.batch.requests import container_properties
 from batchml.cli.app import app
 from batchml.cli.options import (
     DryRun,
@@ -18,6 +19,8 @@ from batchml.cli.options import (
 )
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
+from batchml.jobs.gpus import describe_container
+from batchml.model.image import flavor_for
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
@@ -132,10 +135,25 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
     queues = dict.fromkeys(context.bare(str(request["jobQueue"])) for request in sent)
     for queue in queues:
         yield _describe_queue(context, queue)
+    yield from _describe_containers(prepared)
     if queues.keys() <= context.settings.environment.queues.keys():
         alone = context.without_aws(context.why_offline or "a dry run")
         children = prepared.record.array_size
         yield from quote_lines(quote_of_job(alone, prepared.spec, children=children))
+
+
+def _describe_containers(prepared: PreparedRun) -> Iterator[str]:
+    """`Container: 1 GPU, unprivileged, by NVIDIA's container toolkit; CUDA image.` for each job."""
+    source = prepared.image_source
+    jobs = [(prepared.record, prepared.requests)]
+    jobs += [(each.record, each.requests) for each in prepared.workers]
+    for record, requests in jobs:
+        recipe = None if source is None else source.recipe(flavor_for(record.gpus))
+        flavor = recipe.flavor if recipe is not None and recipe.has_flavors else ""
+        words = describe_container(record.gpus, container_properties(requests.register), flavor)
+        name = f" of {record.name}" if prepared.workers else ""
+        if words:
+            yield f"Container{name}: {words}."
 
 
 def _describe_queue(context: "Context", queue: str) -> str:

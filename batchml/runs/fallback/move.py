@@ -84,7 +84,8 @@ class FallbackPlan(Struct, frozen=True):
         """The plan with the final record of the run."""
         tags = dict(record.tags)
         requests = replace(self.requests, submit={**self.requests.submit, "tags": tags})
-        return replace(self, requests=requests, record=replace(record, queue=self.queue, tags=tags))
+        there = replace(record, queue=self.queue, gpus=self.record.gpus, tags=tags)
+        return replace(self, requests=requests, record=there)
 
 
 class MoveStep(Enum):

@@ -84,7 +84,7 @@ def with_fallback_tag(
             ],
         )
     target = context.queue(spec.fallback.queue)
-    if target == context.queue(context.choose_queue(spec.queue, spec.resources.gpus)):
+    if target == context.queue(context.choose_queue(spec.queue, spec.resources.gpu_count)):
         raise ConfigError(spec.name, [f"fallback.queue: {target} is the run's own queue."])
     return replace(
         submission, tags={**submission.tags, FALLBACK_TAG: f"{target}:{spec.fallback.seconds}"}
@@ -101,20 +101,22 @@ def make_plan(
 ) -> tuple[Record, FallbackPlan]:
     """The record of a run that may move, and the plan of its move.
 
+    `spec` is the job as it runs in the other queue: there `gpus = "auto"` may be another number.
     `budget` are the environment variables of `--max-cost` at the prices of the other queue.
     """
     fallback = spec.fallback
     # Without dependencies: they have succeeded by then, and AWS Batch may have forgotten them.
     moved = replace(submission, depends_on=(), env={**submission.env, **budget})
-    requests, lent = leave_out_values(make(replace(spec, queue=fallback.queue), moved)[0], spec.env)
+    requests, lent = leave_out_values(make(spec, moved)[0], spec.env)
     target = requests.submit["jobQueue"]
     record = replace(record, fallback=f"{target}:{fallback.seconds}")
     notices.append(
         f"Moves to the queue {fallback.queue} when it finds no host within "
         f"{short_duration(fallback.seconds)}."
     )
+    there = replace(record, gpus=spec.resources.gpu_count)
     plan = FallbackPlan(
-        submission.key, fallback.seconds, requests, record, bool(submission.store), lent
+        submission.key, fallback.seconds, requests, there, bool(submission.store), lent
     )
     return record, plan.about(record)
 

@@ -275,7 +275,7 @@ def _intent(
         image=image,
         vcpus=resources.vcpus,
         memory_mib=resources.memory_mib,
-        gpus=resources.gpus,
+        gpus=resources.gpu_count,
         array_size=member.array or 0,
         patterns={},
         max_cost=None,

@@ -62,7 +62,11 @@ def register(
 ) -> None:
     """Register the definitions of jobs, for other clients of AWS Batch."""
     context = open_context(env)
-    found = job_images.resolve_jobs(context, jobs)
+    found, missing = job_images.resolve_jobs(context, jobs)
+    for name, error in missing:
+        if name not in {each.name for each in found}:
+            raise error
+        say(f"{name}: not registered for its other image. {error}")
     platform = job_images.read_platform(context)
     requests = [each.request(platform) for each in found]  # raises mistakes before the first call
     context.connect()

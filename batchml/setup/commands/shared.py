@@ -23,6 +23,7 @@ from batchml.cli.render import table
 from batchml.context import Context
 from batchml.errors import INTERRUPTED, ConfigError, NotFound, UsageError
 from batchml.jobs.find import ImageSource
+from batchml.jobs.gpus import describe_access
 from batchml.model.environment import LOCAL, Compute, Environment, Queue
 from batchml.resources import shipped_folder
 from batchml.runs import job_images
@@ -63,7 +64,8 @@ def read_subject(
     }
     project = context.project if context.settings.is_local else ""
     spec = SetupSpec(context.env, environment, templates, definitions, project, scripts=scripts)
-    return SetupSubject(spec, (*notes, *more), sources)
+    access = "" if context.settings.is_local else describe_access(environment)
+    return SetupSubject(spec, (*notes, *filter(None, [access]), *more), sources)
 
 
 def _read_scripts(context: Context, environment: Environment, notes: list[str]) -> dict[str, str]:
@@ -130,15 +132,8 @@ def _jobs(
     context: Context, environment: Environment
 ) -> tuple[list[job_images.JobWithImage], list[str]]:
     """The jobs whose definitions setup registers, and why others cannot be registered yet."""
-    found, notes = [], []
-    for name in environment.jobs:
-        try:
-            found += job_images.resolve_jobs(context, [name])
-        except NotFound as missing:
-            if not missing.kind.startswith("Image"):
-                raise
-            notes.append(f"job definition of {name}: not yet. {missing}")
-    return found, notes
+    found, missing = job_images.resolve_jobs(context, environment.jobs)
+    return found, [f"job definition of {name}: not yet. {error}" for name, error in missing]
 
 
 def open_tools(context: Context, command: str = "setup", **more: Any) -> SetupTools:
