@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from batchml.clock import Clock, SystemClock
+from batchml.cluster.service import ClusterPoller, HostPrices, narrow, open_poller
+from batchml.cluster.snapshot import ClusterSnapshot
 from batchml.config.settings import load_settings
 from batchml.context import Context, Notify, current_folder
+from batchml.cost.bill import RunCost
+from batchml.cost.service import list_spending
 from batchml.errors import UsageError
 from batchml.handles import MapHandle, RunHandle, submit_prepared
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
-from batchml.runs.find import describe_runs, find, load_runs, select
+from batchml.runs.compare.service import RunComparison, compare_requests
+from batchml.runs.find import check_queues, describe_runs, find, load_runs, select
 from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.metrics.conditions import read_condition
 from batchml.runs.options import SubmitOptions, to_request
@@ -26,6 +31,8 @@ from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep, start_sweep
 from batchml.sweeps.stores import find_sweep_store, list_sweeps
+
+_WEEK = 7 * 86_400.0  # seconds
 
 # What `submit` takes besides a function: a folder, a job's name, a JobSpec, or nothing.
 Job = str | os.PathLike[str] | JobSpec | None
@@ -72,6 +79,7 @@ class Client:
         settings = load_settings(environ, here, env, project)
         self._tell = tell or _ignore
         self._context = Context(settings, clock or SystemClock(), here, self._tell)
+        self._cluster: tuple[ClusterPoller, HostPrices] | None = None
 
     def __repr__(self) -> str:
         return f"Client(env={self.env!r}, folder={str(self._context.folder)!r})"
@@ -295,6 +303,54 @@ class Client:
         """
         job_ids = [run.job_id for run in self.describe(runs)]
         yield from wait_for_runs(self._context, job_ids, timeout, self._tell, on_move=self._tell)
+
+    def diff(self, left: RunReference, right: RunReference) -> RunComparison:
+        """Compare the requests and the code of two runs: `facts` and `files` of the result.
+
+        Raises NotFound, and UsageError for a prefix of several job ids.
+        """
+        one, other = (
+            select(self._context, [each])[0] if isinstance(each, str) else each.job_id
+            for each in (left, right)
+        )
+        return compare_requests(self._context, one, other)
+
+    # --- the environment as a whole -----------------------------------------------------------
+
+    def cluster(self, queues: Sequence[str] = (), *, all_projects: bool = False) -> ClusterSnapshot:
+        """Queues, unfinished runs, compute environments and hosts as they are now.
+
+        A run has its position in its queue or the reason why it waits, its hosts, and the last
+        usage of CPU, memory, GPU and network of each node. A host has the runs that it holds, and
+        its price an hour. `queues`: all queues unless given.
+
+        AWS is asked for what changes only, if the method is called again; for hosts at most every
+        15 seconds. Raises NotFound for a queue that does not exist.
+        """
+        names = [self._context.queue(each) for each in queues]
+        check_queues(self._context.batch, names)
+        if self._cluster is None:
+            self._cluster = (open_poller(self._context), HostPrices(self._context))
+        poller, prices = self._cluster
+        snapshot = poller.poll(names)
+        if not all_projects:
+            snapshot = narrow(self._context, snapshot, self.project, names)
+        return prices.add_to(snapshot)
+
+    def costs(
+        self, *, since: float | None = None, queue: str | None = None, all_projects: bool = False
+    ) -> list[RunCost]:
+        """The cost of each of the project's runs, the newest first: `usd.low` to `usd.high`.
+
+        since: the earliest time of creation, in seconds since the epoch; by default a week ago.
+        queue: only runs of this queue.
+
+        Runs come from AWS Batch; runs that it has forgotten come from this machine's history.
+        """
+        start = self._context.clock.now() - _WEEK if since is None else since
+        name = self._context.queue(queue) if queue else ""
+        project = "" if all_projects else self.project
+        return list_spending(self._context, int(start * 1000), name, project)[0]
 
 
 def _ignore(_words: str) -> None: ...

@@ -21,8 +21,17 @@ from batchml.runs.functions.results import (
     read_result,
     read_results,
 )
-from batchml.runs.groups.members import group_bill, terminate_all
+from batchml.runs.groups.members import find_worker_groups, group_bill, terminate_all
 from batchml.runs.metrics.series import Series
+from batchml.runs.metrics.usage import (
+    NodeRun,
+    Restart,
+    UsageSample,
+    find_nodes,
+    own_container,
+    read_restarts,
+    read_usage,
+)
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.outputs import copy_outputs
 from batchml.runs.prepare import PreparedRun
@@ -166,6 +175,26 @@ class RunHandle:
         if found.run is None:  # AWS has forgotten it; the last values may be in the history
             return found, RunMetrics({}, False)
         return found, read_metrics(self._context, found.run, found.record)
+
+    def usage(self, *, whole: bool = False) -> list[UsageSample]:
+        """The use of CPU, memory, GPU and network, by node: the last values, and `series` of them.
+
+        The series have the last ten minutes, or all of the run if `whole` is true. An array has
+        none: ask its children. Empty without access to the logs. `usage` of an item has `cpu` (in
+        CPUs), `memory` and `gpu_memory` (MiB), `gpu` (percent), `net_in` and `net_out` (bytes a
+        second), as far as they are known.
+        """
+        found, nodes = self._nodes()
+        return read_usage(self._context, nodes or own_container(found.run), whole=whole)
+
+    def restarts(self) -> list[Restart]:
+        """The restarts of a run's ranks within its attempts, and the causes."""
+        found, nodes = self._nodes()
+        return read_restarts(self._context, found.run, nodes)[0]
+
+    def _nodes(self) -> tuple[FoundRun, list[NodeRun]]:
+        (found,) = load_runs(self._context, [self._current()])
+        return found, find_nodes(self._context, found, find_worker_groups(self._context, found))
 
     def outputs(self, dest: str | os.PathLike[str]) -> Path:
         """Copy the files of BATCHML_OUTPUT_DIR into the folder `dest`, and return its path.

@@ -22,8 +22,8 @@ from batchml.cli.render import (
     timestamp,
 )
 from batchml.cli.terminal import Rest, Screen, reading_keys, screen
-from batchml.cluster.service import HostPrices, open_poller, poll_pause
-from batchml.cluster.snapshot import ClusterSnapshot, RunRow, narrow_to_project, with_queue_names
+from batchml.cluster.service import HostPrices, narrow, open_poller, poll_pause
+from batchml.cluster.snapshot import ClusterSnapshot, RunRow, with_queue_names
 from batchml.cluster.tables import (
     LONGEST,
     age_text,
@@ -39,7 +39,6 @@ from batchml.cluster.tables import (
     total_json,
     total_line,
 )
-from batchml.context import Context
 from batchml.errors import ServiceError, ServiceUnreachable
 from batchml.local.machine import ProcessorMeter
 from batchml.model.names import idle_text, short_id
@@ -120,7 +119,7 @@ def top(
 
     def poll() -> ClusterSnapshot:
         snapshot = poller.poll(queues)
-        return _narrow(context, snapshot, only, queues) if only else snapshot
+        return narrow(context, snapshot, only, queues) if only else snapshot
 
     is_once = once or not sys.stdout.isatty()
     meter = ProcessorMeter() if context.settings.is_local and not json_ else None
@@ -141,15 +140,6 @@ def top(
         with reading_keys(context.clock.sleep) as rest:
             now = context.clock.now
             _live(poll_for_people, add_prices, view, context.env, every, rest, now)
-
-
-def _narrow(
-    context: Context, snapshot: ClusterSnapshot, project: str, queues: Sequence[str]
-) -> ClusterSnapshot:
-    known = {}
-    if not all(row.run.tags for row in snapshot.runs):  # waiting runs that were not described
-        known = {each.job_id: each.project for each in context.history.names(context.env)}
-    return narrow_to_project(snapshot, project, known, queues)
 
 
 def _live(

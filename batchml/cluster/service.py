@@ -15,6 +15,7 @@ from batchml.cluster.snapshot import (
     count_placed,
     count_runnable,
     make_snapshot,
+    narrow_to_project,
 )
 from batchml.context import Context
 from batchml.errors import AccessError
@@ -283,6 +284,16 @@ def _open_computes(context: Context) -> ComputePoller:
 
 def _open_poller(context: Context, computes: ComputePoller) -> ClusterPoller:
     return ClusterPoller(context.batch, LiveApi(context.connect()), context.clock.now, computes)
+
+
+def narrow(
+    context: Context, snapshot: ClusterSnapshot, project: str, queues: Sequence[str]
+) -> ClusterSnapshot:
+    """The runs of a project, as in `narrow_to_project`. The history is read only if needed."""
+    known = {}
+    if not all(row.run.tags for row in snapshot.runs):  # waiting runs that were not described
+        known = {each.job_id: each.project for each in context.history.names(context.env)}
+    return narrow_to_project(snapshot, project, known, queues)
 
 
 def poll_queues(context: Context) -> tuple[ClusterSnapshot, str]:

@@ -1,5 +1,6 @@
 """diff: show how the requests and the code of two runs differ."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,15 +11,13 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import cells as cells_of
 from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import paint, screen
-from batchml.errors import BatchmlError
 from batchml.model.names import short_id
-from batchml.runs.compare.facts import RunDifference, Value, compare
-from batchml.runs.find import load_runs, select, with_trials
-from batchml.runs.package import read_files
-from batchml.runs.search import FoundRun, code_digest
+from batchml.runs.compare.facts import RunDifference, Value
+from batchml.runs.compare.service import compare_requests
+from batchml.runs.find import select
+from batchml.runs.search import FoundRun
 
 if TYPE_CHECKING:
-    from batchml.context import Context
     from batchml.jobs.code_diff import FileDifference
 
 Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
@@ -45,10 +44,11 @@ def diff(
     compare.
     """
     context = open_context(env, project)
-    one, other = with_trials(context, load_runs(context, select(context, [left, right])))
-    found = compare(one, other)
-    shown = [each for each in found if full or not each.same]
-    files = _file_differences(context, one, other)
+    found = compare_requests(context, *select(context, [left, right]))
+    one, other, files = found.left, found.right, found.files
+    shown = [each for each in found.facts if full or not each.same]
+    if files is None:
+        say(f"The files of the code cannot be compared. {found.why}")
     if json_:
         print_json(
             {
@@ -62,7 +62,7 @@ def diff(
         return
     if shown:
         print_line(_table(one, other, shown))
-    if not any(not each.same for each in found):
+    if all(each.same for each in found.facts):
         say("The two runs do not differ, as far as AWS Batch and the history describe them.")
     if files:
         _print_files(files, None if full else MAX_LINES)
@@ -70,27 +70,12 @@ def diff(
         say(f"The code: git diff {one.commit[:12]} {other.commit[:12]}")
 
 
-def _file_differences(
-    context: "Context", one: FoundRun, other: FoundRun
-) -> "list[FileDifference] | None":
-    """The files of the code that differ; None, and a message, if one code cannot be read."""
-    from batchml.jobs.code_diff import compare_packages
-
-    if code_digest(one.code) == code_digest(other.code):
-        return []
-    try:
-        return compare_packages(read_files(context, one.code), read_files(context, other.code))
-    except BatchmlError as error:
-        say(f"The files of the code cannot be compared. {error}")
-        return None
-
-
 def _file_json(each: "FileDifference") -> dict[str, Any]:
     diff = "\n".join(each.lines) + "\n" if each.lines else None
     return {"name": each.name, "change": each.change, "diff": diff}
 
 
-def _print_files(files: "list[FileDifference]", most: int | None) -> None:
+def _print_files(files: "Sequence[FileDifference]", most: int | None) -> None:
     from batchml.jobs.code_diff import diff_text
 
     lines = diff_text(files, most)

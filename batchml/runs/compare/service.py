@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
-from batchml.jobs.code_diff import compare_packages
+from batchml.jobs.code_diff import FileDifference, compare_packages
 from batchml.runs.compare.conclusions import WorkerOffer, wait_share
+from batchml.runs.compare.facts import RunDifference, compare
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
 from batchml.runs.find import MAX_CHILDREN, load_children, load_runs, with_first_start, with_trials
 from batchml.runs.groups.members import bill_runs, find_worker_groups
@@ -20,7 +23,7 @@ from batchml.runs.metrics.usage import (
     read_usage,
 )
 from batchml.runs.package import read_files
-from batchml.runs.search import FoundRun
+from batchml.runs.search import FoundRun, code_digest
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -80,6 +83,32 @@ def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> Measur
         FoundRun(run, measured.added_to(record)), measured.series, log.steps.pace(),
         log.epochs.pace(), tuple(uses), bill, measured.is_whole,
     )  # fmt: skip
+
+
+class RunComparison(Struct, frozen=True):
+    """How two runs differ. `files` is None if a code could not be read; `why` says the reason."""
+
+    left: FoundRun
+    right: FoundRun
+    facts: tuple[RunDifference, ...]  # equal ones included: `same`
+    files: tuple[FileDifference, ...] | None
+    why: str = ""
+
+
+def compare_requests(context: "Context", left: str, right: str) -> RunComparison:
+    """Compare the requests and the code of two runs, given by their job ids.
+
+    Raises NotFound for a run that is not known.
+    """
+    one, other = with_trials(context, load_runs(context, [left, right]))
+    facts = tuple(compare(one, other))
+    if code_digest(one.code) == code_digest(other.code):
+        return RunComparison(one, other, facts, ())
+    try:
+        files = compare_packages(read_files(context, one.code), read_files(context, other.code))
+    except BatchmlError as error:
+        return RunComparison(one, other, facts, None, str(error))
+    return RunComparison(one, other, facts, tuple(files))
 
 
 def changed_files(context: "Context", one: RunGroup, other: RunGroup) -> list[str]:
