@@ -18,7 +18,7 @@ from batchml.aws.pricing.prices import CHOSEN_BY_BATCH
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
-from batchml.explain.clues import match_log, program_lines
+from batchml.explain.clues import match_log
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.failing import items_to_search, why_ended
 from batchml.explain.missing import (
@@ -37,6 +37,7 @@ from batchml.explain.missing import (
     search_folder,
     with_findings,
 )
+from batchml.explain.rank_logs import program_lines
 from batchml.explain.resumed import find_saved
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
 from batchml.explain.waiting import (

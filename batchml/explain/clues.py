@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from batchml.cli.render import without_colours
 from batchml.model.outcome import MISSING_PACKAGE, REQUIREMENTS, UNREADABLE_LINE
-from batchml.runtime.protocol.log_marks import SAME_TRACEBACK
 
 
 class Clue(Struct, frozen=True):
@@ -63,7 +62,9 @@ START = (
         "Use an image for an older CUDA, or an AMI with a newer driver.", "",
     ),
     _clue(
-        "no-gpu-driver", r"(?i)nvidia-container-cli|could not select device driver",
+        "no-gpu-driver",
+        r"(?i)nvidia-container-cli|could not select device driver|unresolvable CDI devices|"
+        r"unknown or invalid runtime name: nvidia",
         "The host has no working NVIDIA driver for the container.",
         "Use the GPU AMI and GPU instance types in batchml.toml, and run setup.", "setup",
     ),
@@ -138,6 +139,117 @@ PULL = (
     ),
 )  # fmt: skip
 
+# For programs that failed at a GPU, and for hosts that our runtime refused because of theirs.
+# Sources: CUDA Runtime API, cudaGetErrorString; NCCL's debug.h; torch's CUDAException.cpp.
+GPU = (
+    _clue(
+        "gpu-broken",
+        r"(?i)uncorrectable ECC error encountered|uncorrectable NVLink error|GPU is lost|"
+        r"fallen off the bus",
+        "A GPU of its host is broken.",
+        "Try again with more attempts: another host is used. With --resume it goes on from its "
+        "checkpoint.", "attempts",
+    ),
+    _clue(
+        "gpu-memory",
+        r"(?i)CUDA out of memory|OutOfMemoryError: CUDA|CUDA error: out of memory|"
+        r"CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory|Cuda failure (?:\d+ )?'out of memory'|"
+        r"cudaMalloc (?:retry )?failed: out of memory|CUDA: out of memory|"
+        r"RESOURCE_EXHAUSTED: Out of memory",
+        "It ran out of the GPU's memory.",
+        "Use a smaller batch, or a GPU with more memory.",
+    ),
+    _clue(
+        "fabric-manager",
+        r"(?i)system not yet initialized|cuInit: error 802|the GPUs' fabric is not ready",
+        "The fabric between the host's GPUs is not ready, so CUDA does not start.",
+        "The AMI's fabric manager must run, in the same version as the driver.", "setup",
+    ),
+    _clue(
+        "cuda-mismatch",
+        r"(?i)unsupported display driver ?/ ?cuda driver combination|driver/library version "
+        r"mismatch|libraries in the container are of another version",
+        "The driver's libraries in its container are of another version than the host's driver.",
+        "Remove libcuda and CUDA's `compat` folder from the image, or build the AMI again.", "",
+    ),
+    _clue(
+        "cuda-mismatch",
+        r"(?i)CUDA driver version is insufficient for CUDA runtime version|"
+        r"NVIDIA driver on your system is too old|forward compatibility was attempted|"
+        r"unsatisfied condition: cuda|is for CUDA \d+, which needs|compatibility libraries do not",
+        "The image's CUDA is newer than the host's NVIDIA driver.",
+        "Use an image for an older CUDA, or an AMI with a newer driver.", "",
+    ),
+    _clue(
+        "cuda-mismatch",
+        r"(?i)no kernel image is available|CUDA error: invalid device function|"
+        r"is not compatible with the current PyTorch installation",
+        "The program's CUDA code was not built for this model of GPU.",
+        "Use an image whose framework supports that GPU.", "",
+    ),
+    _clue(
+        "no-gpu-driver",
+        r"(?i)its container has no NVIDIA device|the container has no driver|"
+        r"the driver is at /\S+, which is not in|NVIDIA driver is not loaded|"
+        r"driver's libraries are not all in|cuInit: error|CUDA unknown error",
+        "It requested GPUs, and its container has no driver or device for them.",
+        "Use the GPU AMI and GPU instance types in batchml.toml, and run setup.", "setup",
+    ),
+    _clue(
+        "no-gpu",
+        r"(?i)Found no NVIDIA driver|no CUDA-capable device|Torch not compiled with CUDA|"
+        r"libcuda\.so\.1: cannot open|libnvidia-ml\.so\.1: cannot open|"
+        r"No CUDA GPUs are available|Compile with USE_CUDA=1",
+        "It needs a GPU, and has none.",
+        "Request a GPU with --gpus, and use an image with CUDA.", "gpus",
+    ),
+    _clue(
+        "gpu-busy", r"(?i)CUDA-capable device(?:s|\(s\))? (?:is/)?are busy or unavailable",
+        "Another process holds the GPU for itself.",
+        "End that process, or let the GPU be shared: nvidia-smi -c DEFAULT.", "",
+    ),
+    _clue(
+        "gpu-number", r"(?i)(invalid device ordinal|Duplicate GPU detected)",
+        "A process used a GPU that it does not have, or that another rank uses ({0}).",
+        "Request one GPU for each process of a node, and let it use the one of LOCAL_RANK.", "gpus",
+    ),
+    _clue(
+        "nccl", r"(?i)(peer access (?:is|has)\b[^']*|peer mapping resources exhausted)",
+        "The GPUs of its host cannot use each other's memory ({0}).",
+        'Set NCCL_P2P_DISABLE = "1" in [env] of job.toml.', "submit",
+    ),
+    _clue(
+        "cuda-program",
+        r"(?:CUDA error:|Cuda failure(?: \d+)?) '?(device-side assert triggered|"
+        r"an illegal memory access was encountered|misaligned address|"
+        r"an illegal instruction was encountered|unspecified launch failure)",
+        "The program's code on the GPU failed ({0}).",
+        'Set CUDA_LAUNCH_BLOCKING = "1" in [env] of job.toml: the traceback then shows the call. '
+        "Often an index is out of range.", "submit",
+    ),
+    _clue(
+        "nccl", r"Cuda failure (?:\d+ )?'([^']+)'", "NCCL failed in a call to CUDA ({0}).",
+        'Set NCCL_DEBUG = "INFO" in [env] of job.toml: the log then shows the call.', "submit",
+    ),
+    _clue(
+        "nccl", r"(?i)unhandled cuda error|ncclUnhandledCudaError",
+        "NCCL failed in a call to CUDA.",
+        'Set NCCL_DEBUG = "INFO" in [env] of job.toml: the log then shows the call.', "submit",
+    ),
+    _clue(
+        "nccl", r"(?i)ncclRemoteError|remote process exited or there was a network error|"
+        r"ncclSystemError|unhandled system error",
+        "NCCL lost the connection between its processes.",
+        "See whether another rank ended first. Between nodes, the security group must allow all "
+        "traffic to itself.",
+    ),
+    _clue(
+        "nccl", r"(?i)Watchdog caught collective operation timeout",
+        "Its ranks waited for each other longer than NCCL's timeout.",
+        "A rank was late, has ended, or was in another operation: see its log.",
+    ),
+)  # fmt: skip
+
 # For programs that ended: the last lines of the log. Messages of our runtime stand first.
 LOG = (
     _clue(
@@ -170,36 +282,7 @@ LOG = (
         "Request more memory: /dev/shm is half of it, unless shm in [resources] of job.toml sets "
         "its size. Or use fewer workers.", "submit",
     ),
-    _clue(
-        "gpu-memory",
-        r"(?i)CUDA out of memory|OutOfMemoryError: CUDA|CUDA error: out of memory|"
-        r"CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
-        "It ran out of the GPU's memory.",
-        "Use a smaller batch, or a GPU with more memory.",
-    ),
-    _clue(
-        "cuda-mismatch",
-        r"(?i)CUDA driver version is insufficient for CUDA runtime version|"
-        r"NVIDIA driver on your system is too old|forward compatibility was attempted|"
-        r"unsatisfied condition: cuda",
-        "The image's CUDA is newer than the host's NVIDIA driver.",
-        "Use an image for an older CUDA, or an AMI with a newer driver.", "",
-    ),
-    _clue(
-        "cuda-mismatch",
-        r"(?i)no kernel image is available for execution|CUDA error: invalid device function|"
-        r"is not compatible with the current PyTorch installation",
-        "The program's CUDA code was not built for this model of GPU.",
-        "Use an image whose framework supports that GPU.", "",
-    ),
-    _clue(
-        "no-gpu",
-        r"(?i)Found no NVIDIA driver|no CUDA-capable device|Torch not compiled with CUDA|"
-        r"libcuda\.so\.1: cannot open|libnvidia-ml\.so\.1: cannot open|"
-        r"No CUDA GPUs are available",
-        "It needs a GPU, and has none.",
-        "Request a GPU with --gpus, and use an image with CUDA.", "gpus",
-    ),
+    *GPU,
     _clue(
         "missing-library", r"version \W(GLIBC[A-Z]*_[\d.]+)\W not found",
         "A program in the image was built for a newer system: it needs {0}.",
@@ -432,77 +515,3 @@ def find_raising_frame(lines: Sequence[str]) -> str:
             frames.append((frame[1], f"{frame[1]}, line {frame[2]}{where}{code}"))
     own = (text for path, text in frames if not path.startswith(("/", "<")))
     return next(own, frames[0][1] if frames and not frames[0][0].startswith("<") else "")
-
-
-# --- logs of several ranks ------------------------------------------------------------------
-
-# The labels that launchers and frameworks write before each line of a process: torch (the exception
-# of a rank of an initialized group, and its warnings), torchrun --tee, mpirun --tag-output, Ray.
-_PREFIX = re.compile(
-    r"^(?:(?:\x1b\[[\d;]*m)*"
-    r"(?:\[rank ?\d+\]:?|\[default\d+\]:|\[\d+,\d+\](?:<std\w+>:|:)|\([^()]*\bpid=\d+[^()]*\))"
-    r"(?:\x1b\[[\d;]*m)* ?)+"
-)
-# Where torchrun begins its own report on a rank that has failed, after the rank's output.
-_TORCHRUN_REPORT = re.compile(
-    r"torch/distributed/elastic/multiprocessing/\S+ failed \(exitcode: |"
-    r"torch\.distributed\.elastic\.\S+ \[ERROR\] failed \(exitcode: "
-)
-
-# Our supervisor writes this line when a rank has ended the run (runtime/nodes/supervisor).
-_REPEATED = "batchml: its last lines were:"
-_INDENT = "  "
-
-_LABEL = re.compile(r"\[r[0-9]+\] ")
-_BEGAN = re.compile(r"batchml: generation [0-9]+: [^,]*, [0-9]+ ranks?(, from .*)?\.")
-_RANK = re.compile(r"Rank ([0-9]+) ")
-_SAME = re.compile(re.escape(SAME_TRACEBACK).replace(r"\{\}", "([0-9]+)") + "$")
-_ENDED = re.compile(
-    r"batchml: (?:a crash loop: .* The last of them: )?(Rank [0-9]+ on node [0-9]+.*)"
-)
-
-
-def program_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines of a log as the program wrote them, for all rules that search for a cause.
-
-    Without the labels of ranks, without the lines of ranks that failed later, and without the
-    report of a torchrun that the program itself started, if the error stands before it.
-    """
-    own = tuple(_SAME.sub("", _PREFIX.sub("", line)) for line in _keep_first_rank(lines))
-    report = next((at for at, line in enumerate(own) if _TORCHRUN_REPORT.search(line)), len(own))
-    return own[:report] if find_last_exception(own[:report]) else own
-
-
-def _keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines on starts of ranks, and the last output of the rank that failed first.
-
-    The lines of several ranks are mixed in a log. At the end our supervisor names the rank that
-    failed first; it repeats the last lines of that rank if the log does not have them. A log
-    without this end keeps all lines, without the labels of ranks.
-    """
-    lines = tuple(lines)
-    repetitions = [index for index, line in enumerate(lines) if line == _REPEATED]
-    if repetitions:
-        starts = [line for line in lines[: repetitions[-1]] if _BEGAN.fullmatch(line)]
-        rest = lines[repetitions[-1] + 1 :]
-        return (*starts, *(line.removeprefix(_INDENT) for line in rest))
-    ended = _RANK.match(find_ended_rank(lines))
-    own = f"[r{ended[1]}] " if ended else ""
-    if not any(own and line.startswith(own) for line in lines):
-        return tuple(_LABEL.sub("", line, count=1) for line in lines)
-    same = (_SAME.search(line) for line in lines if line.startswith(own))
-    labels = (own, *(f"[r{found[1]}] " for found in same if found))
-    kept = (line for line in lines if line.startswith((*labels, "batchml: ")))
-    return tuple(_LABEL.sub("", line, count=1) for line in kept)
-
-
-def started_without_checkpoint(lines: Sequence[str]) -> bool:
-    """Whether the last start in the log had no checkpoint; False if the log has no start."""
-    starts = [began for line in lines if (began := _BEGAN.fullmatch(line))]
-    return bool(starts) and not starts[-1][1]
-
-
-def find_ended_rank(lines: Sequence[str]) -> str:
-    """`Rank 3 on node 1 (10.0.0.7) ended with 9.`; empty if no rank ended the run."""
-    found = [ended[1] for line in lines if (ended := _ENDED.fullmatch(line))]
-    return found[-1] if found else ""

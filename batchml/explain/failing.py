@@ -5,8 +5,8 @@ import math
 from msgspec.structs import replace
 
 from batchml.explain import clues, missing
-from batchml.explain.clues import find_ended_rank, started_without_checkpoint
 from batchml.explain.missing import EndedRun, MissingItem
+from batchml.explain.rank_logs import find_ended_rank, started_without_checkpoint
 from batchml.explain.suggest import (
     describe_memory,
     describe_time,
@@ -281,11 +281,11 @@ def _program(ended: EndedRun) -> Explanation:
         )  # fmt: skip
     if line and code in _FINAL:
         return _explain_final_end(ended, code, line)
+    if line and code == TRY_ELSEWHERE:  # our image, but submitted by another program
+        return _explain_giving_up(ended)
     if found is not None:
         better = missing.refine(found, ended) or _explain_allocation(found, ended)
         return _with_source_line(ended, better or _explain_clue(ended, found))
-    if line and code == TRY_ELSEWHERE:  # our image, but submitted by another program
-        return _explain_giving_up(ended)
     if code == _NO_COMMAND and len(run.command) == 1 and " " in run.command[0]:
         return missing.explain_quoted_command(ended, "".join(_last_lines(ended)[-1:]))
     if code in (_NO_COMMAND, _NOT_EXECUTABLE):
@@ -397,11 +397,14 @@ def _explain_giving_up(ended: EndedRun) -> Explanation:
     run, line = ended.run, _runtime_line(ended)
     for text, cause, verdict, fix in _REASONS_TO_GIVE_UP:
         if text in line:
+            verdict = f"{verdict}: {_shorten(line)}"
+            setup = _explain_setup(ended, line, verdict) if cause == "unfit-host" else None
+            if setup is not None:
+                return replace(setup, cause="unfit-host")
             fix = _ONLY_HOST if cause == "unfit-host" and ended.commands.is_local else fix
             return Explanation(
-                cause, f"{verdict}: {_shorten(line)}", _last_lines(ended), fix,
-                _rerun_with_more_attempts(ended),
-            )  # fmt: skip
+                cause, verdict, _last_lines(ended), fix, _rerun_with_more_attempts(ended)
+            )
     if not line:
         return Explanation(
             "host-lost", "It ended with code 75, which means that another host may succeed.",
@@ -429,6 +432,9 @@ def _explain_final_end(ended: EndedRun, code: int, why: str) -> Explanation:
             "crash-loop", f"It made no progress, however often it started: {_shorten(why)}",
             _last_lines(ended), _fix_of_crash_loop(ended, why), commands.log(run),
         )  # fmt: skip
+    setup = _explain_setup(ended, why, f"No host was fit for it: {_shorten(why)}")
+    if "unfit" in why and setup is not None:
+        return replace(setup, cause="unfit-hosts")
     if "unfit" in why and commands.is_local:
         return Explanation(
             "unfit-hosts", f"This machine is not fit for it: {_shorten(why)}", _last_lines(ended),
@@ -444,6 +450,18 @@ def _explain_final_end(ended: EndedRun, code: int, why: str) -> Explanation:
         "Submit it again: its files are packed anew.",
         ended.submit(),
     )  # fmt: skip
+
+
+# Causes of unfit hosts that the image or AMI has, so that another host does not help.
+_OF_SETUP = ("cuda-mismatch", "no-gpu-driver", "fabric-manager")
+
+
+def _explain_setup(ended: EndedRun, line: str, verdict: str) -> Explanation | None:
+    """Explain a host that was refused for a fault of its GPUs' setup; None for other reasons."""
+    found = clues.find_clue(clues.GPU, (line,))
+    if found is None or found.cause not in _OF_SETUP:
+        return None
+    return replace(_explain_clue(ended, found), verdict=verdict, evidence=_last_lines(ended))
 
 
 def _fix_of_crash_loop(ended: EndedRun, why: str) -> str:
@@ -520,7 +538,7 @@ _LOCAL_FIXES = {
     "image-network": "Connect this machine to the image's registry.",
     "credentials": "Log in to AWS on this machine, or set AWS_PROFILE with --set-env.",
     "secret": "Write it into secrets.toml of the state folder: docs/local.md.",
-    "no-gpu-driver": "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine.",
+    "no-gpu-driver": missing.NO_DRIVER_HERE,
 }
 
 
@@ -543,6 +561,8 @@ def _command(ended: EndedRun, found: clues.ClueMatch) -> str:
             return _rerun_with_more_memory(ended)
         case "rerun":
             return _rerun_with_higher_budget(ended)
+        case "attempts":
+            return _rerun_with_more_attempts(ended)
         case "gpus":
             return "" if run.gpus else _rerun(ended, "--gpus", "1")
         case "launch":

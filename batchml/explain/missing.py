@@ -283,6 +283,8 @@ def explain_guess(ended: EndedRun) -> Explanation | None:
 def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
     """A better explanation than the clue alone; None if nothing more is known."""
     run, findings = ended.run, ended.findings
+    if found.cause == "no-gpu" and run.gpus:
+        return _explain_missing_gpu(found, ended)
     if not _NOT_RUN.match(found.line) or not found.groups:
         pass
     elif " " in found.groups[0] and len(run.command) == 1:
@@ -501,3 +503,25 @@ def _pushed(requirements: str, image: str) -> str:
     """The argument of `image push`: a name, or the folder of an image in a job's own folder."""
     folder, _, _ = requirements.rpartition("/")
     return image if folder == f"images/{image}" else folder or "."
+
+
+NO_DRIVER_HERE = "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine."
+
+
+def _explain_missing_gpu(found: ClueMatch, ended: EndedRun) -> Explanation:
+    """Explain a program without a GPU in a run that requested some."""
+    run, commands = ended.run, ended.commands
+    if "ompile" in found.line:  # `Torch not compiled with CUDA`, MXNet's `Compile with USE_CUDA=1`
+        image = own_image(run.image)
+        return Explanation(
+            "no-gpu", "The framework in its image was built without CUDA.", (found.line,),
+            "Use an image with CUDA. batchml's own have it for a job that requests GPUs.",
+            commands.batchml("image", "build" if commands.is_local else "push", image)
+            if image else "",
+        )  # fmt: skip
+    fix = "Use the GPU AMI and GPU instance types in batchml.toml, and run setup."
+    return Explanation(
+        "no-gpu-driver", f"It requested {run.gpus} GPU, and its container has no driver or device.",
+        (found.line,), NO_DRIVER_HERE if commands.is_local else fix,
+        "" if commands.is_local else commands.batchml("setup"),
+    )  # fmt: skip

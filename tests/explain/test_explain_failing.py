@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 import batchml.explain
 from batchml.explain import clues
-from batchml.explain.clues import informative_lines, program_lines
+from batchml.explain.clues import informative_lines
 from batchml.explain.failing import why_ended
 from batchml.explain.missing import EndedRun
+from batchml.explain.rank_logs import program_lines
 from batchml.explain.suggest import CommandWriter
 from batchml.model.run import JobStatus, Run
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
@@ -56,6 +57,43 @@ LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the
     ("no-gpu", 1, "ImportError: libcuda.so.1: cannot open shared object file", "GPU", "--gpus 1"),
     ("gpu-memory", 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
      "GPU's memory", "logs"),
+    ("gpu-memory", 1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled cuda "
+     "error. Last error: Cuda failure 2 'out of memory'", "GPU's memory", "logs"),
+    ("gpu-memory", 1, "mxnet.base.MXNetError: Check failed: e == cudaSuccess: CUDA: out of memory",
+     "GPU's memory", "logs"),
+    ("gpu-broken", 1, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+     "GPU of its host is broken", "--attempts 2"),
+    ("cuda-mismatch", 1, "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: "
+     "system has unsupported display driver / cuda driver combination", "another version", ""),
+    ("cuda-mismatch", 1, "Failed to initialize NVML: Driver/library version mismatch",
+     "another version", ""),
+    ("cuda-mismatch", 1, "RuntimeError: Error 804: forward compatibility was attempted on non "
+     "supported HW", "newer than the host's", ""),
+    ("cuda-mismatch", 1, "mxnet.base.MXNetError: Name: Check failed: err == cudaSuccess: mxnet_op "
+     "ErrStr:no kernel image is available for execution on the device", "model of GPU", ""),
+    ("fabric-manager", 1, "RuntimeError: Unexpected error. Error 802: system not yet initialized",
+     "fabric", "setup"),
+    ("gpu-busy", 1, "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+     "Another process", ""),
+    ("gpu-number", 1, "RuntimeError: CUDA error: invalid device ordinal", "does not have",
+     "--gpus 1"),
+    ("gpu-number", 1, "torch.distributed.DistBackendError: NCCL error: invalid usage. Duplicate "
+     "GPU detected : rank 1 and rank 0 both on CUDA device 10000", "another rank uses",
+     "--gpus 1"),
+    ("cuda-program", 1, "torch.AcceleratorError: CUDA error: device-side assert triggered",
+     "device-side assert", "submit"),
+    ("cuda-program", 1, "RuntimeError: CUDA error: an illegal memory access was encountered",
+     "illegal memory access", "submit"),
+    ("nccl", 1, "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure "
+     "'peer access is not supported between these two devices'", "each other's memory", "submit"),
+    ("nccl", 1, "torch.distributed.DistBackendError: Last error: Cuda failure 999 'unknown error'",
+     "call to CUDA (unknown error)", "submit"),
+    ("nccl", 1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled cuda error",
+     "call to CUDA.", "submit"),
+    ("nccl", 1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited "
+     "or there was a network error", "lost the connection", "logs"),
+    ("nccl", 1, "[E1128 ProcessGroupNCCL.cpp:1] Watchdog caught collective operation timeout: x",
+     "waited for each other", "logs"),
     ("disk-full", 1, "OSError: [Errno 28] No space left on device: '/tmp/x'", "disk", "logs"),
     ("shared-memory", 1, "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. "
      "It is possible that dataloader's workers are out of shared memory.", "shared", "submit"),
@@ -123,6 +161,60 @@ def test_the_last_page_of_the_log_tells_why_a_program_failed(
     assert command in found.command and bool(command) == bool(found.command)
     assert any(line.startswith(each.removesuffix("...")) for each in found.evidence)
     assert not command or shlex.split(found.command)[-2:] == ["--env", "dev"]
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "said", "command"),
+    [
+        ("ImportError: libcuda.so.1: cannot open shared object file", "no-gpu-driver",
+         "It requested 2 GPU, and its container has no driver or device.", "setup"),
+        ("RuntimeError: No CUDA GPUs are available", "no-gpu-driver", "It requested 2 GPU",
+         "setup"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "no-gpu", "built without CUDA",
+         "image push"),
+        ("mxnet.base.MXNetError: GPU is not enabled. Compile with USE_CUDA=1 to enable it.",
+         "no-gpu", "built without CUDA", "image push"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "gpu-number", "does not have", ""),
+    ],
+)  # fmt: skip
+def test_a_run_that_requested_gpus_is_not_told_to_request_them(
+    line: str, cause: str, said: str, command: str
+) -> None:
+    found = why_ended(ended(1, "Traceback (most recent call last):", line, gpus=2))
+    assert (found.cause, said in found.verdict) == (cause, True), found
+    assert command in found.command and bool(command) == bool(found.command)
+
+
+NO_DEVICE = (
+    "GPUs: the run requested 1, and its container has no NVIDIA device: the AMI needs the driver "
+    "and the container toolkit, or the container must be privileged"
+)
+WRONG_DRIVER = "CUDA: cuInit: error 803: the driver's libraries in the container are of another"
+NEWER_CUDA = (
+    "CUDA: the image's torch is for CUDA 13, which needs driver 580 or newer; the host's supports "
+    "CUDA 12.8"
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fix", "command"),
+    [
+        (NO_DEVICE, "Use the GPU AMI and GPU instance types", "setup"),
+        (f"{WRONG_DRIVER} version than the host's driver", "or build the AMI again", ""),
+        (NEWER_CUDA, "Use an image for an older CUDA, or an AMI with a newer driver", ""),
+        ("CUDA: cuInit: error 802: the GPUs' fabric is not ready: x", "fabric manager", "setup"),
+    ],
+)
+def test_a_fault_of_setup_that_our_runtime_found_has_its_own_fix(
+    fault: str, fix: str, command: str
+) -> None:
+    many = f"batchml: 2 hosts (i-1, i-2) were unfit for the same reason: {fault}."
+    one = f"batchml: this host (i-1) is unfit: {fault}; another one is tried (1 of 3)"
+    for code, line, cause in ((78, many, "unfit-hosts"), (75, one, "unfit-host")):
+        found = why_ended(ended(code, line, gpus=1))
+        assert found.cause == cause and fault[:200] in found.verdict
+        assert fix in found.fix and command in found.command
+        assert bool(command) == bool(found.command)
 
 
 GAVE_UP = [
@@ -338,7 +430,7 @@ def test_the_containers_reason_tells_why_it_was_not_started(
 
 
 def test_what_a_table_of_clues_means_is_in_words_for_people() -> None:
-    for clue in (*clues.DISK, *clues.START, *clues.PULL, *clues.LOG):
+    for clue in (*clues.GPU, *clues.DISK, *clues.START, *clues.PULL, *clues.LOG):
         assert clue.verdict.endswith(".") and clue.fix.endswith("."), clue
         assert clue.verdict.count("{") <= clue.pattern.groups, clue
 
