@@ -13,6 +13,8 @@ from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.model.run import PROJECT_TAG
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
+CACHE_ON_HOST = "/var/lib/batchml/cache"  # of data sets: on NVMe where the instance has it
+CACHE = "/batchml/cache"  # the same folder in containers
 NOTICES = "/run/batchml"  # the folder of EC2's spot notices, on the instances and in containers
 NOTICE_FILE = f"{NOTICES}/notice"
 USER = "1000:1000"  # the user of images/*/Dockerfile, who owns the workspace (cfn/storage.yaml)

@@ -67,6 +67,7 @@ class Home:
         self.images = root / "images"
         self.code = root / "code"
         self.envs = root / "envs"
+        self.cache = root / "cache"  # of data sets that runs have copied
         self.runtimes = root / "runtime"
         self.runs = root / "runs"
         self.sweeps = root / "sweeps"

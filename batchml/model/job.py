@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from batchml.errors import ConfigError
+from batchml.model.data import data_mistakes
 from batchml.model.fallback import Fallback, fallback_mistakes
 from batchml.model.names import is_valid_name
 from batchml.model.secrets import ENV_NAME, EXAMPLES, secret_mistakes
@@ -20,8 +21,10 @@ from batchml.runtime.protocol.variables import (
     fill_command,
     fill_words,
     folder_placeholders,
+    params_placeholders,
     placeholders,
     switches,
+    unknown_data,
     with_kebab_flags,
 )
 
@@ -275,6 +278,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     resources: Resources = Resources()
     env: dict[str, Scalar] = {}
     secrets: dict[str, str] = {}
+    data: dict[str, str] = {}  # name -> s3:// address, or folder
     retry: Retry = Retry()
     timeout: str | int | None = None
     idle_after: str | int | None = None  # the time of idleness after which the run ends
@@ -388,6 +392,8 @@ def _mistakes(
     for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
         if name not in known and name not in folders:
             yield f"command: {{{name}}} has no default under [params]."
+    for name in unknown_data([*folders, *params_placeholders(spec.params)], spec.data):
+        yield f"command: {{{name}}} is no data set under [data]."
     for name in sorted({n for part in spec.command for n in switches(part, known)}):
         if name in spec.params and not isinstance(spec.params[name], bool):
             yield f"params.{name}: decides on a flag of the command. Expected true or false."
@@ -410,6 +416,7 @@ def _mistakes(
         elif name in _LAUNCH_VARIABLES:
             yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
     yield from secret_mistakes(spec.secrets, list(spec.env))
+    yield from data_mistakes(spec.data)
     for name, metric in spec.metrics.items():
         yield from _metric_mistakes(name, metric)
 

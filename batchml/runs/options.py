@@ -83,6 +83,8 @@ class SubmitOptions(TypedDict, total=False):
         AWS_BATCH_JOB_ARRAY_INDEX. It is no search: that is `batchml sweep`.
     after: runs that have to succeed before this one starts.
     retry_on: outcomes after which AWS Batch starts another attempt.
+    data: name -> "s3://BUCKET/PREFIX" or folder; a host copies it once for all its runs, and the
+        program finds the copy in BATCHML_DATA_NAME.
     max_cost: in USD; the run gets a signal to save and is stopped before it costs more.
     share: the share identifier, for a queue with fair-share scheduling.
     fallback: "QUEUE:30m"; the run moves to QUEUE when it finds no host for that time.
@@ -158,6 +160,10 @@ class SubmitOptions(TypedDict, total=False):
     ]
     set_env: Annotated[
         Mapping[str, str] | None, Option("Set an environment variable.", metavar="K=V", key="env")
+    ]
+    data: Annotated[
+        Mapping[str, str] | None,
+        Option("Copy this data set to the host first.", metavar="NAME=URL", key="data"),
     ]
     tags: Annotated[Mapping[str, str] | None, Option("Tag the run.", flag="--tag", metavar="K=V")]
     share: Annotated[
@@ -300,6 +306,7 @@ _CONVERT: dict[str, Any] = {
     "params": lambda given: {key: param_text(value) for key, value in given.items()},
     "tags": dict,
     "set_env": dict,
+    "data": dict,
     "retry_on": list,
     "fallback": parse_fallback_flag,
     "after": lambda runs: tuple(run if isinstance(run, str) else run.job_id for run in runs),

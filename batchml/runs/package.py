@@ -16,7 +16,11 @@ from msgspec import Struct
 from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
 from batchml.runtime.entry.fetch import BadArchive, unpack
-from batchml.runtime.protocol.variables import FOLDERS, folder_placeholders, params_placeholders
+from batchml.runtime.protocol.variables import (
+    folder_placeholders,
+    folder_variable,
+    params_placeholders,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -120,11 +124,12 @@ def check_placeholders(spec: "JobSpec", store: PackageStore) -> None:
     """Raise ConfigError for a command with folders that nothing in its image would fill in."""
     names = [*folder_placeholders(spec.argv()), *params_placeholders(spec.params)]
     if names and not store.is_read:
+        variable = folder_variable(names[0])
         raise ConfigError(
             spec.name,
             [
                 f"command: {spec.image} is not an image that batchml built, so nothing in it would "
-                f"replace {{{names[0]}}}. Run a shell, which reads {FOLDERS[names[0]]}: sh -c '...'"
+                f"replace {{{names[0]}}}. Run a shell, which reads {variable}: sh -c '...'"
             ],
         )
 

@@ -174,12 +174,18 @@ def prepare(
 
 
 def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_run: bool) -> None:
-    if spec.idle_seconds and not store.is_read:
-        mistake = (
-            f"idle_after: needs the runtime of an image that batchml built, and {spec.image} is "
-            f"none. Set timeout instead."
-        )
-        raise ConfigError(spec.name, [mistake])
+    if not store.is_read:
+        mistakes = [
+            f"{key}: needs the runtime of an image that batchml built, and {spec.image} is none. "
+            f"{instead}"
+            for key, instead, is_set in (
+                ("idle_after", "Set timeout instead.", spec.idle_seconds),
+                ("data", "Build an image on top of it (docs/images.md).", spec.data),
+            )
+            if is_set
+        ]
+        if mistakes:
+            raise ConfigError(spec.name, mistakes)
     if spec.nodes > 1 or spec.launch.kind != "plain":
         from batchml.runs.groups.submit import check_nodes
 

@@ -59,15 +59,20 @@ from batchml.runtime.protocol.exit_codes import (
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
 from batchml.runtime.protocol.log_marks import LineSplitter, end_mark
 from batchml.runtime.protocol.variables import (
+    DATA,
+    DATA_CACHE,
     FILL,
-    FOLDERS,
+    STAGED,
     RuntimeEnv,
+    data_variable,
     fill_folders,
     fill_params,
     folder_placeholders,
     folder_values,
+    folder_variable,
     parameter_variables,
     params_placeholders,
+    read_data,
     read_params,
 )
 from batchml.runtime.storage.backends import open_store
@@ -131,6 +136,7 @@ class _Attempt:
         self._plan: Optional[LaunchPlan] = None
         self._working: Optional[WorkingFolder] = None
         self._keeper: Optional[WorkingFolderKeeper] = None
+        self._is_unfit = False
         self._why_not_started = ""
         self.by_runtime = False  # whether the runtime, not the program, chose the exit code
 
@@ -147,10 +153,11 @@ class _Attempt:
             self._claim()
             sends_outputs = bool(self._env.is_run and not self._env.output_dir and self._env.store)
             self._make_folders()
-            self._fill_folders()
             self._fetch_code()
             self._read_plan()
             self._check_host()
+            self._stage_data()
+            self._fill_folders()
             self._fetch_checkpoints()
             self._watch_working_folder(sends_outputs)
             self._signals.check()
@@ -240,8 +247,9 @@ class _Attempt:
         values = folder_values(self._environ)
         params = read_params(self._environ)
         for name in (*folder_placeholders(self._command), *params_placeholders(params)):
-            if not values[name]:
-                why = f"the command has {{{name}}}, but {FOLDERS[name]} is not set here."
+            if not values.get(name):
+                variable = folder_variable(name)
+                why = f"the command has {{{name}}}, but {variable} is not set here."
                 raise NotStarted(CONFIGURATION_ERROR, why)
         self._command = fill_folders(self._command, values)
         if params:
@@ -275,6 +283,35 @@ class _Attempt:
         from batchml.runtime.nodes.launcher import UNFIT
 
         self._environ[UNFIT] = unfit
+        self._is_unfit = True
+
+    def _stage_data(self) -> None:
+        """Copy the data sets of `[data]` to this host, unless they are there. Raises NotStarted."""
+        if not self._environ.get(DATA):
+            return
+        from batchml.runtime.data.sources import DataError
+        from batchml.runtime.data.stage import StagingContext, choose_cache, stage_data
+
+        def wait(seconds: float) -> None:
+            self._signals.wait_for_stop(seconds)
+            self._signals.check()
+
+        def own_folder() -> str:
+            return os.path.join(self._temporary.path(), "data")
+
+        root = choose_cache(self._environ.get(DATA_CACHE, ""), own_folder, self._output.say)
+        context = StagingContext(self._environ, self._output.say, self._signals.check, wait)
+        sources = read_data(self._environ)
+        if self._is_unfit:  # the command does not start here
+            self._environ.update({data_variable(name): root for name in sources})
+            return
+        try:
+            staged = stage_data(sources, root, context)
+        except DataError as error:
+            code = TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
+            raise NotStarted(code, str(error)) from error
+        self._environ.update(staged.variables())
+        self._environ[STAGED] = f"{staged.seconds:.2f}"
 
     def _fetch_checkpoints(self) -> None:
         """Copy checkpoints from another run, or from the run's store if no folder keeps them."""

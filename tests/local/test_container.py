@@ -1,5 +1,6 @@
 """The spec of a container: what the Docker engine is asked to create."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,20 @@ def test_code_runs_in_any_image_through_the_runtime_that_is_mounted(host: Execut
 def test_without_code_an_image_runs_as_it_is(host: ExecutorHost) -> None:
     spec = spec_of(host, job_of(["train"]))
     assert through_runtime(spec, {"Entrypoint": ["/entry"]}) == spec["config"]
+
+
+def test_data_sets_are_mounted_and_the_cache_is_shared(host: ExecutorHost, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    data = {"a": str(tmp_path / "sets"), "b": "s3://bucket/b", "c": "/of/the/image"}
+    job = job_of(["true"], env={"BATCHML_DATA": json.dumps(data)})
+    spec = spec_of(host, job)
+    assert environment(spec)["BATCHML_DATA_CACHE"] == "/batchml/cache" and spec["wrap"]
+    sources = {source["target"]: source for source in spec["sources"]}
+    assert sources["/batchml/cache"]["path"] == str(host.home.cache)
+    mine = sources[str(tmp_path / "sets")]
+    assert mine["read_only"] and str(tmp_path) not in mine["roots"], "the user has to permit it"
+    assert "/of/the/image" not in sources
+    permitted = spec_of(host, job, Permits(paths=(str(tmp_path),)))["sources"]
+    assert any(str(tmp_path) in source["roots"] for source in permitted)
+    others = spec_of(host, job_of(["true"]))
+    assert "/batchml/cache" not in {source["target"] for source in others["sources"]}

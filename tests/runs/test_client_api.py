@@ -89,6 +89,7 @@ CHANGES: dict[str, Any] = {
     "idle_after": "30m",
     "max_cost": 0.5,
     "set_env": {"A": "b"},
+    "data": {"train": "s3://team/sets"},
     "tags": {"a": "b"},
     "share": "team",
 }

@@ -12,7 +12,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.naming import NOTICE_FILE, NOTICES, REGISTERED, WORKSPACE, Platform
+from batchml.aws.naming import (
+    CACHE,
+    CACHE_ON_HOST,
+    NOTICE_FILE,
+    NOTICES,
+    REGISTERED,
+    WORKSPACE,
+    Platform,
+)
 from batchml.errors import ConfigError
 from batchml.model.environment import LOCAL
 from batchml.model.group import launch_variables
@@ -33,6 +41,8 @@ from batchml.runtime.protocol.exit_codes import (
 )
 from batchml.runtime.protocol.launch import GPUS, VCPUS, LaunchPlan
 from batchml.runtime.protocol.variables import (
+    DATA,
+    DATA_CACHE,
     FILL,
     IDLE_AFTER,
     KEEP,
@@ -455,6 +465,9 @@ def _platform_properties(spec: JobSpec, name: str, platform: Platform) -> dict[s
     if platform.notices:
         mounts.append(("notices", platform.notices, NOTICES, True))
         environment["BATCHML_NOTICE_FILE"] = NOTICE_FILE
+    if spec.data and platform.env != LOCAL:
+        mounts.append(("cache", CACHE_ON_HOST, CACHE, False))
+        environment[DATA_CACHE] = CACHE
     for key, value in (
         ("jobRoleArn", platform.job_role),
         ("executionRoleArn", platform.execution_role),
@@ -491,6 +504,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
         ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
         (KEEP, "" if spec.keep is True else json.dumps(spec.keep)),
         (IDLE_AFTER, str(spec.idle_seconds or "")),
+        (DATA, json.dumps(spec.data, sort_keys=True) if spec.data else ""),
         (FILL, "1" if folder_placeholders(spec.argv()) or params_placeholders(spec.params) else ""),
     ):
         if value:

@@ -31,7 +31,7 @@ from batchml.local.executors.spec import (
 from batchml.local.home import Home
 from batchml.model.image import parse_reference
 from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder, kept_folder
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import DATA_CACHE, RuntimeEnv, read_data
 
 MIB = 1024**2
 LEAST_MEMORY = 6 * MIB  # the engine's minimum; AWS Batch accepts jobs from 4 MiB on
@@ -49,6 +49,7 @@ FOLDERS = {
     "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
     "BATCHML_STORE": "/batchml/store",
     "BATCHML_DATA_DIR": "/batchml/data",
+    DATA_CACHE: "/batchml/cache",
     "BATCHML_WORKSPACE": "/workspace",
 }
 
@@ -96,6 +97,7 @@ def container_spec(
     sources = [*_volumes(host, permits, container), *_own_folders(host, host_paths, container)]
     # These change variables in `env` to paths in the container.
     sources += [*_code(host, env), *_sweep_folders(host, env), *_resumed(host, env)]
+    sources += _data_folders(host, permits, env)
     labels = {"batchml.home": host.identity, "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
@@ -191,11 +193,11 @@ def _own_folders(
 
 
 def _mountable_folders(home: Home, read_only: bool) -> list[str]:
-    """The folders that any job may mount. The folder of the runs is among them only for reading,
-    because no container may rename anything in it.
+    """The folders that any job may mount. Those of the runs and of the cache are among them only
+    for reading, because no container may rename anything in them.
     """
     folders = [str(home.root / "workspace"), str(home.root / "data")]
-    return [*folders, str(home.runs)] if read_only else folders
+    return [*folders, str(home.runs), str(home.cache)] if read_only else folders
 
 
 def _code(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
@@ -255,6 +257,22 @@ def _resumed(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
         _source(path, inside, [runs], read_only=True, ours=True, fixed=True)
         for path, inside in folders
     ]
+
+
+def _data_folders(
+    host: ExecutorHost, permits: Permits, env: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The folders of this machine that are data sets of the job, read-only at their own paths.
+
+    A path that this machine does not have may be one of the image.
+    """
+    try:
+        addresses = read_data(env).values()
+    except ValueError:
+        return []  # the runtime reports the mistake
+    roots = [*_mountable_folders(host.home, True), *permits.paths]
+    paths = dict.fromkeys(os.path.normpath(each) for each in addresses if each.startswith("/"))
+    return [_source(each, each, roots, read_only=True) for each in paths if os.path.exists(each)]
 
 
 def _volumes(

@@ -28,7 +28,14 @@ from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.launch import GPUS, VCPUS
 from batchml.runtime.protocol.log_marks import MARK
-from batchml.runtime.protocol.variables import DEFAULT_GRACE, FILL, IDLE_AFTER, RuntimeEnv
+from batchml.runtime.protocol.variables import (
+    DATA,
+    DATA_CACHE,
+    DEFAULT_GRACE,
+    FILL,
+    IDLE_AFTER,
+    RuntimeEnv,
+)
 
 T = TypeVar("T")
 
@@ -41,10 +48,10 @@ _PASSED_ON = (
 
 
 # Variables of steps that only batchml's runtime performs: fetch code, start ranks, check the host,
-# resume, fill in the paths of folders.
+# resume, copy data sets, fill in the paths of folders.
 _NEEDING_RUNTIME = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME", FILL,
-    IDLE_AFTER,
+    IDLE_AFTER, DATA,
 )  # fmt: skip
 
 _SWEEP = "BATCHML_SWEEP"  # the folder of messages between a sweep's trials and its controller
@@ -304,6 +311,8 @@ def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
         ours[GPUS] = str(job.needs.gpus)
     if job.needs.gpus or not own.keys().isdisjoint(_STORING):
         ours["BATCHML_STORE"] = f"{folder}/store"
+    if DATA in own:
+        ours[DATA_CACHE] = str(host.home.cache)
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     endpoints = endpoint_variables(read_endpoints(host.home))

@@ -195,7 +195,38 @@ FOLDERS = {  # placeholder -> the variable with the same value
     SEED: "BATCHML_SEED",  # of a trial
 }
 
-_FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)})\}}")  # not `${data}` of a shell
+DATA = "BATCHML_DATA"  # `[data]` of job.toml as JSON: name -> address
+DATA_CACHE = "BATCHML_DATA_CACHE"  # the folder of data sets that a host has copied
+STAGED = "BATCHML_DATA_SECONDS"  # the time that the program waited for them before its start
+_DATA_SET = "data."  # begins the placeholder of a data set: `{data.train}`
+
+# Not `${data}` of a shell.
+_FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)}|data\.[a-z][a-z0-9_]*)\}}")
+
+
+def data_variable(name: str) -> str:
+    """The variable with the path of a data set: `BATCHML_DATA_TRAIN` of `train`."""
+    return f"BATCHML_DATA_{name.upper()}"
+
+
+def folder_variable(placeholder: str) -> str:
+    """The variable with the same value as a placeholder in FOLDERS, or of a data set."""
+    name = placeholder[len(_DATA_SET) :]
+    return FOLDERS[placeholder] if placeholder in FOLDERS else data_variable(name)
+
+
+def read_data(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The data sets of a run: name -> address. Raises ValueError for another text."""
+    found = json.loads(environ.get(DATA) or "{}")
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError(f"{DATA} is not JSON with names and addresses")
+    return found
+
+
+def unknown_data(placeholders: Sequence[str], names: Container[str]) -> List[str]:
+    """The placeholders of data sets that `[data]` does not have, such as `data.train`."""
+    sets = (each for each in placeholders if each.startswith(_DATA_SET))
+    return [each for each in dict.fromkeys(sets) if each[len(_DATA_SET) :] not in names]
 
 
 def folder_placeholders(command: Sequence[str]) -> List[str]:
@@ -207,13 +238,18 @@ def folder_placeholders(command: Sequence[str]) -> List[str]:
 
 
 def folder_values(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The value of each name in FOLDERS.
+    """The value of each name in FOLDERS, and of each data set that was staged.
 
     Data sets are in the workspace if no folder is set. The seed is 0 if no sweep has set one.
     """
     values = {name: environ.get(variable, "") for name, variable in FOLDERS.items()}
+    try:
+        names = list(read_data(environ))
+    except ValueError:
+        names = []
     return {
         **values,
+        **{f"{_DATA_SET}{name}": environ.get(data_variable(name), "") for name in names},
         "data": values["data"] or values["workspace"],
         INDEX: str(child_number(values[INDEX], environ.get(ARRAY_MAP, ""))),
         SEED: values[SEED] or "0",
@@ -272,7 +308,8 @@ def _fill_folder(word: str, values: Mapping[str, str]) -> str:
     is_line = any(character.isspace() for character in word)
 
     def value(found: re.Match[str]) -> str:
-        return shlex.quote(values[found[1]]) if is_line else values[found[1]]
+        text = values.get(found[1], found[0])
+        return shlex.quote(text) if is_line else text
 
     return _FOLDER.sub(value, word)
 

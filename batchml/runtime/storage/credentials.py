@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -113,9 +114,17 @@ class CredentialsProvider:
     """Credentials that are valid now. They are fetched again before they expire."""
 
     def __init__(
-        self, environ: Mapping[str, str], clock: Callable[[], float], fetch: FetchUrl = fetch_url
+        self,
+        environ: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
+        fetch: FetchUrl = fetch_url,
+        prefers_variables: bool = False,
     ) -> None:
+        """`prefers_variables`: keys in variables come before the role, and keys in the user's file
+        of credentials after it: for the user's data, not for the environment's bucket.
+        """
         self._environ = environ
+        self._prefers_variables = prefers_variables
         self._clock = clock
         self._fetch = fetch
         self._cached: Optional[Credentials] = None
@@ -135,12 +144,17 @@ class CredentialsProvider:
         environ = self._environ
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         try:
+            if key and secret and self._prefers_variables:
+                return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN", ""))
             address = self._container_address()
             if address:
                 answer = self._fetch("GET", address, self._container_token(), 5.0)
                 return _parse(json.loads(answer))
             if key and secret:
                 return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN", ""))
+            found = self._from_file() if self._prefers_variables else None
+            if found is not None:
+                return found
             if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
                 return self._from_instance()
         except StoreError:
@@ -166,6 +180,28 @@ class CredentialsProvider:
             with open(path, encoding="utf-8") as file:
                 token = file.read().strip()
         return {"Authorization": token} if token else {}
+
+    def _from_file(self) -> Optional[Credentials]:
+        """The keys in the user's file of credentials; None without them.
+
+        Source: AWS SDKs and Tools Reference Guide, "Shared config and credentials files".
+        """
+        environ = self._environ
+        path = environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.join(
+            environ.get("HOME") or "/nonexistent", ".aws", "credentials"
+        )
+        if not os.path.isfile(path):
+            return None
+        from configparser import RawConfigParser
+
+        parser = RawConfigParser()
+        parser.read(path, encoding="utf-8")
+        profile = environ.get("AWS_PROFILE") or "default"
+        found = dict(parser.items(profile)) if parser.has_section(profile) else {}
+        key, secret = found.get("aws_access_key_id"), found.get("aws_secret_access_key")
+        if not (key and secret):
+            return None
+        return Credentials(key, secret, found.get("aws_session_token", ""))
 
     def _from_instance(self) -> Credentials:
         service = InstanceMetadata(instance_address(self._environ), self._fetch)

@@ -31,6 +31,7 @@ from typing import (
 )
 from urllib.parse import urlsplit
 
+from batchml.runtime.host_metadata import parse_time
 from batchml.runtime.storage.credentials import (
     EMPTY_HASH,
     CredentialsProvider,
@@ -73,6 +74,15 @@ class FileSlice(NamedTuple):
     hash: str
 
 
+class ListedObject(NamedTuple):
+    """An object in a list of S3."""
+
+    key: str
+    size: int  # bytes
+    etag: str  # without its quotes
+    changed: int  # when it was written, in ns since the epoch
+
+
 class S3Response(NamedTuple):
     """An answer of S3."""
 
@@ -105,6 +115,7 @@ class S3Client:
         sleep: Callable[[float], None] = time.sleep,
         check: Callable[[], None] = no_check,
         limits: RetryLimits = PATIENT,
+        credentials: Optional[CredentialsProvider] = None,
     ) -> None:
         self._bucket = bucket
         self._endpoint = (
@@ -116,7 +127,7 @@ class S3Client:
         self._check = check
         self._limits = limits
         self._skew = 0.0  # seconds from our clock to S3's, as S3's answers show them
-        self._credentials = CredentialsProvider(environ, clock)
+        self._credentials = credentials or CredentialsProvider(environ, clock)
         self._opener = urllib.request.build_opener(_NoRedirect())
 
     def send(
@@ -190,21 +201,39 @@ class S3Client:
     def abort_upload(self, key: str, upload: str) -> None:
         self.send("DELETE", key, [("uploadId", upload)], accept=(404,))
 
-    def list_objects(self, prefix: str, limit: Optional[int] = None) -> Iterator[Tuple[str, int]]:
-        """The keys that begin with `prefix`, and their sizes in bytes; at most `limit` of them."""
+    def list_objects(self, prefix: str, limit: Optional[int] = None) -> Iterator[ListedObject]:
+        """The objects whose keys begin with `prefix`, by key; at most `limit` of them."""
+        for root in self._pages(prefix, limit):
+            for each in root.findall("{*}Contents"):
+                yield ListedObject(
+                    each.findtext("{*}Key") or "",
+                    int(each.findtext("{*}Size") or 0),
+                    (each.findtext("{*}ETag") or "").strip('"'),
+                    _time_ns(each.findtext("{*}LastModified") or ""),
+                )
+
+    def list_folders(self, prefix: str) -> List[str]:
+        """The first names below `prefix`, which is empty or ends with `/`; of folders with `/`."""
+        root = next(self._pages(prefix, PAGE, [("delimiter", "/")]))
+        folders = [each.text or "" for each in root.iterfind("{*}CommonPrefixes/{*}Prefix")]
+        objects = [each.text or "" for each in root.iterfind("{*}Contents/{*}Key")]
+        return [name[len(prefix) :] for name in (*folders, *objects) if name != prefix]
+
+    def _pages(
+        self, prefix: str, limit: Optional[int], more: Sequence[Tuple[str, str]] = ()
+    ) -> Iterator[ElementTree.Element]:
+        """The answers to ListObjectsV2 with at most `limit` keys together."""
         token, left = "", limit
         while left is None or left > 0:
             page = PAGE if left is None else min(PAGE, left)
-            query = [("list-type", "2"), ("max-keys", str(page)), ("prefix", prefix)]
+            query = [("list-type", "2"), ("max-keys", str(page)), ("prefix", prefix), *more]
             query += [("continuation-token", token)] if token else []
             try:
                 root = ElementTree.fromstring(self.send("GET", "", query).body)
             except ElementTree.ParseError as error:
                 raise StoreError(f"S3 did not answer with a list: {error}") from error
-            found = root.findall("{*}Contents")
-            for each in found:
-                yield each.findtext("{*}Key") or "", int(each.findtext("{*}Size") or 0)
-            left = None if left is None else left - len(found)
+            yield root
+            left = None if left is None else left - len(root.findall("{*}Contents"))
             token = root.findtext("{*}NextContinuationToken") or ""
             if not token:
                 return
@@ -382,7 +411,7 @@ class S3Store(Store):
 
     def keys(self, prefix: str, limit: Optional[int] = None) -> List[str]:
         found = self._client.list_objects(self._prefix + prefix, limit)
-        return sorted(key[len(self._prefix) :] for key, _ in found)
+        return sorted(each.key[len(self._prefix) :] for each in found)
 
     def put_file(self, key: str, path: str) -> None:
         try:
@@ -476,6 +505,14 @@ def _text(body: bytes, name: str) -> str:
         return ""
     found = (each.text for each in root.iter() if each.tag.rpartition("}")[2] == name)
     return (next(found, None) or "").strip()
+
+
+def _time_ns(text: str) -> int:
+    """A time of S3's XML, `2026-11-28T13:40:02.000Z`, in ns since the epoch; 0 if it is none."""
+    try:
+        return int(parse_time(text)) * 10**9
+    except ValueError:
+        return 0
 
 
 def _date(text: str, default: float) -> float:

@@ -183,11 +183,11 @@ class S3Archive(S3Store):
 
     def sizes(self) -> Dict[str, int]:
         sizes: Dict[str, int] = {}
-        for name, size in self._client.list_objects(self._prefix):
-            key = name[len(self._prefix) :]
+        for found in self._client.list_objects(self._prefix):
+            key = found.key[len(self._prefix) :]
             is_ours = key.startswith(f"{ARCHIVE_FOLDER}/") and not key.startswith(f"{_ODD}/")
             if key and not key.endswith("/") and not is_ours:  # a key with "/" is a folder of FSx
-                sizes[key] = size
+                sizes[key] = found.size
         return sizes
 
     def send(self, key: str, file: OpenedFile, on_bytes: OnBytes) -> str:
