@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from batchml.runtime.data.cache import (
-    DataCache,
     CopyJournal,
+    DataCache,
     Lock,
     StagedFile,
     block_count,
@@ -27,13 +27,14 @@ from batchml.runtime.data.sources import (
     DataChanged,
     DataDamaged,
     DataError,
-    DataSource,
     DataFolder,
     DataListing,
+    DataSource,
     SourceFile,
     open_source,
 )
 from batchml.runtime.entry.folders import size_text
+from batchml.runtime.health.checks import NOTICE
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import data_variable
 from batchml.runtime.storage.store import StoreError
@@ -86,9 +87,7 @@ def choose_cache(root: str, fallback: Callable[[], str], say: Callable[[str], No
         why = "it may not be written"
     except OSError as error:
         why = error.strerror or str(error)
-    say(
-        f"batchml: data: {root}, the cache of this host, cannot be used: {why}. Copying for this run"
-    )
+    say(f"{NOTICE}data: this host's cache, {root}, cannot be used: {why}. Copying for this run")
     return fallback()
 
 
@@ -129,7 +128,7 @@ class _Stager:
         self._reported = context.clock()
 
     def _say(self, text: str) -> None:
-        self.context.say(f"batchml: data.{self._name}: {text}")
+        self.context.say(f"{NOTICE}data.{self._name}: {text}")
 
     def stage(self) -> str:
         """Return the path of the data set. Raises DataError, StoreError and OSError."""
