@@ -40,6 +40,7 @@ MAY_SLEEP = {
     "local/executors/runner/process.py",  # a machine without room for another process
     "local/executors/cgroup.py",  # processes that are dying
     "local/home.py",  # a lock held for a moment
+    "runtime/health/all_reduce.py",  # a network that a fault file makes slow
     "runtime/processes.py",  # processes that are dying
     "runtime/nodes/ray/head.py",  # Ray, which tells nobody that it is up
     "runtime/nodes/slurm/server.py",  # a process that is about to end

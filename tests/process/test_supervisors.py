@@ -14,6 +14,7 @@ from batchml.runtime.processes import descendants
 from batchml.runtime.protocol.launch import MAIN, TORCHRUN, LaunchPlan
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.process.test_processes import is_alive
+from tests.support.efa_fake import fake_sys
 from tests.support.local_server import wait_for
 from tests.support.nvml_fake import build
 
@@ -36,8 +37,9 @@ def save(text):
 class Nodes:
     """A run's, that share a folder as a run's nodes do."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.folder = folder
+        self.python = python
         self.processes: list[subprocess.Popen[bytes]] = []
         self.first = 0
 
@@ -69,10 +71,10 @@ class Nodes:
             given["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = "127.0.3.1"
         work = self.folder / f"work-{number}"
         work.mkdir(exist_ok=True)
-        words = command or (sys.executable, str(self.folder / "rank.py"))
+        words = command or (self.python, str(self.folder / "rank.py"))
         with open(self._log(len(self.processes)), "wb") as log:
             made = subprocess.Popen(
-                [sys.executable, "-m", "batchml.runtime.run", *words],
+                [self.python, "-m", "batchml.runtime.run", *words],
                 cwd=work, env={**given, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.processes.append(made)
@@ -402,6 +404,35 @@ def test_an_unfit_child_ends_the_gang_to_be_tried_elsewhere(nodes: Nodes) -> Non
     assert nodes.ended() == [75, 75]
     why = "this host (127.0.3.2) is unfit: fault file: XID 79: the GPU has fallen off the bus"
     assert nodes.said()[-2] == f"batchml: node 1: {why}; another one is tried"
+
+
+def test_a_node_without_all_its_efa_devices_is_left_and_the_run_goes_on_elsewhere(
+    nodes: Nodes,
+) -> None:
+    """In the next attempt another host takes its place: one with all devices."""
+    for host in ("127.0.3.1", "127.0.3.2", "127.0.3.4", "new"):
+        fake_sys(nodes.folder / "sys" / host, 4)
+    fake_sys(nodes.folder / "sys" / "127.0.3.3", 3)
+    given = {
+        "BATCHML_EFA": "4", "BATCHML_SYS": str(nodes.folder / "sys" / "{host}"),
+        "BATCHML_STORE": str(nodes.folder / "store"),
+    }  # fmt: skip
+    one = TWO._replace(processes=1)
+    nodes.start(one, "say('trains')", count=4, **given)
+    assert nodes.ended() == [75, 75, 75, 75]
+    why = (
+        "this host (127.0.3.3) is unfit: EFA: 3 of 4 devices are there (only rdmap0, rdmap1, "
+        "rdmap2 in /sys/class/infiniband); another one is tried (1 of 3)"
+    )
+    assert nodes.said()[-2] == f"batchml: node 2: {why}"
+    assert not any("trains" in line for number in range(4) for line in nodes.said(number))
+
+    nodes.first = len(nodes.processes)
+    for number in range(4):
+        host = "new" if number == 2 else f"127.0.3.{number + 1}"
+        nodes.add(number, 4, one, **given, BATCHML_HOST_ID=host, AWS_BATCH_JOB_ATTEMPT="2")
+    assert nodes.ended() == [0, 0, 0, 0]
+    assert nodes.said(2)[0] == "trains"
 
 
 @pytest.mark.parametrize(("floor", "code"), [(1024.0, 0), (1e15, 75)])

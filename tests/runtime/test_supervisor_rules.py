@@ -11,12 +11,15 @@ from batchml.runtime.nodes.supervisor.restarts import EXIT, LOST, MEMORY, SIGNAL
 from batchml.runtime.nodes.supervisor.rules import (
     Action,
     BeginGeneration,
+    CheckNetwork,
     CheckpointSaved,
     ClockTick,
     EndRanks,
     EndRun,
     Event,
     KeepRecord,
+    LeaveNetworkCheck,
+    NetworkChecked,
     NodeJoined,
     NodeLeft,
     NodesState,
@@ -34,7 +37,12 @@ from batchml.runtime.nodes.supervisor.rules import (
     begin,
     step,
 )
-from batchml.runtime.protocol.exit_codes import CRASH_LOOP, STOPPED, TRY_ELSEWHERE
+from batchml.runtime.protocol.exit_codes import (
+    CONFIGURATION_ERROR,
+    CRASH_LOOP,
+    STOPPED,
+    TRY_ELSEWHERE,
+)
 
 TWO = SupervisorLimits(nodes=2, start_within=100, regroup=60, gone=10, hang_after=50)
 NODES = (RunNode(0, 2, "10.0.0.1"), RunNode(1, 2, "10.0.0.2"))
@@ -53,6 +61,42 @@ def running(
 ) -> NodesState:
     state = begin(limits, 0.0, past, has_saved)
     return after(state, NodeJoined(1, NODES[0]), NodeJoined(2, NODES[1]))[0]
+
+
+def checking() -> NodesState:
+    """Both nodes are connected, and measure their network."""
+    state = begin(TWO._replace(checks_network=True), 0.0)
+    state, actions = after(state, NodeJoined(1, NODES[0]), NodeJoined(2, NODES[1]))
+    assert actions == [CheckNetwork(NODES)]
+    return state
+
+
+def test_the_network_is_checked_before_the_first_generation_and_only_then() -> None:
+    state, actions = after(checking(), NodeJoined(3, NODES[1]), ClockTick(5), NetworkChecked(9))
+    assert isinstance(actions[1], BeginGeneration) and actions[1].generation == 1
+    state, actions = after(
+        state, RankExited(12, 1, failed(0, 9)), RanksGone(13, 1, 0), RanksGone(13, 1, 1)
+    )
+    assert isinstance(actions[-1], BeginGeneration) and actions[-1].restarts == 1
+
+
+def test_a_network_that_no_other_host_would_cure_ends_the_run_without_a_start() -> None:
+    state, actions = after(checking(), NetworkChecked(3, CONFIGURATION_ERROR, "no EFA"))
+    assert actions == [EndRun(CONFIGURATION_ERROR, "no EFA")]
+    assert state.past == ()  # it does not count as a start without a checkpoint
+
+
+def test_a_node_that_is_found_unfit_by_the_check_ends_the_run() -> None:
+    state, actions = after(checking(), NodeJoined(3, NODES[1], unfit="EFA: it is slow"))
+    assert actions == [EndRun(TRY_ELSEWHERE, "node 1: EFA: it is slow")]
+    assert state.past == ()
+
+
+def test_a_node_that_goes_while_the_network_is_checked_ends_the_check_on_all_others() -> None:
+    state, actions = after(checking(), NodeLeft(3, 1))
+    assert actions[-1] == LeaveNetworkCheck()
+    state, actions = after(state, NetworkChecked(4), NodeJoined(5, NODES[1]))
+    assert isinstance(actions[-1], BeginGeneration)  # the check is not repeated
 
 
 def failed(rank: int, code: int, node: int = 0, stamp: float = 0.0, **more: bool) -> RankFailure:

@@ -31,12 +31,13 @@ from batchml.runtime.health.host_records import (
 )
 from batchml.runtime.protocol.launch import VARIABLE as PLAN
 from batchml.runtime.protocol.log_marks import error_line
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import EFA, RuntimeEnv, seconds_of
 from batchml.runtime.storage.store import StoreError
 from batchml.runtime.telemetry.gpus import asked_gpus, has_gpus
 
 VARIABLE = "BATCHML_HEALTH"
 FAULTS = "BATCHML_FAULT_FILE"
+SLOW = "slow"  # the first word of a fault file that makes the network slow
 OFF, QUICK, DEEP = "off", "quick", "deep"
 
 Say = Callable[[str], None]
@@ -91,14 +92,7 @@ def _check(
         return _refuse_host(env, environ, say, settings.tries, why)
     checks = run_checks(env, environ, settings.checks)
     if worst(checks) >= RETRY:
-        host = host_id(environ)
-        record_unfit(env, environ, say, host, checks)
-        if settings.quarantine and worst(checks) >= REPLACE:
-            quarantine_host(env, environ, say, host)
-        setup = "; ".join(
-            check.text for check in checks if check.is_setup and check.severity >= RETRY
-        )
-        return _refuse_host(env, environ, say, settings.tries, describe_unfit(checks), setup)
+        return leave_host(env, environ, say, checks)
     for check in checks:
         if check.severity == MONITOR:
             say(f"{NOTICE}this host: {check.describe()}")
@@ -108,12 +102,31 @@ def _check(
     return None
 
 
+def leave_host(
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, checks: Sequence[HostCheck]
+) -> str:
+    """Record this host as unfit. Return the reason, with which the run exits with 75.
+
+    Raises NoFitHost if too many hosts were unfit.
+    """
+    settings, host = HealthSettings.read(environ), host_id(environ)
+    record_unfit(env, environ, say, host, checks)
+    if settings.quarantine and worst(checks) >= REPLACE:
+        quarantine_host(env, environ, say, host)
+    setup = "; ".join(check.text for check in checks if check.is_setup and check.severity >= RETRY)
+    return _refuse_host(env, environ, say, settings.tries, describe_unfit(checks), setup)
+
+
 def run_checks(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[HostCheck]:
     """All checks of this depth, the worst results first."""
     fault = _fault(environ)
     checks = [fault] if fault else []
     with_gpus = has_gpus(environ)
     checks += quick_checks(env, environ, with_gpus or bool(environ.get(PLAN)))
+    if environ.get(EFA):
+        from batchml.runtime.health.efa import check_efa
+
+        checks += check_efa(environ)
     if with_gpus:
         from batchml.runtime.health.gpus import check_gpus
 
@@ -133,8 +146,30 @@ def _fault(environ: Mapping[str, str]) -> Optional[HostCheck]:
     """A fault from BATCHML_FAULT_FILE, with which people and tests simulate unfit hosts.
 
     The text of the file is the reason. It begins with `monitor:` or `retry:` for faults milder than
-    broken hardware. `{host}` in the file's name stands for this host's id.
+    broken hardware; `slow:` only makes the network slow. `{host}` in the file's name stands for
+    this host's id.
     """
+    text = _fault_text(environ)
+    word, _, rest = (text or "").partition(":")
+    if text is None or word.strip().lower() == SLOW:
+        return None
+    severity = {"monitor": MONITOR, "retry": RETRY}.get(word.strip().lower())
+    if severity is None:
+        return HostCheck("fault file", REPLACE, text or "it exists")
+    return HostCheck("fault file", severity, rest.strip())
+
+
+def network_delay(environ: Mapping[str, str]) -> float:
+    """Seconds that this node waits before each all-reduce of the network check: a simulated fault.
+
+    The fault file has `slow: SECONDS`.
+    """
+    word, _, rest = (_fault_text(environ) or "").partition(":")
+    return seconds_of(rest.strip(), 0.0, 0.0) if word.strip().lower() == SLOW else 0.0
+
+
+def _fault_text(environ: Mapping[str, str]) -> Optional[str]:
+    """The text of the fault file in one line; None without a file."""
     path = environ.get(FAULTS, "")
     if not path:
         return None
@@ -142,14 +177,9 @@ def _fault(environ: Mapping[str, str]) -> Optional[HostCheck]:
         path = path.replace("{host}", host_id(environ))
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = " ".join(file.read(4096).split())
+            return " ".join(file.read(4096).split())
     except OSError:
         return None
-    word, _, rest = text.partition(":")
-    severity = {"monitor": MONITOR, "retry": RETRY}.get(word.strip().lower())
-    if severity is None:
-        return HostCheck("fault file", REPLACE, text or "it exists")
-    return HostCheck("fault file", severity, rest.strip())
 
 
 def _find_record(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[UnfitHost]:

@@ -13,6 +13,7 @@ from typing import Container, Dict, List, NamedTuple, Optional, Sequence, Union
 SLURM = "BATCHML_SLURM"  # "1": the program expects the variables and the srun of Slurm
 KEEP = "BATCHML_KEEP"  # `keep` of job.toml as JSON: false, or patterns; unset: true
 IDLE_AFTER = "BATCHML_IDLE_AFTER"  # seconds of idleness after which the run ends; unset: never
+EFA = "BATCHML_EFA"  # EFA interfaces that each node was given; unset: none
 DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's default
 
 

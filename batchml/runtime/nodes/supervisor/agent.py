@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Callable, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.entry.stopping import make_stop_file
+from batchml.runtime.health.checks import HostCheck
 from batchml.runtime.nodes.link.connection import Message
 from batchml.runtime.nodes.supervisor.group import GroupWatch
+from batchml.runtime.nodes.supervisor.network_check import NetworkProbe
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout
 from batchml.runtime.processes import read
@@ -58,8 +60,9 @@ class NodeAgent:
     """The agent of one node. `order` receives the orders of the main node; the owner calls `tick`.
 
     `tell` sends a message to the main node. `gate` checks the host, and returns why it is unfit to
-    run ranks, or None; it raises OSError if too many hosts were unfit. `group` watches whether the
-    ranks connect to each other: on the main node, unless a launcher starts them.
+    run ranks, or None; it raises OSError if too many hosts were unfit. `leave_host` records that
+    this host is unfit, returns the reason, and raises the same. `group` watches whether the ranks
+    connect to each other: on the main node, unless a launcher starts them.
     """
 
     def __init__(
@@ -69,12 +72,16 @@ class NodeAgent:
         say: Callable[[str], None],
         tell: Callable[[Message], None],
         gate: Callable[[], Optional[str]],
+        leave_host: Callable[[Sequence[HostCheck]], str],
         group: Optional[GroupWatch] = None,
     ) -> None:
         self._settings = settings
         self._say = say
         self._tell = tell
-        self._gate = gate
+        self._gate, self._leave_host = gate, leave_host
+        self._probe = NetworkProbe(
+            ranks, settings.environ, settings.interface, settings.temporary, tell
+        )
         self._group = group
         self._ranks = ranks
         self._generation = 0
@@ -98,7 +105,14 @@ class NodeAgent:
         """Carry out an order of the main node."""
         kind = message["do"]
         if kind == "begin":
+            self._probe.cancel()
             self._begin(message)
+        elif kind == "check_network":
+            self._probe.start(message, self._settings.node, time.monotonic())
+        elif kind == "leave_network_check":
+            self._probe.cancel()
+        elif kind == "leave_host":
+            self._tell_unfit([HostCheck(*check) for check in message["checks"]])
         elif kind == "go" and self._waiting is not None:
             layout, self._waiting = self._waiting, None
             self._start(layout)
@@ -267,6 +281,7 @@ class NodeAgent:
             self._ranks.signal(signal.SIGKILL)
         if self._is_ending and self._is_busy:
             self.children_ended()
+        self._probe.tick(now)
         if now - self._checked_at >= _CHECK_EVERY:
             self._checked_at = now
             self._check_files(now)
@@ -304,6 +319,12 @@ class NodeAgent:
         self._is_busy = False
         self._kill_at = float("inf")
         self._tell_ended()
+
+    def _tell_unfit(self, checks: Sequence[HostCheck]) -> None:
+        try:
+            self._tell({"do": "unfit", "why": self._leave_host(checks)})
+        except OSError as error:  # so many hosts were unfit that no other host is tried
+            self._report_failed_start(CONFIGURATION_ERROR, str(error))
 
     def _tell_ended(self) -> None:
         unfit = None

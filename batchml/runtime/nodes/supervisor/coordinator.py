@@ -20,6 +20,7 @@ from batchml.runtime.nodes.link.connection import (
 from batchml.runtime.nodes.link.remote_start import StartRelay
 from batchml.runtime.nodes.link.server import MemberServer, Refusal
 from batchml.runtime.nodes.supervisor import rules
+from batchml.runtime.nodes.supervisor.network_check import NetworkCheck
 from batchml.runtime.nodes.supervisor.restarts import (
     CheckpointWatch,
     NewestCheckpoint,
@@ -61,7 +62,9 @@ class Coordinator:
         selector: selectors.BaseSelector,
         order: Callable[[Message], None],
         say: Callable[[str], None],
+        network: NetworkCheck,
     ) -> None:
+        self._network = network
         self._identity, self._own = identity, own
         self._limits, self._beats, self._bandwidth = limits, beats, bandwidth
         self._checkpoints, self._history = CheckpointWatch(folder), history
@@ -111,6 +114,11 @@ class Coordinator:
             self._post(rules.StartFailed(now, index, message["code"], message["why"]))
         elif kind == "measured":
             self._measured(index, now)
+        elif kind == "network":
+            self._network_answered(index, message, now)
+        elif kind == "unfit":
+            node = self._own if index == 0 else self._nodes[index].peer.info
+            self._post(rules.NodeJoined(now, _run_node(index, node), message["why"]))
         elif kind == "ready":
             if self._state and message["generation"] == self._state.generation:
                 self._fetching.discard(index)
@@ -165,6 +173,10 @@ class Coordinator:
             self._say(action.text)
         elif isinstance(action, rules.KeepRecord):
             self._keep(action)
+        elif isinstance(action, rules.CheckNetwork):
+            self._check_network(action)
+        elif isinstance(action, rules.LeaveNetworkCheck):
+            self._order_all({"do": "leave_network_check"})
         elif isinstance(action, rules.BeginGeneration):
             self._begin(action)
         elif isinstance(action, rules.EndRanks):
@@ -299,6 +311,26 @@ class Coordinator:
             self._measure_next(time.monotonic())
 
     # --- The network ---------------------------------------------------------------------------
+
+    def _check_network(self, action: rules.CheckNetwork) -> None:
+        others = [self._nodes[node.number].peer.info for node in action.nodes if node.number]
+        order = self._network.order([self._own, *others], [n.describe() for n in action.nodes])
+        if order is None:
+            self._post(rules.NetworkChecked(time.monotonic()))
+        else:
+            self._order_all(order)
+
+    def _network_answered(self, index: int, message: Message, now: float) -> None:
+        decision = self._network.answer(index, message)
+        if decision is None:
+            return
+        for node, check in decision.unfit.items():
+            self._send(node, {"do": "leave_host", "checks": [list(check)]})
+        if decision.misconfigured:
+            checked = rules.NetworkChecked(now, CONFIGURATION_ERROR, decision.misconfigured)
+            self._post(checked)
+        elif not decision.unfit:
+            self._post(rules.NetworkChecked(now))
 
     def _measure_next(self, now: float) -> None:
         """Measure one node at a time: together they would share the bandwidth."""

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, List, NamedTuple, Optional
 
 from batchml.runtime.entry.stopping import STOPS, Signals
+from batchml.runtime.health.checks import HostCheck
+from batchml.runtime.health.efa import instance_type
 from batchml.runtime.nodes.launcher import UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import (
     LOOPBACK,
@@ -34,6 +36,7 @@ from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, Sup
 from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
 from batchml.runtime.nodes.supervisor.coordinator import Coordinator
 from batchml.runtime.nodes.supervisor.group import GroupWatch
+from batchml.runtime.nodes.supervisor.network_check import NetworkCheck, is_checked
 from batchml.runtime.nodes.supervisor.ranks import RankContext, RankProcesses
 from batchml.runtime.nodes.supervisor.restarts import RestartHistory
 from batchml.runtime.nodes.supervisor.rules import SupervisorLimits
@@ -41,6 +44,7 @@ from batchml.runtime.nodes.supervisor.settings import (
     StopOrder,
     SupervisorTimes,
     command_environment,
+    count_gpus,
     count_processes,
     ranks_grace,
     read_stop,
@@ -141,7 +145,9 @@ class Supervisor:
         group = None
         if not (self._position.node or kind.launcher):
             group = GroupWatch(self._notice, self._times.alone)
-        self._agent = NodeAgent(settings, self._ranks, self.say, self._tell, self._gate, group)
+        self._agent = NodeAgent(
+            settings, self._ranks, self.say, self._tell, self._gate, self._leave_host, group
+        )
         self._info: Message = {
             "index": self._position.node,
             "job": self._position.identity.job,
@@ -153,6 +159,8 @@ class Supervisor:
             "versions": versions(),
             "unfit": environ.get(UNFIT, ""),
             "brings": fetches,
+            "gpus": count_gpus(environ, devices),
+            "type": instance_type(environ),
         }
         self._coordinator: Optional[Coordinator] = None
         self._uplink: Optional[Uplink] = None
@@ -212,11 +220,14 @@ class Supervisor:
             start_within=self._plan.start_within, regroup=times.regroup, gone=times.gone,
             hang_after=self._plan.hang_after, grace=ranks_grace(env.grace),
             end_grace=times.end_grace, launcher=self._kind.launcher,
+            checks_network=is_checked(
+                self._environ, self._position.nodes, bool(self._kind.launcher)
+            ),
         )  # fmt: skip
         self._coordinator = Coordinator(
             self._position.identity, self._info, run_limits, beats, self._plan.bandwidth,
             env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
-            self._agent.order, self.say,
+            self._agent.order, self.say, NetworkCheck(self._environ, self.say, self._notice),
         )  # fmt: skip
         self._coordinator.start(str(self._info["address"]), time.monotonic())
 
@@ -304,7 +315,15 @@ class Supervisor:
         from batchml.runtime.health.gate import check_host
 
         environ = without_deep_checks(self._environ)
-        return check_host(self._env, environ, lambda line: self.write([line.encode("utf-8")]))
+        return check_host(self._env, environ, self._write_line)
+
+    def _leave_host(self, checks: Sequence[HostCheck]) -> str:
+        from batchml.runtime.health.gate import leave_host
+
+        return leave_host(self._env, self._environ, self._write_line, checks)
+
+    def _write_line(self, line: str) -> None:
+        self.write([line.encode("utf-8", "replace")])
 
     # --- The end -------------------------------------------------------------------------------
 

@@ -142,13 +142,21 @@ class RankProcesses:
             raise
 
     def run_first(
-        self, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[int], None]
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        on_exit: Callable[[int], None],
+        output: Optional[int] = None,
     ) -> None:
-        """Start a program that has to end before the ranks start. Raises OSError."""
+        """Start a program that has to end before the ranks start. Raises OSError.
+
+        `output`: where it prints, as for Popen; None: the log.
+        """
         die = die_with_parent(os.getpid())
         process = subprocess.Popen(
-            list(command), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=die
-        )
+            list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, preexec_fn=die,
+        )  # fmt: skip
         self.adopt(process, on_exit)
 
     def adopt(self, process: subprocess.Popen[bytes], on_exit: Callable[[int], None]) -> None:

@@ -41,6 +41,7 @@ class SupervisorLimits(NamedTuple):
     end_grace: float = 3.0  # the same for ranks whose peers are gone: they cannot save any more
     confirm: float = 30.0  # after the kill, until a node reports that no process is left
     launcher: str = ""  # the program that starts all ranks, such as mpirun; its end ends the run
+    checks_network: bool = False  # the nodes measure their network before the first start
 
 
 class RunNode(NamedTuple):
@@ -153,13 +154,31 @@ class SupervisorLost(NamedTuple):
     why: str
 
 
+class NetworkChecked(NamedTuple):
+    """The network between the nodes was checked. `why`: why the run ends, with `code`."""
+
+    at: float
+    code: int = 0
+    why: str = ""
+
+
 Event = Union[
     ClockTick, NodeJoined, NodeLeft, RankExited, RanksGone, CheckpointSaved, SignOfLife, StopAsked,
-    StartFailed, SupervisorLost,
+    StartFailed, SupervisorLost, NetworkChecked,
 ]  # fmt: skip
 
 
 # --- Actions --------------------------------------------------------------------------------------
+
+
+class CheckNetwork(NamedTuple):
+    """Let all nodes measure their network; `NetworkChecked` follows."""
+
+    nodes: Tuple[RunNode, ...]
+
+
+class LeaveNetworkCheck(NamedTuple):
+    """End the check of the network on all nodes: a node is gone."""
 
 
 class BeginGeneration(NamedTuple):
@@ -210,13 +229,17 @@ class EndRun(NamedTuple):
     tail: Tuple[str, ...] = ()  # the last lines of the rank that caused the end
 
 
-Action = Union[BeginGeneration, EndRanks, StopRanks, KeepRecord, SayLine, EndRun]
+Action = Union[
+    CheckNetwork, LeaveNetworkCheck, BeginGeneration, EndRanks, StopRanks, KeepRecord, SayLine,
+    EndRun,
+]  # fmt: skip
 
 
 # --- Rules ----------------------------------------------------------------------------------------
 
 
 GATHERING, RUNNING, ENDING, STOPPING, OVER = "gathering", "running", "ending", "stopping", "over"
+UNCHECKED, CHECKING, CHECKED = "unchecked", "checking", "checked"  # the network of the nodes
 _NOTICE_EVERY = 30.0  # seconds between two lines that name the missing nodes
 _MAX_NAMED = 8  # nodes that a line names
 
@@ -243,6 +266,7 @@ class NodesState(NamedTuple):
     stops_softly: bool = False  # a stop without a signal was requested
     stop: Optional[StopAsked] = None  # the stop that was requested by a signal
     past: Tuple[RestartRecord, ...] = ()
+    network: str = CHECKED
 
 
 StepResult = Tuple[NodesState, List[Action]]
@@ -258,7 +282,7 @@ def begin(
     last = past[-1].generation if past else 0
     return NodesState(
         limits, began=at, noticed=at, deadline=at + limits.start_within, generation=last,
-        past=past, has_saved=has_saved,
+        past=past, has_saved=has_saved, network=UNCHECKED if limits.checks_network else CHECKED,
     )  # fmt: skip
 
 
@@ -285,6 +309,8 @@ def step(state: NodesState, event: Event) -> StepResult:
         return state._replace(progressed=True, has_saved=True, pulse=event.at), []
     if isinstance(event, SignOfLife):
         return state._replace(pulse=max(state.pulse, event.at)), []
+    if isinstance(event, NetworkChecked):
+        return _network_checked(state, event)
     return _ticked(state, event.at)
 
 
@@ -315,6 +341,8 @@ def _left(state: NodesState, event: NodeLeft) -> StepResult:
     if state.phase == GATHERING:
         if state.restarts >= 0:
             state = state._replace(deadline=min(state.deadline, event.at + patience))
+        if state.network == CHECKING:  # the other nodes wait in vain for the one that is gone
+            return state._replace(network=CHECKED), [*says, LeaveNetworkCheck()]
         return state, says
     state = state._replace(lost=(*state.lost, f"{name} {how}"), deadline=event.at + patience)
     if state.phase == RUNNING:
@@ -338,8 +366,10 @@ def _unfit(state: NodesState, node: int, why: str) -> StepResult:
 
 
 def _begin_if_all(state: NodesState, at: float) -> StepResult:
-    if len(state.nodes) < state.limits.nodes:
+    if len(state.nodes) < state.limits.nodes or state.network == CHECKING:
         return state, []
+    if state.network == UNCHECKED:
+        return state._replace(network=CHECKING), [CheckNetwork(state.nodes)]
     generation, restarts = state.generation + 1, state.restarts + 1
     past = (*state.past, RestartRecord(generation, state.limits.attempt))
     state = state._replace(
@@ -348,6 +378,14 @@ def _begin_if_all(state: NodesState, at: float) -> StepResult:
         failures=(), lost=(), is_hung=False, progressed=False, deadline=0.0,
     )  # fmt: skip
     return state, [KeepRecord(past), BeginGeneration(generation, restarts, state.nodes)]
+
+
+def _network_checked(state: NodesState, event: NetworkChecked) -> StepResult:
+    if state.network != CHECKING:
+        return state, []
+    if event.code:
+        return _over(state, EndRun(event.code, event.why))
+    return _begin_if_all(state._replace(network=CHECKED), event.at)
 
 
 # --- The end of a generation ----------------------------------------------------------------------

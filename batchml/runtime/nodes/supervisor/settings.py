@@ -204,17 +204,23 @@ def prepend_path(environ: Mapping[str, str], name: str, folder: str) -> str:
 
 
 def count_processes(requested: int, environ: Mapping[str, str], devices: Sequence[str]) -> int:
-    """The number of ranks of a node: the number requested, else one for each GPU, else one.
-
-    `devices`: the names in /dev. NVIDIA_VISIBLE_DEVICES names the GPUs that the container sees.
-    """
+    """The number of ranks of a node: the number requested, else one for each GPU, else one."""
     if requested:
         return requested
+    return max(1, count_gpus(environ, devices))
+
+
+def count_gpus(environ: Mapping[str, str], devices: Sequence[str]) -> int:
+    """The number of GPUs that the container sees, which NVIDIA_VISIBLE_DEVICES names.
+
+    `devices`: the names in /dev.
+    """
     visible = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("NVIDIA_VISIBLE_DEVICES", "all")
     count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
     asked = number_of(environ.get(GPUS), 0)
     if asked and count and not environ.get("CUDA_VISIBLE_DEVICES"):
         return min(asked, count)  # a privileged container sees more
-    if visible in ("", "void", "none") or not count:
-        return 1
-    return count if visible == "all" else max(1, sum(bool(x.strip()) for x in visible.split(",")))
+    if visible in ("", "void", "none"):
+        return 0
+    named = count if visible == "all" else sum(bool(x.strip()) for x in visible.split(","))
+    return named if count else 0
