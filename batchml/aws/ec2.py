@@ -462,6 +462,17 @@ class LaunchApi:
         return True
 
 
+# AWS's newest AMI for hosts with Neuron chips. Source: Amazon ECS Developer Guide, "Retrieving
+# Amazon ECS-optimized Linux AMI metadata".
+_NEURON_IMAGE = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
+
+
+def newest_neuron_image(session: Session) -> str:
+    """The id of AWS's newest AMI for hosts with Neuron chips: one call. Raises what `call` does."""
+    answer = call(session.client("ssm"), "GetParameter", Name=_NEURON_IMAGE)
+    return str(answer["Parameter"]["Value"])
+
+
 def _env_filter(env: str) -> dict[str, Any]:
     (tag, value), *_ = owner_tags(env).items()
     return {"Name": f"tag:{tag}", "Values": [value]}

@@ -354,6 +354,8 @@ _ASSOCIATED = {
 }
 # AMIs that the current one has replaced are deleted with their stack.
 _OLD_IMAGES = {ANY: "ec2:DescribeImages ec2:DeregisterImage ec2:DeleteSnapshot"}
+# The id of AWS's AMI for Neuron chips.
+_NEURON_IMAGE = {"parameter": "ssm:GetParameter"}
 _RESERVED = {ANY: "ec2:DescribeCapacityReservations"}
 
 # Condition of a template -> whether `setup` gives it the parameters for which it is true.
@@ -483,6 +485,8 @@ def _parts(command: Command, environment: Environment) -> Iterable[Mapping[str, 
         yield _RESOURCES
     if command in ("setup", "compute"):
         yield _CREATION
+        if any(each.has_neurons for each in environment.compute.values()):
+            yield _NEURON_IMAGE
     if command in ("setup", "teardown"):
         yield _STACKS
         if environment.builds_image:

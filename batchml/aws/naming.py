@@ -38,6 +38,9 @@ UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 # The tag of a job definition with the date of its registration, which AWS Batch does not report.
 REGISTERED = "batchml:registered"
 
+# The tag of a compute environment with the id of AWS's AMI for Neuron chips that batchml chose.
+NEURON_IMAGE = "batchml:neuron-image"
+
 
 class WorkspaceMount(Struct, frozen=True):
     """The file system that every instance mounts at `/workspace`. The fields are as in AWS."""
@@ -62,6 +65,7 @@ class Site(Struct, frozen=True):
     ami: str = "ecs-gpu"
     built_image: str = ""
     gpu_mode: str = "toolkit"
+    neuron_image: str = ""  # the id of AWS's AMI for Neuron chips
     workspace: WorkspaceMount = WorkspaceMount()
     tags: dict[str, str] = {}
     project: str = ""  # on `local`: the project to which the resources belong

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.config.accelerators import accelerator_mistakes, build_mistakes
 from batchml.config.project import MAX_PROJECT_NAME, is_project_name
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.environment import (
@@ -123,10 +124,6 @@ _VPC = re.compile(r"vpc-[0-9a-f]{8,17}")
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 _SECRET = re.compile(r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsmanager:)\S+")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
-
-
-# Volta and older GPUs, which the open kernel modules of the AMI that we build do not support.
-_OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
 
 
 def is_instance_type(text: str) -> bool:
@@ -271,7 +268,7 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
     return [
         *_location_mistakes(env, is_local),
         *_network_mistakes(env.network),
-        *_build_mistakes(env),
+        *build_mistakes(env),
         *_secret_mistakes(env.secrets),
         *_storage_mistakes(env.storage),
         *_tag_mistakes("tags", env.tags),
@@ -315,23 +312,6 @@ def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
                 f"secrets: found {arn!r}. Expected the ARN of an SSM parameter or of a secret of "
                 "Secrets Manager."
             )
-
-
-def _build_mistakes(env: Environment) -> Iterator[str]:
-    """The mistakes of environments that use the AMI that we build. Source: docs/ami.md."""
-    building = {n: c for n, c in env.compute.items() if (c.ami or env.ami) == "build"}
-    if building and not env.network.is_given and env.network.egress == "endpoints":
-        yield (
-            'network.egress: building an AMI needs packages from the internet: set "nat", or '
-            'ami = "ecs-gpu".'
-        )
-    for name, compute in building.items():
-        for each in compute.instance_types:
-            if _OLD_GPU_FAMILY.fullmatch(each.partition(".")[0]):
-                yield (
-                    f"compute.{name}.instance_types: the driver of the AMI that batchml builds "
-                    f'does not support {each}: set ami = "ecs-gpu" in compute.{name}.'
-                )
 
 
 def _network_mistakes(network: Network) -> Iterator[str]:
@@ -388,6 +368,7 @@ def _compute_mistakes(name: str, compute: Compute, table: Mapping[str, Any]) -> 
             yield f'.instance_types: found {each!r}. Expected a type, "g5.xlarge", or family, "g5".'
     if compute.instance_types and len({is_arm_type(each) for each in compute.instance_types}) > 1:
         yield ".instance_types: Arm and x86 types cannot be mixed in one compute environment."
+    yield from accelerator_mistakes(name, compute)
     if "max_vcpus" not in table:
         yield ".max_vcpus: missing. It limits the cost."
     elif compute.max_vcpus and compute.min_vcpus > compute.max_vcpus:
@@ -466,6 +447,11 @@ def _queue_mistakes(
     known = [env.compute[each] for each in queue.compute if each in env.compute]
     if len({compute.is_arm for compute in known}) > 1:
         yield ".compute: Arm and x86 compute environments cannot be in one queue."
+    if len({compute.has_neurons for compute in known}) > 1:
+        yield (
+            ".compute: AWS Batch does not count Neuron chips, and would start runs that need them "
+            "on the other hosts of the queue. Make one queue for each kind."
+        )
     for key, text in queue.time_limits.items():
         seconds = parse_duration(text)
         if key not in TIME_LIMITS:

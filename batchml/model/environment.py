@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration, parse_size
-from batchml.runtime.protocol.instance_types import NVIDIA, family_accelerator
+from batchml.runtime.protocol.instance_types import NEURON, NVIDIA, family_accelerator
 
 LOCAL = "local"
 DEFAULT_QUEUE = "default"
@@ -99,6 +99,10 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_gpus(self) -> bool:
         return any(is_gpu_type(name) for name in self.instance_types)
+
+    @property
+    def has_neurons(self) -> bool:
+        return any(is_neuron_type(name) for name in self.instance_types)
 
     @property
     def is_arm(self) -> bool:
@@ -240,8 +244,17 @@ def choose_queue(environment: Environment, gpus: int | Literal["auto"]) -> str:
 
 def is_gpu_type(instance_type: str) -> bool:
     """Whether an instance type or family has NVIDIA GPUs."""
+    return _has_maker(instance_type, NVIDIA)
+
+
+def is_neuron_type(instance_type: str) -> bool:
+    """Whether an instance type or family has AWS's Neuron chips: Trainium or Inferentia."""
+    return _has_maker(instance_type, NEURON)
+
+
+def _has_maker(instance_type: str, maker: str) -> bool:
     accelerator = family_accelerator(instance_type)
-    return accelerator is not None and accelerator.maker == NVIDIA
+    return accelerator is not None and accelerator.maker == maker
 
 
 def is_arm_type(instance_type: str) -> bool:

@@ -72,7 +72,8 @@ class SetupSpec(Struct, frozen=True):
     names in AWS, because batchml.toml does not describe them. `rebuild_of`: the ContentVersion of
     the machine image that is to be built anew. `scripts`: the texts of bootstrap scripts, by their
     names in batchml.toml. `offers`: the zones that offer the instance types; None if AWS was not
-    asked. `changes_stacks`: False to use the stacks as they are.
+    asked. `neuron_image`: the id of AWS's newest AMI for Neuron chips; "" if AWS was not asked.
+    `changes_stacks`: False to use the stacks as they are.
     """
 
     name: str
@@ -84,6 +85,7 @@ class SetupSpec(Struct, frozen=True):
     rebuild_of: str = ""
     scripts: Mapping[str, str] = {}
     offers: Offers | None = None
+    neuron_image: str = ""
     changes_stacks: bool = True
 
     @property
@@ -462,7 +464,11 @@ def _batch(
         "policies": policies,
         "environments": {
             site.named(name): resources.compute_environment_request(
-                replace(site, subnets=_subnets(spec, site, name, zones, current)),
+                replace(
+                    site,
+                    subnets=_subnets(spec, site, name, zones, current),
+                    neuron_image=_neuron_image(spec, site, name, current),
+                ),
                 name, compute, _template(site, name, compute, current),
             )
             for name, compute in environment.compute.items()
@@ -496,6 +502,21 @@ def _subnets(
     if has and not network.subnets and (spec.offers is None or not spec.offers.is_known):
         return tuple(has)
     return usable_subnets(types, site.subnets, zones, spec.offers, network.zones)
+
+
+def _neuron_image(spec: SetupSpec, site: Site, name: str, current: CurrentState) -> str:
+    """The AMI of a compute environment with Neuron chips: the one that it has, else the newest.
+
+    So a plan does not replace hosts whenever AWS publishes an AMI. `compute update --refresh` does.
+    """
+    if not spec.environment.compute[name].has_neurons:
+        return ""
+    there = (
+        resources.neuron_image_of(found)
+        for key, found in current.environments.items()
+        if is_version_of(key, site.named(name))
+    )
+    return next(filter(None, there), spec.neuron_image)
 
 
 def _template(

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.aws.batch.resources import neuron_image_of
 from batchml.aws.ec2 import LaunchApi
 from batchml.aws.naming import qualified
 from batchml.aws.session import Session
@@ -92,7 +93,7 @@ def check_refresh(name: str, detail: Mapping[str, Any], *, is_local: bool) -> No
     if detail.get("type") == "UNMANAGED":
         raise UsageError(f"--refresh: {name} is unmanaged; AWS Batch does not start its hosts.")
     own = [each.id for each in host_images(detail) if each.id]
-    if own:
+    if own and not neuron_image_of(detail):
         raise UsageError(
             f"--refresh: hosts of {name} start from your AMI {own[0]}, and AWS Batch updates only "
             'its own AMIs. Name another AMI in batchml.toml; with ami = "build", run batchml setup '
@@ -108,13 +109,25 @@ def check_refresh(name: str, detail: Mapping[str, Any], *, is_local: bool) -> No
         raise UsageError(f"--refresh: {name} is {detail['status']}. Try again when it is VALID.")
 
 
-def refresh_members(minutes: int) -> dict[str, Any]:
+def refresh_members(
+    minutes: int, detail: Mapping[str, Any] | None = None, neuron_image: str = ""
+) -> dict[str, Any]:
     """The members of UpdateComputeEnvironment that replace hosts, to get the newest AMI.
 
-    `minutes`: the time that runs on the hosts have to finish.
+    `minutes`: the time that runs on the hosts have to finish. `neuron_image`: the id of AWS's
+    newest AMI for Neuron chips, for a compute environment `detail` that has an older one: AWS Batch
+    has no image type for it.
     """
+    resources: dict[str, Any] = {"updateToLatestImageVersion": True}
+    if detail is not None and neuron_image:
+        found = detail["computeResources"]["ec2Configuration"]
+        resources = {
+            "ec2Configuration": [
+                {"imageType": each["imageType"], "imageIdOverride": neuron_image} for each in found
+            ]
+        }
     return {
-        "computeResources": {"updateToLatestImageVersion": True},
+        "computeResources": resources,
         "updatePolicy": {"terminateJobsOnUpdate": False, "jobExecutionTimeoutMinutes": minutes},
     }
 
@@ -205,6 +218,8 @@ def _check_own_image(check: ImageCheck, name: str, image: str) -> Finding:
         return Finding("images", "ok", text)
     compute = check.environment.compute.get(re.sub(r"-r[0-9]+$", "", name), Compute())
     fix = f"batchml setup --rebuild-image --env {check.env}"
-    if (compute.ami or check.environment.ami) != "build":
+    if neuron_image_of(check.details[name]):
+        fix = refresh_command(name, check.env)
+    elif (compute.ami or check.environment.ami) != "build":
         fix = "build a newer AMI, name it as ami in batchml.toml, and run batchml setup"
     return Finding("images", "warning", f"{text} and lacks AWS's later patches", (fix,))

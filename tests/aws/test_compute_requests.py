@@ -12,12 +12,13 @@ from batchml.aws.batch.resources import (
     ComputeApi,
     compute_environment_request,
     machine_image,
+    neuron_image_of,
     queue_request,
     scheduling_policy_request,
     weight_factor,
 )
 from batchml.aws.ec2 import LaunchTemplate, launch_template_request
-from batchml.aws.naming import Site, WorkspaceMount, make_platform, make_site
+from batchml.aws.naming import NEURON_IMAGE, Site, WorkspaceMount, make_platform, make_site
 from batchml.config.environments import read_environments
 from batchml.errors import ConfigError
 from batchml.model.environment import (
@@ -97,6 +98,7 @@ def test_a_placement_group_is_ours_or_one_that_exists(given_name: str, expected:
 
 CPU = Compute(instance_types=("c7i",), max_vcpus=8)
 ARM = Compute(instance_types=("g5g.xlarge",), max_vcpus=8)
+TRN = Compute(instance_types=("trn1.32xlarge",), max_vcpus=256)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,37 @@ ARM = Compute(instance_types=("g5g.xlarge",), max_vcpus=8)
         ("ecs-gpu", GPU, "ECS_AL2023_NVIDIA", ""),
         ("ecs-gpu", CPU, "ECS_AL2023", ""),
         ("ami-88888888", CPU, "ECS_AL2023", "ami-88888888"),
+        ("ecs-gpu", TRN, "ECS_AL2023", "ami-0aaaaaaa"),
+        ("build", TRN, "ECS_AL2023", "ami-0aaaaaaa"),  # ours has NVIDIA's driver
+        ("ami-88888888", TRN, "ECS_AL2023", "ami-88888888"),
+        ("ecs-gpu", replace(TRN, ami="ami-99999999"), "ECS_AL2023", "ami-99999999"),
     ],
 )
 def test_the_image_is_said_in_one_place(ami: str, compute: Compute, kind: str, image: str) -> None:
-    found = machine_image(replace(SITE, ami=ami), compute)
+    site = replace(SITE, neuron_image="ami-0aaaaaaa")
+    found = machine_image(replace(site, ami=ami), compute)
     assert found["imageType"] == kind
     assert found.get("imageIdOverride", "") == image
     assert "imageId" not in resources(compute, replace(SITE, ami=ami))
     assert "ImageId" not in launch_template_request(SITE, "gpu", compute)["LaunchTemplateData"]
+
+
+def test_the_image_for_neuron_chips_is_known_again_and_the_users_own_is_not_taken_for_it() -> None:
+    def described(site: Site, compute: Compute = TRN) -> dict[str, Any]:
+        request = compute_environment_request(site, "trn", compute, TEMPLATE)
+        assert faults("batch", "CreateComputeEnvironment", request) == []
+        return request
+
+    site = replace(SITE, neuron_image="ami-0aaaaaaa")
+    ours = described(site)
+    assert ours["tags"][NEURON_IMAGE] == neuron_image_of(ours) == "ami-0aaaaaaa"
+    own = described(site, replace(TRN, ami="ami-99999999"))
+    assert NEURON_IMAGE not in own["tags"]
+    # A tag stays in AWS when the user names an AMI later.
+    assert neuron_image_of({**own, "tags": ours["tags"]}) == ""
+    assert neuron_image_of(described(site, CPU)) == neuron_image_of(described(SITE, GPU)) == ""
+    assert "«" in described(SITE)["tags"][NEURON_IMAGE], "a plan without AWS shows a placeholder"
+    assert "ec2Configuration" not in resources(TRN, replace(site, env="local"))
 
 
 def test_an_image_that_is_not_built_yet_is_an_error_not_another_image() -> None:

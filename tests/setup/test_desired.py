@@ -146,3 +146,26 @@ def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
 
 def test_the_templates_are_those_that_ship(tmp_path: Path) -> None:
     assert {path.stem for path in shipped_folder("cfn").glob("*.yaml")} == set(STACKS)
+
+
+def test_hosts_with_neuron_chips_keep_their_image_until_a_refresh() -> None:
+    table = {"compute": {"trn": {"instance_types": ["trn1.32xlarge"], "max_vcpus": 128}},
+             "queues": {"default": {"compute": ["trn"]}}}  # fmt: skip
+
+    def image(newest: str, current: CurrentState) -> str:
+        made = replace(spec(**table), neuron_image=newest)
+        request = wanted_state(made, current).environments["batchml-dev-trn"]
+        (entry,) = request["computeResources"]["ec2Configuration"]
+        return str(entry["imageIdOverride"])
+
+    assert image("ami-1", CurrentState()) == "ami-1"
+    assert UNKNOWN in image("", CurrentState()), "without AWS, the plan shows a placeholder"
+    made = replace(spec(**table), neuron_image="ami-1")
+    there = wanted_state(made, CurrentState()).environments["batchml-dev-trn"]
+    replaced = CurrentState(environments={"batchml-dev-trn-r2": there})
+    assert image("ami-2", replaced) == "ami-1"
+    own = {"computeResources": {"ec2Configuration": [{"imageIdOverride": "ami-9"}]},
+           "tags": there["tags"]}  # fmt: skip
+    assert image("ami-2", CurrentState(environments={"batchml-dev-trn": own})) == "ami-2", (
+        "the user's AMI is not kept when batchml.toml no longer names it"
+    )

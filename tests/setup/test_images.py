@@ -75,6 +75,24 @@ def test_a_refresh_is_a_request_that_aws_takes_and_stops_no_run_at_once() -> Non
     }  # fmt: skip
 
 
+def neuron_detail(image_id: str, chosen: str) -> dict[str, Any]:
+    entry = {"imageType": "ECS_AL2023", "imageIdOverride": image_id}
+    return {**detail(entry), "tags": {"batchml:neuron-image": chosen}}
+
+
+def test_a_refresh_of_hosts_with_neuron_chips_names_aws_newest_image_for_them() -> None:
+    found = neuron_detail(OWN, OWN)
+    check_refresh("trn", found, is_local=False)
+    request = {"computeEnvironment": "batchml-dev-trn", **refresh_members(45, found, "ami-1")}
+    shape = service_model("batch").operation_model("UpdateComputeEnvironment").input_shape
+    assert list(problems(shape, request, strict=True)) == []
+    assert request["computeResources"] == {
+        "ec2Configuration": [{"imageType": "ECS_AL2023", "imageIdOverride": "ami-1"}]
+    }
+    with pytest.raises(UsageError, match="your AMI"):
+        check_refresh("trn", neuron_detail(OWN, "ami-0aaaaaaa"), is_local=False)
+
+
 @pytest.mark.parametrize(
     ("found", "is_local", "words"),
     [
@@ -117,6 +135,14 @@ def examined(
     findings = list(check_images(ask_images(wire.session(), account)))
     assert wire.wrong == []
     return findings, wire.operations
+
+
+def test_doctor_names_the_refresh_for_an_old_image_for_neuron_chips() -> None:
+    old = dated("2020-01-01T00:00:00.000Z")
+    findings, _ = examined({"batchml-dev-trn": neuron_detail(OWN, OWN)}, old)
+    assert [each.fix for each in findings] == [
+        ("batchml compute update trn --refresh --env dev",)
+    ]  # fmt: skip
 
 
 def dated(text: str) -> Script:

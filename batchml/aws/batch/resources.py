@@ -11,7 +11,7 @@ from typing import Any
 
 from batchml.aws.ec2 import LaunchTemplate
 from batchml.aws.errors import call, read_entries
-from batchml.aws.naming import Site
+from batchml.aws.naming import NEURON_IMAGE, Site, unknown_output
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute, FairShare, Queue
@@ -31,12 +31,15 @@ def compute_environment_request(
     Without a service role, AWS Batch uses its service-linked role. Updates that replace instances
     need that role.
     """
+    tags = site.tagged(name, compute.tags)
+    if has_neuron_image(site, compute):
+        tags[NEURON_IMAGE] = machine_image(site, compute)["imageIdOverride"]
     return {
         "computeEnvironmentName": site.named(name),
         "type": "MANAGED",
         "state": "ENABLED",
         "computeResources": _compute_resources(site, name, compute, template),
-        "tags": site.tagged(name, compute.tags),
+        "tags": tags,
     }
 
 
@@ -84,18 +87,38 @@ def machine_image(site: Site, compute: Compute) -> dict[str, str]:
 
     The AMI that we build has the NVIDIA driver and is for x86. So `ami = "build"` of an environment
     applies only to its compute environments with x86 and GPUs; `ami` of a compute environment
-    always applies. Raises ConfigError if the AMI is not built yet.
+    always applies. AWS Batch has no image type for Neuron chips, so AWS's AMI for them is named by
+    its id. Raises ConfigError if the AMI is not built yet.
     """
     kind = "ECS_AL2023_NVIDIA" if compute.has_gpus else "ECS_AL2023"
     chosen = compute.ami or site.ami
     if chosen == "build" and not compute.ami and (compute.is_arm or not compute.has_gpus):
         chosen = "ecs-gpu"
+    if has_neuron_image(site, compute):
+        image = site.neuron_image or unknown_output("ssm", "NeuronImageId")
+        return {"imageType": kind, "imageIdOverride": image}
     if chosen == "ecs-gpu":
         return {"imageType": kind}
     if chosen == "build" and not site.built_image:
         raise ConfigError(site.env, ["ami: the image is not built yet. Run batchml setup."])
     image_id = site.built_image if chosen == "build" else chosen
     return {"imageType": kind, "imageIdOverride": image_id}
+
+
+def has_neuron_image(site: Site, compute: Compute) -> bool:
+    """Whether hosts start from AWS's AMI for Neuron chips, and not from the user's own."""
+    chosen = compute.ami or site.ami
+    return compute.has_neurons and not site.is_local and chosen in ("ecs-gpu", "build")
+
+
+def neuron_image_of(detail: Mapping[str, Any]) -> str:
+    """AWS's AMI for Neuron chips from which hosts of a compute environment start; "" for none.
+
+    `detail`: the compute environment by DescribeComputeEnvironments. The user's own AMI is none.
+    """
+    chosen = (detail.get("tags") or {}).get(NEURON_IMAGE, "")
+    entries = (detail.get("computeResources") or {}).get("ec2Configuration") or ()
+    return chosen if chosen in [each.get("imageIdOverride") for each in entries] else ""
 
 
 def queue_request(site: Site, name: str, queue: Queue, policy_arn: str = "") -> dict[str, Any]:

@@ -6,6 +6,9 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
+from batchml.aws.batch.resources import neuron_image_of
+from batchml.aws.ec2 import newest_neuron_image
+from batchml.aws.naming import NEURON_IMAGE
 from batchml.cli.app import command_group
 from batchml.cli.options import Env, Json, open_context, read_seconds
 from batchml.cli.output import confirm, print_json, print_line, say
@@ -241,7 +244,11 @@ def compute_update(
         check_refresh(name, detail, is_local=context.settings.is_local)
     if not table and enable is None and not refresh:
         raise UsageError("Nothing to change was given: see batchml compute update --help.")
-    if refresh and not table and enable is None and has_newest_images(detail):
+    neuron_image = ""
+    if refresh and neuron_image_of(detail):
+        neuron_image = newest_neuron_image(context.connect())
+    is_newest = has_newest_images(detail) or neuron_image == neuron_image_of(detail) != ""
+    if refresh and not table and enable is None and is_newest:
         say(f"{name} already has the newest AMI. Nothing was changed.")
         if json_:
             print_json(detail)
@@ -253,8 +260,10 @@ def compute_update(
     if table:
         request["computeResources"] = _resources(checked, table)
     if refresh:
-        _add_refresh(request, name, detail, minutes, yes)
+        _add_refresh(request, name, detail, minutes, yes, neuron_image)
     compute_api(context).update_environment(request)
+    if neuron_image:
+        compute_api(context).tag(detail["computeEnvironmentArn"], {NEURON_IMAGE: neuron_image})
     report_update(context, "compute environment", request, json_)
     if table:
         report_cost(context, name, detail, checked, table)
@@ -273,7 +282,12 @@ def _job_minutes(job_time: str | None, refresh: bool) -> int:
 
 
 def _add_refresh(
-    request: dict[str, Any], name: str, detail: Mapping[str, Any], minutes: int, yes: bool
+    request: dict[str, Any],
+    name: str,
+    detail: Mapping[str, Any],
+    minutes: int,
+    yes: bool,
+    neuron_image: str,
 ) -> None:
     """Add a refresh to an UpdateComputeEnvironment request, if the user agrees."""
     for line in describe_refresh(name, detail, minutes):
@@ -281,7 +295,7 @@ def _add_refresh(
     if not confirm("Refresh it? [y/N]", "--yes", yes=yes):
         say("Nothing was changed.")
         raise typer.Exit(1)
-    added = refresh_members(minutes)
+    added = refresh_members(minutes, detail, neuron_image)
     resources = {**request.get("computeResources", {}), **added.pop("computeResources")}
     request.update(added, computeResources=resources)
 

@@ -14,7 +14,7 @@ from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.bootstrap import read_script
 from batchml.aws.capacity import fetch_offers
 from batchml.aws.cloudformation import Stacks
-from batchml.aws.ec2 import LaunchApi
+from batchml.aws.ec2 import LaunchApi, newest_neuron_image
 from batchml.aws.leftovers import PolicyApi
 from batchml.aws.naming import Platform
 from batchml.aws.s3 import empty_bucket
@@ -87,7 +87,9 @@ def _read_scripts(context: Context, environment: Environment, notes: list[str]) 
 
 
 def with_offers(context: Context, subject: SetupSubject) -> SetupSubject:
-    """Ask AWS which zones offer the instance types. Raises ServiceError, ServiceUnreachable."""
+    """Ask AWS which zones offer the instance types, and for its AMI for Neuron chips if hosts have
+    some. Raises AccessError, ServiceError, ServiceUnreachable.
+    """
     if context.settings.is_local:
         return subject
     spec = subject.spec
@@ -97,7 +99,10 @@ def with_offers(context: Context, subject: SetupSubject) -> SetupSubject:
     if offers.why:
         why = offers.why.rstrip(".")
         notes += (f"Zones were not chosen by the instance types that they offer: {why}.",)
-    return replace(subject, spec=replace(spec, offers=offers), notes=notes)
+    has_neurons = any(each.has_neurons for each in spec.environment.compute.values())
+    image = newest_neuron_image(context.connect()) if has_neurons else ""
+    spec = replace(spec, offers=offers, neuron_image=image)
+    return replace(subject, spec=spec, notes=notes)
 
 
 def choose_description(context: Context, like: str | None) -> tuple[Environment, list[str]]:

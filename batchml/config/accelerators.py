@@ -1,0 +1,107 @@
+"""Rules for the accelerators of instance types: which batchml can use, and with which AMI.
+
+Sources: docs/ami.md; NVIDIA, "Fabric Manager User Guide" (nvlsm); ECS Developer Guide, "Amazon ECS
+task definitions for AWS Neuron machine learning workloads".
+"""
+
+from collections.abc import Iterator
+
+from batchml.model.environment import Compute, Environment, is_neuron_type
+from batchml.runtime.protocol.instance_types import (
+    NEURON,
+    NVIDIA,
+    UNKNOWN,
+    Accelerator,
+    family_accelerator,
+)
+
+_USABLE = "Name types with NVIDIA GPUs, such as g6.xlarge, or Neuron chips, such as trn1.32xlarge"
+_MAKERS = {"habana": "Habana", "qualcomm": "Qualcomm", "xilinx": "Xilinx"}
+
+
+def accelerator_mistakes(name: str, compute: Compute) -> Iterator[str]:
+    """The mistakes in the instance types and AMI of the compute environment `name`.
+
+    Each is `.key: text`.
+    """
+    for each in dict.fromkeys(compute.instance_types):
+        accelerator = family_accelerator(each)
+        why = _unusable(each, accelerator) if accelerator is not None else ""
+        if why:
+            yield f".instance_types: {why}"
+    with_neurons = [each for each in compute.instance_types if is_neuron_type(each)]
+    others = [each for each in compute.instance_types if not is_neuron_type(each)]
+    if with_neurons and others:
+        yield (
+            f".instance_types: {with_neurons[0]} needs the AMI for Neuron chips, {others[0]} "
+            "another one. Put them into two compute environments."
+        )
+    if compute.ami == "build":
+        yield from _build_mistakes(name, compute)
+
+
+def _unusable(instance_type: str, accelerator: Accelerator) -> str:
+    """Why jobs cannot use the accelerators of a type, and what to do; "" if they can."""
+    maker = accelerator.maker
+    if maker == UNKNOWN:
+        return (
+            f"batchml does not know the accelerators of {instance_type}. Update batchml, or name "
+            "types that it knows, such as g6.xlarge, p5.48xlarge or trn1.32xlarge."
+        )
+    if maker == "amd":
+        return (
+            f"{instance_type} has AMD GPUs ({accelerator.name}), and the AMIs and images have "
+            f"NVIDIA's driver and CUDA. {_USABLE}."
+        )
+    if maker not in (NVIDIA, NEURON):
+        return (
+            f"{instance_type} has accelerators of {_MAKERS[maker]} ({accelerator.name}), for which "
+            f"batchml has neither an AMI nor an image. {_USABLE}."
+        )
+    if accelerator.name == "GB200":
+        return (
+            f"{instance_type} has Arm processors beside its GPUs, for which batchml has no image "
+            "with CUDA. Name p6-b200.48xlarge or p5en.48xlarge."
+        )
+    return ""
+
+
+def build_mistakes(environment: Environment) -> Iterator[str]:
+    """The mistakes of an environment that uses the AMI that batchml builds.
+
+    Those of a compute environment with an `ami` of its own are in `accelerator_mistakes`.
+    """
+    needs_internet = environment.builds_image and not environment.network.is_given
+    if environment.compute and needs_internet and environment.network.egress == "endpoints":
+        yield (
+            'network.egress: building an AMI needs packages from the internet: set "nat", or '
+            'ami = "ecs-gpu".'
+        )
+    for name, compute in environment.compute.items():
+        if environment.ami == "build" and not compute.ami and compute.has_gpus:
+            yield from (f"compute.{name}{text}" for text in _build_mistakes(name, compute))
+
+
+def _build_mistakes(name: str, compute: Compute) -> Iterator[str]:
+    """The types of a compute environment that the AMI that batchml builds does not support."""
+    instead = f'set ami = "ecs-gpu" in compute.{name}.'
+    with_neurons = [each for each in compute.instance_types if is_neuron_type(each)]
+    if with_neurons:
+        yield (
+            f".ami: the AMI that batchml builds has NVIDIA's driver, and {with_neurons[0]} needs "
+            "AWS's AMI for Neuron chips. Remove ami, and setup chooses that one."
+        )
+    for each in dict.fromkeys(compute.instance_types):
+        accelerator = family_accelerator(each)
+        if accelerator is None:
+            continue
+        if accelerator.last_cuda is not None:  # the AMI has NVIDIA's open kernel modules
+            yield (
+                ".instance_types: the driver of the AMI that batchml builds does not support "
+                f"{each}: {instead}"
+            )
+        elif accelerator.needs_nvlsm and accelerator.name != "GB200":
+            yield (
+                f".instance_types: the GPUs of {each} need NVIDIA's nvlsm on the host, which the "
+                f"AMI that batchml builds does not have: {instead}"
+            )
