@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.profiler import profile
 
 from batchml.runtime import mnist
+from batchml.runtime.device import TorchDevice
 
 WARM_UP = 20  # batches
 
@@ -71,8 +72,9 @@ def main() -> int:
     options = parser.parse_args()
     job = load_job()
     settings = argparse.Namespace(seed=0, lr=0.05, batch_size=options.batch_size)
-    training = job.Training(settings, torch.device("cpu"))
-    images, labels = job.to_device(mnist.load().train, training.device)
+    device = TorchDevice(torch, torch.device("cpu"))
+    training = job.Training(settings, device)
+    images, labels = job.to_device(mnist.load().train, device.device)
 
     start = time.perf_counter()
     order = torch.randperm(len(labels))

@@ -21,18 +21,19 @@ SOURCE = r"""
 typedef unsigned long long u64;
 struct gpu { u64 lost, action, errors, uncorrected, pending, failed, slow, sram, pages; };
 static struct gpu gpus[2];
-static u64 count = 2, init, old, events[8][3];
+static u64 count = 2, capability = 86, init, old, events[8][3];
 static int waiting, watched, opened;
 static const char *ids[2] = {"GPU-aaaa", "GPU-bbbb"};
 
 void fake_reset(void) {
     memset(gpus, 0, sizeof gpus);
-    count = 2; init = old = 0; waiting = watched = opened = 0;
+    count = 2; capability = 86; init = old = 0; waiting = watched = opened = 0;
 }
 int fake_opened(void) { return opened; }
 void fake_set(const char *what, int gpu, u64 value) {
     struct gpu *g = &gpus[gpu];
     if (!strcmp(what, "count")) count = value;
+    if (!strcmp(what, "capability")) capability = value;
     if (!strcmp(what, "init")) init = value;
     if (!strcmp(what, "old")) old = value;
     if (!strcmp(what, "lost")) g->lost = value;
@@ -76,6 +77,15 @@ int nvmlDeviceGetMemoryInfo(struct gpu *g, u64 *memory) {
     const char *lost = getenv("FAKE_LOST");  /* a file: while it is there, the first GPU is lost */
     memory[0] = 16ull << 30; memory[1] = 15ull << 30; memory[2] = 1ull << 30;
     if (lost && g == gpus && !access(lost, F_OK)) return 15;
+    return (int)g->lost;
+}
+int nvmlDeviceGetName(struct gpu *g, char *text, unsigned size) {
+    if (size < 96) return 7;
+    strcpy(text, capability >= 90 ? "NVIDIA H200" : "NVIDIA A10G");
+    return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(struct gpu *g, int *major, int *minor) {
+    *major = (int)capability / 10; *minor = (int)capability % 10;
     return (int)g->lost;
 }
 int nvmlDeviceGetUtilizationRates(struct gpu *g, unsigned *rates) {

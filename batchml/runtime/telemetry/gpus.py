@@ -147,6 +147,20 @@ class Nvml:
         call = self._library.nvmlDeviceGetHandleByUUID
         return call(name.encode(), ctypes.byref(handle)), handle
 
+    def properties(self, handle: Any) -> Optional[Tuple[str, int, Tuple[int, int]]]:
+        """The name of a GPU, its memory in bytes, and CUDA's compute capability."""
+        name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+        memory, version = (ctypes.c_ulonglong * 3)(), (ctypes.c_int(), ctypes.c_int())
+        failed = (
+            self._call("nvmlDeviceGetName", handle, name, ctypes.c_uint(96))
+            or self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+            or self._call("nvmlDeviceGetCudaComputeCapability", handle, *map(ctypes.byref, version))
+        )
+        if failed:
+            return None
+        text = name.value.decode("utf-8", "replace")
+        return text, memory[0], (version[0].value, version[1].value)
+
     def recovery_action(self, handle: Any) -> Optional[int]:
         """The recovery action that the driver demands: an index of RECOVERY."""
         field = _Field(field=RECOVERY_ACTION)
