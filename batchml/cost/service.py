@@ -91,7 +91,7 @@ def quote_of_job(
     `children`: the size of the array; 0 without one.
     """
     queue = queue or spec.queue
-    spec = resolve_gpus(context, replace(spec, queue=queue), None, [])
+    spec = resolve_gpus(context, replace(spec, queue=queue), None, None, [])
     if not spec.groups:
         return quote_of(context, need_of_job(spec, children), queue)
     head, *workers = [

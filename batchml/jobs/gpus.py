@@ -4,18 +4,22 @@ The queue is the one that the job names, else `default`. Its instance types are 
 batchml.toml; for other queues AWS Batch is asked, once an hour.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.hosts import fetch_host_pools
 from batchml.aws.batch.requests import DRIVER
 from batchml.context import Context, EnvironmentCache
-from batchml.errors import AccessError
+from batchml.errors import AccessError, ConfigError
+from batchml.jobs.find import ImageSource
 from batchml.model.environment import Environment, is_gpu_type, processor_of
 from batchml.model.group import resources_of
+from batchml.model.image import GpuLimits, Recipe
 from batchml.model.job import AUTO, JobSpec, Resources
+from batchml.runtime.protocol.instance_types import NVIDIA, family_accelerator
 
 # --- The hosts of a queue -------------------------------------------------------------------------
 
@@ -58,27 +62,60 @@ def queue_processor(context: Context, queue: str, cache: EnvironmentCache | None
 
 
 def resolve_gpus(
-    context: Context, spec: JobSpec, cache: EnvironmentCache | None, notices: list[str]
+    context: Context,
+    spec: JobSpec,
+    source: ImageSource | None,
+    cache: EnvironmentCache | None,
+    notices: list[str],
 ) -> JobSpec:
     """The job with a number in place of each `gpus = "auto"`, of the job and of its groups.
 
     On `local` it is 1 if the machine has a GPU for each node; in AWS, 1 if a compute environment of
-    the queue has GPUs; else 0. A notice says which, where that is worth a line.
+    the queue has GPUs for which the image of `source` has code; else 0. A notice says which, where
+    that is worth a line. Raises ConfigError for a number of GPUs for which the image has no code.
     """
-    if not _has_auto(spec):
-        return spec
     if context.settings.is_local:
+        if not _has_auto(spec):
+            return spec
         from batchml.local import machine
 
         return on_machine(spec, len(machine.find_gpus()))
-
-    def decide(queue: str) -> int:
-        types = queue_types(context, context.choose_queue(queue, AUTO), cache)
-        return int(any(map(is_gpu_type, types)))
-
-    resolved = in_queues(spec, decide)
-    notices += _notices(context, spec, resolved)
+    if not any(resources.gpus for _, _, resources in _containers(spec)):
+        return spec
+    look = _QueueReader(context, source, cache)
+    mistakes = list(_image_mistakes(spec, look))
+    if mistakes:
+        raise ConfigError(spec.name, mistakes)
+    if not _has_auto(spec):
+        return spec
+    resolved = in_queues(spec, lambda queue: look.auto(queue).count)
+    notices += _notices(spec, resolved, look)
     return resolved
+
+
+class QueueGpus(Struct, frozen=True):
+    """The GPUs of a queue's hosts for an image. `unfit`: those for which it has no code."""
+
+    queue: str
+    has_gpus: bool
+    unfit: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The GPUs of a container with "auto"."""
+        return int(self.has_gpus and not self.unfit)
+
+
+def unfit(types: Iterable[str], limits: GpuLimits) -> Iterator[str]:
+    """Yield the types and families with GPUs outside of an image's limits, with the reason:
+    `p5 (H100, 9.0)`.
+    """
+    for name in types:
+        card = family_accelerator(name)
+        if card is None or card.maker != NVIDIA or card.capability is None:
+            continue
+        if not limits.allows(card.capability):
+            yield f"{name} ({card.name}, {'.'.join(map(str, card.capability))})"
 
 
 def _has_auto(spec: JobSpec) -> bool:
@@ -86,16 +123,16 @@ def _has_auto(spec: JobSpec) -> bool:
     return AUTO in (spec.resources.gpus, *groups)
 
 
-def variants(context: Context, spec: JobSpec, cache: EnvironmentCache | None) -> list[JobSpec]:
+def variants(context: Context, spec: JobSpec, source: ImageSource | None) -> list[JobSpec]:
     """The job as its runs may be submitted: with "auto" and no queue, without GPUs and with one.
 
     The second one is that of `--queue NAME`, for the first queue with GPUs in batchml.toml.
     """
-    first = resolve_gpus(context, spec, cache, [])
+    first = resolve_gpus(context, spec, source, None, [])
     others = context.settings.environment.queues_with_gpus
     if context.settings.is_local or first == spec or spec.queue or spec.groups or not others:
         return [first]
-    second = resolve_gpus(context, replace(spec, queue=others[0]), cache, [])
+    second = resolve_gpus(context, replace(spec, queue=others[0]), source, None, [])
     return [first] if first.resources == second.resources else [first, second]
 
 
@@ -153,26 +190,79 @@ def with_gpus_of(asked: JobSpec, given: JobSpec) -> JobSpec:
     return replace(asked, resources=take(asked.resources, given.resources), groups=groups)
 
 
-def _notices(context: Context, asked: JobSpec, given: JobSpec) -> Iterator[str]:
-    """A line for the queue of each container with "auto"."""
-    with_gpus = context.settings.environment.queues_with_gpus
-    seen = [("", asked.queue, asked.resources, given.resources)] if not asked.groups else []
-    seen += [
-        (f"{before.name}: ", before.queue or asked.queue, resources_of(asked, before), now)
-        for before, after in zip(asked.groups, given.groups, strict=True)
-        for now in [resources_of(given, after)]
-    ]
-    for who, named, before, now in seen:
+def _containers(spec: JobSpec) -> Iterator[tuple[str, str, Resources]]:
+    """The name of each group, "" without groups; the queue that it names; its resources."""
+    if not spec.groups:
+        yield "", spec.queue, spec.resources
+    for group in spec.groups:
+        yield group.name, group.queue or spec.queue, resources_of(spec, group)
+
+
+class _QueueReader:
+    """Reads which GPUs the queues of a job have for its image, each queue once."""
+
+    def __init__(
+        self, context: Context, source: ImageSource | None, cache: EnvironmentCache | None
+    ) -> None:
+        self.context = context
+        self.limits = GpuLimits() if source is None else source.recipe("cuda").gpu
+        self.image = "" if source is None else source.name
+        self._cache = cache
+        self._known: dict[str, QueueGpus] = {}
+
+    def auto(self, queue: str) -> QueueGpus:
+        """The queue of a container with "auto" that names `queue`."""
+        return self.read(self.context.choose_queue(queue, AUTO))
+
+    def read(self, queue: str) -> QueueGpus:
+        if queue not in self._known:
+            types = queue_types(self.context, queue, self._cache)
+            has_gpus = any(map(is_gpu_type, types))
+            self._known[queue] = QueueGpus(queue, has_gpus, tuple(unfit(types, self.limits)))
+        return self._known[queue]
+
+    def describe_unfit(self, queue: QueueGpus) -> str:
+        return (
+            f"the image {self.image} has code for {self.limits.describe()}, and not for GPUs of "
+            f"the queue {queue.queue}: {', '.join(queue.unfit)}."
+        )
+
+
+def _image_mistakes(spec: JobSpec, look: _QueueReader) -> Iterator[str]:
+    """The GPUs that a job asks for by number, and for which its image has no code."""
+    if look.limits == GpuLimits():
+        return
+    for name, queue, resources in _containers(spec):
+        if resources.gpus in (0, AUTO):
+            continue
+        found = look.read(look.context.choose_queue(queue, resources.gpus))
+        if found.unfit:
+            yield (
+                f"{f'groups.{name}.' if name else ''}resources.gpus: {look.describe_unfit(found)} "
+                "Choose a queue without these types, or --gpus 0, which takes the image for CPUs."
+            )
+
+
+def _notices(asked: JobSpec, given: JobSpec, look: _QueueReader) -> Iterator[str]:
+    """A line for each container with "auto"."""
+    with_gpus = look.context.settings.environment.queues_with_gpus
+    pairs = zip(_containers(asked), _containers(given), strict=True)
+    for (name, queue, before), (_, _, after) in pairs:
         if before.gpus != AUTO:
             continue
-        queue = context.choose_queue(named, AUTO)
-        if now.gpu_count:
+        found, who = look.auto(queue), f"{name}: " if name else ""
+        if after.gpu_count:
             each = " on each node" if asked.nodes > 1 else ""
-            yield f'{who}gpus = "auto" is 1 GPU{each}: hosts of the queue {queue} have GPUs.'
+            yield f'{who}gpus = "auto" is 1 GPU{each}: hosts of the queue {found.queue} have GPUs.'
+        elif found.unfit:
+            yield (
+                f'{who}gpus = "auto" is no GPU, with the image for CPUs: '
+                f"{look.describe_unfit(found)}"
+            )
         elif with_gpus:
             yield (
-                f'{who}gpus = "auto" is no GPU: hosts of the queue {queue} have none. On a GPU: '
-                f"--queue {with_gpus[0]}"
+                f'{who}gpus = "auto" is no GPU: hosts of the queue {found.queue} have none. On a '
+                f"GPU: --queue {with_gpus[0]}"
             )
 
 
@@ -192,13 +282,17 @@ def describe_access(environment: Environment) -> str:
     return f'Jobs with GPUs run {_ACCESS[mode]} (gpu_access = "{mode}").'
 
 
-def describe_container(gpus: int, container: Mapping[str, Any], flavor: str) -> str:
+def describe_container(gpus: int, container: Mapping[str, Any], recipe: Recipe | None) -> str:
     """The GPUs of a container, how it reaches them, and the flavor of its image.
 
-    `container`: the containerProperties of its definition in AWS. `flavor`: "" for an image that
-    has no flavors.
+    `container`: the containerProperties of its definition in AWS. `recipe`: that of its image; None
+    for an image of a registry. "" for a container about which there is nothing to say.
     """
     mode = "driver-mount" if container.get("privileged") else "toolkit"
     words = f"{gpus} GPU{'s' if gpus > 1 else ''}, {_ACCESS[mode]}" if gpus else "no GPU"
-    image = {"cuda": "; CUDA image", "cpu": "; CPU image"}.get(flavor, "")
+    image = ""
+    if recipe is not None and recipe.has_flavors:
+        image = "; CUDA image" if recipe.flavor == "cuda" else "; CPU image"
+    if gpus and recipe is not None and recipe.gpu.driver:
+        image += f", for driver {recipe.gpu.driver} or later"
     return f"{words}{image}" if gpus or image else ""

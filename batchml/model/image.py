@@ -9,9 +9,9 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from batchml.errors import ConfigError, did_you_mean
@@ -30,6 +30,7 @@ CONDA = "environment.yml"
 FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTINGS)
 
 _TAG_LENGTH = 12
+_CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
 _REFERENCE = re.compile(
     rf"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{{{_TAG_LENGTH}}})(?:-({'|'.join(PROCESSORS)}))?"
@@ -56,10 +57,41 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
     build_args: dict[str, str] = {}
 
 
+class GpuLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """The GPUs for which the CUDA libraries of an image have code: `[gpu]` of an image.toml.
+
+    The limits are NVIDIA's compute capabilities, such as "8.6"; "" for none. `driver` is the first
+    branch of NVIDIA's driver that can load the libraries; 0 if any can.
+    """
+
+    min_capability: str = ""
+    max_capability: str = ""
+    driver: Annotated[int, Meta(ge=0, le=9999)] = 0
+
+    def allows(self, capability: tuple[int, int]) -> bool:
+        """Whether the image has code for a GPU of this compute capability."""
+        least, most = _capability(self.min_capability), _capability(self.max_capability)
+        return (least is None or capability >= least) and (most is None or capability <= most)
+
+    def describe(self) -> str:
+        """`compute capability 7.5 or more`, `compute capability up to 8.9`, `... 7.5 to 8.9`."""
+        if self.min_capability and self.max_capability:
+            return f"compute capability {self.min_capability} to {self.max_capability}"
+        if self.max_capability:
+            return f"compute capability up to {self.max_capability}"
+        return f"compute capability {self.min_capability} or more"
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    match = _CAPABILITY.fullmatch(text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """An image.toml. The flavor cpu has no settings: its defaults are in the Dockerfile."""
 
     cuda: Variant | None = None
+    gpu: GpuLimits = GpuLimits()
     whole: bool = False  # whether the image has all of batchml, not only its runtime
 
 
@@ -73,6 +105,7 @@ class Recipe(Struct, frozen=True):
     programs: tuple[str, ...] = ()  # executable files
     has_flavors: bool = False  # whether the flavors are different images
     processor: str = ""  # one of PROCESSORS; "": that of the engine that builds the image
+    gpu: GpuLimits = GpuLimits()
 
     def built_for(self, processor: str) -> "Recipe":
         """The recipe of the same image for a processor."""
@@ -134,7 +167,7 @@ def make_recipe(
     kept = tuple(sorted(each for each in programs if each in files))
     return Recipe(
         name, flavor, tuple(sorted(files.items())), tuple(sorted(args.items())), kept,
-        has_flavors=has_cuda(folder),
+        has_flavors=has_cuda(folder), gpu=settings.gpu,
     )  # fmt: skip
 
 
@@ -193,6 +226,11 @@ def _settings(folder: Mapping[str, bytes]) -> tuple[ImageSettings, list[str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return ImageSettings(), [f"{SETTINGS}: not TOML: {error}."]
     settings, mistakes = read_struct(table, ImageSettings)
+    mistakes += [
+        f'gpu.{key}: found {text!r}. Write a compute capability such as "8.6".'
+        for key in ("min_capability", "max_capability")
+        if (text := getattr(settings.gpu, key)) and _capability(text) is None
+    ]
     return settings, [f"{SETTINGS}: {mistake}" for mistake in mistakes]
 
 

@@ -65,7 +65,7 @@ def resolve_jobs(
         folder = find_job(name, context.job_folders, context.folder)
         job = load_job(folder, context.image_folders)
         source = find_source(job.image, context.image_folders, folder)
-        for spec in variants(context, job, None):
+        for spec in variants(context, job, source):
             try:
                 image = image_reference(context, spec, source)
             except NotFound as error:

@@ -96,16 +96,16 @@ def prepare(
     query = CommitQuery(job.folder)
     cache = None if context.settings.is_local else open_cache(context)
     requested = job.spec
+    source = find_source(requested.image, context.image_folders, job.folder)
     if context.settings.is_local:
         fitted = fit_to_machine(context, requested, request.strict_resources, notices)
     else:
-        fitted = resolve_gpus(context, requested, cache, notices)
+        fitted = resolve_gpus(context, requested, source, cache, notices)
     job = replace(job, spec=with_slurm_sizes(fitted), original=with_gpus_of(job.original, fitted))
     spec = job.spec
     context.forget_queues()
     if context.settings.is_local and spec.queue:  # in AWS, SubmitJob refuses it
         check_queue(context, spec.queue, request.queue_at)
-    source = find_source(spec.image, context.image_folders, job.folder)
     notices += own_image_notices(job)
     store = find_package_store(context, cache, spec.image, source)
     _check_nodes(context, spec, store, dry_run=dry_run)
@@ -164,7 +164,7 @@ def prepare(
         moved = replace(spec, queue=spec.fallback.queue)
         if not context.settings.is_local:  # "auto" may be another number there
             asked = replace(requested, queue=spec.fallback.queue)
-            moved = with_slurm_sizes(resolve_gpus(context, asked, cache, []))
+            moved = with_slurm_sizes(resolve_gpus(context, asked, source, cache, []))
         budget = _cost_limit_variables(context, moved, request, [])
         record, plan = make_plan(moved, submission, budget, record, make, notices)
     return PreparedRun(

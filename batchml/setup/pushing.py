@@ -44,7 +44,7 @@ def needed_images(context: Context, jobs: Sequence[str]) -> list[NeededImage]:
         source = find_source(job.image, context.image_folders, folder)
         if source is None:
             continue
-        for spec in variants(context, job, None):
+        for spec in variants(context, job, source):
             gpus = spec.resources.gpu_count
             queue = context.choose_queue(spec.queue, gpus)
             processor = queue_processor(context, queue, None)

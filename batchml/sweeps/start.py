@@ -276,12 +276,12 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
     spec = resolved.spec
     job, notices = with_full_length(spec, resolved.job.spec)
     cache = None if context.settings.is_local else open_cache(context)
+    source = find_source(job.image, context.image_folders, folder)
     if context.settings.is_local:
         job = fit_to_machine(context, job, options.strict, notices)
         spec = _fit_parallel(spec, job, notices)
     else:
-        job = resolve_gpus(context, job, cache, notices)
-    source = find_source(job.image, context.image_folders, folder)
+        job = resolve_gpus(context, job, source, cache, notices)
     notices += own_image_notices(resolved.job)
     packages = find_package_store(context, cache, job.image, source)
     mistakes = _environment_mistakes(context, job, packages)

@@ -1,12 +1,19 @@
 """`gpus = "auto"`: how many GPUs each container of a job gets."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from batchml.jobs.gpus import describe_container, in_queues, on_machine, with_gpus_of
+from batchml.errors import ConfigError
+from batchml.jobs.find import find_source
+from batchml.jobs.gpus import describe_container, in_queues, on_machine, unfit, with_gpus_of
 from batchml.model.environment import Compute, Environment, Queue, choose_queue
 from batchml.model.group import resources_of
+from batchml.model.image import GpuLimits, Recipe, make_recipe
 from batchml.model.job import AUTO, Group, JobSpec, Resources, read_job
 
+ROOT = Path(__file__).parents[2]
 ASKS = Resources(gpus=AUTO)
 
 
@@ -79,11 +86,63 @@ def test_a_run_that_can_do_without_a_gpu_stays_in_the_queue_default() -> None:
     assert environment.queues_with_gpus == ("gpu",)
 
 
+def recipe(flavor: str, **settings: bytes) -> Recipe:
+    files = {"requirements.txt": b"a", "requirements-cuda.txt": b"b"}
+    settings = {name.replace("_", "."): text for name, text in settings.items()}
+    return make_recipe("x", {**files, **settings}, {}, flavor)
+
+
 def test_the_container_is_said_in_words() -> None:
-    assert describe_container(0, {}, "") == ""
-    assert describe_container(0, {}, "cpu") == "no GPU; CPU image"
-    assert describe_container(2, {}, "") == "2 GPUs, unprivileged, by NVIDIA's container toolkit"
-    assert describe_container(1, {"privileged": True}, "cuda") == (
+    assert describe_container(0, {}, None) == ""
+    assert describe_container(0, {}, recipe("cpu")) == "no GPU; CPU image"
+    assert describe_container(2, {}, None) == "2 GPUs, unprivileged, by NVIDIA's container toolkit"
+    cuda = recipe("cuda", image_toml=b"[gpu]\ndriver = 580")
+    assert describe_container(1, {"privileged": True}, cuda) == (
         "1 GPU, privileged, with the NVIDIA driver of the host mounted at /usr/local/nvidia; "
-        "CUDA image"
+        "CUDA image, for driver 580 or later"
     )
+
+
+def limits_of(image: str) -> GpuLimits:
+    source = find_source(image, [ROOT / "images"], ROOT / "jobs/lenet")
+    assert source is not None
+    return source.recipe("cuda").gpu
+
+
+@pytest.mark.parametrize("name", ["p5.48xlarge", "p5en", "p6-b200.48xlarge", "g7e.2xlarge"])
+def test_mxnet_has_no_code_for_hopper_and_blackwell(name: str) -> None:
+    (found,) = unfit([name, "c7i", "g4ad.xlarge"], limits_of("mxnet"))
+    assert found.startswith(f"{name} (")
+    assert not list(unfit([name], limits_of("pytorch")))
+
+
+def test_every_older_card_runs_mxnet_and_volta_runs_no_cuda_13() -> None:
+    older = ["p3.2xlarge", "g4dn.xlarge", "p4d.24xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge"]
+    assert not list(unfit(older, limits_of("mxnet")))
+    for image in ("pytorch", "nlp", "ray", "pytorch + requirements.txt"):
+        where = ROOT / "jobs/translate"
+        source = find_source(image, [ROOT / "images"], where)
+        assert source is not None
+        assert list(unfit(older, source.recipe("cuda").gpu)) == ["p3.2xlarge (V100, 7.0)"]
+
+
+def test_the_driver_of_our_ami_is_new_enough_for_every_image() -> None:
+    template = (ROOT / "cfn/ami.yaml").read_text()
+    branch = re.search(r'DriverVersion:\n(?:.*\n)*?    Default: "(\d+)', template)
+    assert branch is not None
+    for folder in sorted((ROOT / "images").iterdir()):
+        assert limits_of(folder.name).driver <= int(branch[1]), folder.name
+
+
+def test_limits_of_an_image_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"gpu.max_capability: found \'90\'. Write a compute"):
+        recipe("cpu", image_toml=b'[gpu]\nmax_capability = "90"')
+    both = GpuLimits("7.5", "8.9")
+    assert [both.allows(each) for each in ((7, 0), (7, 5), (8, 9), (9, 0))] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert both.describe() == "compute capability 7.5 to 8.9"
+
+
+def test_limits_do_not_change_the_image() -> None:
+    assert recipe("cuda", image_toml=b"[gpu]\ndriver = 580").tag == recipe("cuda").tag

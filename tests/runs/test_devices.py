@@ -181,3 +181,29 @@ def test_a_flag_with_nonsense_is_refused(tmp_path: Path, aws: Aws) -> None:
     here, _ = place(tmp_path, aws.answer)
     with pytest.raises(ConfigError, match=r"resources.gpus: found 'all'. Expected a whole number"):
         prepare(here, order(resources={"gpus": "all"}), dry_run=True)
+
+
+MXNET = JOB.replace('"pytorch"', '"mxnet"')
+
+
+def test_an_image_without_code_for_the_gpus_trains_on_the_cpus_with_auto(
+    tmp_path: Path, aws: Aws
+) -> None:
+    here, _ = place(tmp_path, aws.answer, job=MXNET, gpu="p5.48xlarge", env='ami = "build"')
+    prepared = prepare(here, order(queue="gpu"), dry_run=False)
+    assert "GPU" not in requested(prepared) and "privileged" not in container(prepared)
+    assert prepared.notices == (
+        'gpus = "auto" is no GPU, with the image for CPUs: the image mxnet has code for compute '
+        "capability up to 8.9, and not for GPUs of the queue gpu: p5.48xlarge (H100, 9.0).",
+    )
+    cpu = image_content(prepared)
+    assert image_content(prepare(here, order(), dry_run=False)) == cpu
+    with pytest.raises(ConfigError, match=r"resources.gpus: the image mxnet .* --gpus 0"):
+        prepare(here, order(queue="gpu", resources={"gpus": 1}), dry_run=False)
+
+
+def test_the_same_image_has_a_gpu_where_it_has_code(tmp_path: Path, aws: Aws) -> None:
+    here, _ = place(tmp_path, aws.answer, job=MXNET, gpu="g6.xlarge")
+    assert requested(prepare(here, order(queue="gpu"), dry_run=False))["GPU"] == "1"
+    none, _ = place(tmp_path / "other", aws.answer, job=MXNET, gpu="c7i.large")
+    assert "GPU" not in requested(prepare(none, order(queue="gpu"), dry_run=False))

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from batchml.cli.app import app
 from batchml.cli.options import (
@@ -30,7 +31,8 @@ from batchml.cost.render import (
 )
 from batchml.cost.service import is_free, list_spending, quote_of_job
 from batchml.errors import NotFound, ServiceError, UsageError
-from batchml.jobs.find import find_job, load_job
+from batchml.jobs.find import find_job, find_source, load_job
+from batchml.jobs.gpus import resolve_gpus
 from batchml.model.names import to_name
 from batchml.runs.find import select
 from batchml.runs.groups.members import group_bill
@@ -103,9 +105,12 @@ def _is_job(context: Context, word: str) -> bool:
 
 
 def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> None:
-    spec = load_job(find_job(job, context.job_folders, context.folder), context.image_folders)
+    folder = find_job(job, context.job_folders, context.folder)
+    spec = load_job(folder, context.image_folders)
+    spec = replace(spec, queue=queue or spec.queue)
+    source = find_source(spec.image, context.image_folders, folder)
     context = choose_offline(context, False, True, "--quote")
-    found = quote_of_job(context, spec, queue)
+    found = quote_of_job(context, resolve_gpus(context, spec, source, None, []))
     recent = context.history.recent(context.env)
     own = [each for each in recent if each.project in ("", context.project)]
     before = usual_duration(own, to_name(spec.name))

@@ -149,8 +149,7 @@ def _describe_containers(prepared: PreparedRun) -> Iterator[str]:
     jobs += [(each.record, each.requests) for each in prepared.workers]
     for record, requests in jobs:
         recipe = None if source is None else source.recipe(flavor_for(record.gpus))
-        flavor = recipe.flavor if recipe is not None and recipe.has_flavors else ""
-        words = describe_container(record.gpus, container_properties(requests.register), flavor)
+        words = describe_container(record.gpus, container_properties(requests.register), recipe)
         name = f" of {record.name}" if prepared.workers else ""
         if words:
             yield f"Container{name}: {words}."
