@@ -258,6 +258,18 @@ def test_at_the_end_the_use_of_the_whole_attempt_is_told(seconds: int) -> None:
     assert not has_samples or float(words["most_memory"]) >= float(words["memory"])
 
 
+@pytest.mark.parametrize(("seconds", "share"), [(0, 100.0), (3, 80.0), (36, 25.0)])
+def test_the_time_before_the_start_is_told_also_of_a_short_attempt(
+    seconds: int, share: float
+) -> None:
+    attempt = Attempt()
+    attempt.environ = {"BATCHML_DATA_SECONDS": "12.00"}
+    told_at(attempt, seconds)
+    _, words = parse(attempt.marks[-1]) or ("", {})
+    assert words["staging"] == "12" and float(words["data_wait"]) >= share
+    assert ("seconds" in words) == (seconds >= FIRST)
+
+
 def test_a_short_attempt_tells_nothing() -> None:
     attempt = Attempt()
     UsageReporter(cast(Any, attempt), lambda: 100.0).finish()

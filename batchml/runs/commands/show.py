@@ -53,6 +53,7 @@ from batchml.runs.find import (
     with_trials,
 )
 from batchml.runs.held import describe_notebook
+from batchml.runs.metrics.data_wait import data_wait_json, find_data_wait
 from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import children_charts, time_charts, write_plot
 from batchml.runs.metrics.series import (
@@ -267,13 +268,18 @@ def show(
         _write_events(context, tensorboard, found, measured)
     used = use_of(uses[0]) if single else None
     found = replace(found, idle=idle_seconds(uses))
+    waits = find_data_wait(uses)
+    waited = waits.describe(len(uses) > 1) if waits else ""
     uses = uses if nodes else []
     if json_:
         more = _more_json(context, found) | {"used": use_json(used)} | restarts_json(restarts[0])
+        more |= data_wait_json(waits)
         print_json(found_json(context, found) | more | groups_json(parts) | nodes_json(uses))
         return
     now, again = int(context.clock.now() * 1000), restarts_text(*restarts)
-    print_line("\n".join(_fact_lines(context, found, parts, measured, uses, used, again, now)))
+    print_line(
+        "\n".join(_fact_lines(context, found, parts, measured, uses, used, waited, again, now))
+    )
 
 
 def _write_events(context: "Context", folder: Path, found: FoundRun, measured: RunMetrics) -> None:
@@ -346,6 +352,7 @@ def _fact_lines(
     measured: RunMetrics,
     uses: "Sequence[UsageSample]",
     used: ResourceUse | None,
+    waited: str,
     restarted: str,
     now_ms: int,
 ) -> "Iterator[str]":
@@ -369,6 +376,7 @@ def _fact_lines(
         facts["failed"] = format_numbers(failed_children(context, found, run) or [])
     facts |= _asked_for(found)
     facts["used"] = describe_use(used) if used else ""
+    facts["data"] = waited
     facts |= _times(found, now_ms)
     for name, value in facts.items():
         if value:

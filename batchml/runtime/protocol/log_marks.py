@@ -181,8 +181,9 @@ def _is_number(value: object) -> bool:
 def usage_mark(sample: Mapping[str, float]) -> str:
     """The current usage of an attempt: `cpu` in cores, `cores` as its limit, `memory` in MiB, `gpu`
     in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second, and `idle`, the
-    seconds for which it has done nothing. At its end also that of the whole attempt: `seconds`,
-    `mean_cpu`, `mean_gpu`, `most_memory`.
+    seconds for which it has done nothing; since its start `staging` and `io_wait`, the seconds in
+    which it waited for data sets and disks, and `data_wait`, their percentage. At its end also that
+    of the whole attempt: `seconds`, `mean_cpu`, `mean_gpu`, `most_memory`.
     """
     return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
 

@@ -10,7 +10,8 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.processes import INITS, read
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, usage_mark
-from batchml.runtime.protocol.variables import seconds_of
+from batchml.runtime.protocol.variables import STAGED, seconds_of
+from batchml.runtime.telemetry.data_wait import PRESSURE, DataWait, any_waits
 from batchml.runtime.telemetry.gpus import GpuMonitor, GpuUse, gpu_totals, gpu_use_of
 from batchml.runtime.telemetry.heartbeat import VARIABLE, RankProgress, waited_share
 from batchml.runtime.telemetry.idle import Activity, IdleWatch
@@ -318,7 +319,8 @@ class UsageReporter:
     net_out=90` and `ranks 0=cpu:0.96,...`: after 5 s, every 10 s for two minutes, then every 30 s.
 
     The last mark, at the end of the attempt, repeats the values before it, and has those of the
-    whole attempt: `seconds`, `mean_cpu`, `mean_gpu` and `most_memory`.
+    whole attempt: `seconds`, `mean_cpu`, `mean_gpu` and `most_memory`. `staging`, `io_wait` and
+    `data_wait` are those of the attempt until then.
     """
 
     def __init__(self, attempt: AttemptHandle, clock: Callable[[], float] = time.monotonic) -> None:
@@ -334,6 +336,7 @@ class UsageReporter:
         self._gpu_time = self._gpu_seconds = 0.0  # measured seconds; percent times seconds
         self._most_memory = 0.0
         self._idle: Optional[IdleWatch] = None
+        self._data: Optional[DataWait] = None
         self._interval = seconds_of(attempt.environ.get(INTERVAL), least=0.5, default=0.0)
         self._wait = self._interval or FIRST
 
@@ -341,14 +344,23 @@ class UsageReporter:
         if self._began is None or self._last is None:
             self._began = self._last = self._begin(now)
             self._idle = IdleWatch(self._attempt, now)
-        elif now - self._last.at >= self._wait:
+            self._data = self._watch_data(now)
+            return
+        if self._data is not None:
+            self._data.sample(now)
+        if now - self._last.at >= self._wait:
             self._report(now, self._last)
             self._wait = self._interval or (EARLY if now - self._began.at < EARLY_UNTIL else EVERY)
 
     def finish(self) -> None:
         self._gpus.close()
-        seconds = self._clock() - self._began.at if self._began is not None else 0.0
-        if self._began is None or seconds < FIRST:
+        now = self._clock()
+        if self._began is None or self._data is None:
+            self._began, self._data = self._begin(now), self._watch_data(now)
+        seconds, data = now - self._began.at, self._data.measure(now)
+        if seconds < FIRST:
+            if "staging" in data:
+                self._attempt.mark(usage_mark(data)[len(MARK) :])
             return
         cpu = self._group.cpu_seconds() if self._group else None
         used = (cpu_seconds(self._attempt.pids()) if cpu is None else cpu) - self._began.cpu
@@ -357,7 +369,16 @@ class UsageReporter:
             whole["mean_gpu"] = self._gpu_seconds / self._gpu_time
         if self._most_memory:
             whole["most_memory"] = self._most_memory
-        self._attempt.mark(usage_mark({**self._sample, **whole})[len(MARK) :])
+        self._attempt.mark(usage_mark({**self._sample, **data, **whole})[len(MARK) :])
+
+    def _watch_data(self, now: float) -> DataWait:
+        attempt = self._attempt
+        staged = seconds_of(attempt.environ.get(STAGED), least=0.1, default=0.0)
+        has_own = self._group is not None and self._group.is_v2
+        return DataWait(
+            staged, now, lambda: read(PRESSURE) if has_own else "",
+            lambda: any_waits(attempt.pids()),
+        )  # fmt: skip
 
     def _begin(self, now: float) -> Counters:
         from batchml.runtime.nodes.link.address import interface_of
@@ -385,6 +406,7 @@ class UsageReporter:
             "memory": float(memory_mib(pids) if memory is None else memory // _MIB),
             **gpu_totals(gpus),
             **({"cores": cores} if cores else {}),
+            **(self._data.measure(now) if self._data else {}),
         }
         self._sample = sample
         self._most_memory = max(self._most_memory, sample["memory"])
