@@ -57,6 +57,12 @@ DISK = (
 # Guide, "Stopped tasks error messages"; messages of Docker and containerd.
 START = (
     _clue(
+        "no-device", r'error gathering device information.*custom device \\?"([^"\\]+)',
+        "Its host has no device {0}, which its containers are given.",
+        "Try again with more attempts: another host may have it. If none has it, see the AMI and "
+        "the instance types.", "attempts",
+    ),
+    _clue(
         "cuda-mismatch", r"(?i)requirement error: unsatisfied condition: (cuda>=[\d.]+)",
         "The image needs {0}, and the host's NVIDIA driver is older.",
         "Use an image for an older CUDA, or an AMI with a newer driver.", "",
@@ -250,6 +256,22 @@ GPU = (
     ),
 )  # fmt: skip
 
+# For runs of several nodes: our runtime's line about NCCL, and messages of libfabric.
+NETWORK = (
+    _clue(
+        "efa-unused", r"gives each node \d+ EFA interfaces?, but NCCL uses (\w+)",
+        "Its nodes have EFA, and NCCL used {0}: the image, or a variable, is the cause.",
+        "Use the image pytorch in its CUDA flavour, or install EFA's libraries in yours: "
+        "docs/health.md.", "submit",
+    ),
+    _clue(
+        "efa-devices",
+        r"fi_getinfo\S* (?:call )?failed: (?:.*-61\b|No data available)|fi_getinfo: -61\b",
+        "libfabric finds no EFA device (-61): the container has none, or may not open one.",
+        "Use an environment with efa = true, and see /dev/infiniband on its hosts.", "setup",
+    ),
+)  # fmt: skip
+
 # For programs that ended: the last lines of the log. Messages of our runtime stand first.
 LOG = (
     _clue(
@@ -282,6 +304,7 @@ LOG = (
         "Request more memory: /dev/shm is half of it, unless shm in [resources] of job.toml sets "
         "its size. Or use fewer workers.", "submit",
     ),
+    *NETWORK,
     *GPU,
     _clue(
         "missing-library", r"version \W(GLIBC[A-Z]*_[\d.]+)\W not found",

@@ -21,7 +21,7 @@ from batchml.model.outcome import (
     describe_outcome,
     signal_name,
 )
-from batchml.model.run import JobStatus, OutcomeClass, classify, is_out_of_budget
+from batchml.model.run import NO_DEVICE, JobStatus, OutcomeClass, classify, is_out_of_budget
 from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -171,6 +171,8 @@ def _rerun_with_higher_budget(ended: EndedRun) -> str:
 
 def _host_lost(ended: EndedRun) -> Explanation:
     run, instance = ended.run, ended.instance
+    if run.reason.startswith(NO_DEVICE):
+        return _not_started(ended)
     if run.exit_code == TRY_ELSEWHERE and not run.status_reason.startswith("Host EC2"):
         return _explain_giving_up(ended)
     evidence = [run.status_reason]
@@ -432,19 +434,18 @@ def _explain_final_end(ended: EndedRun, code: int, why: str) -> Explanation:
             "crash-loop", f"It made no progress, however often it started: {_shorten(why)}",
             _last_lines(ended), _fix_of_crash_loop(ended, why), commands.log(run),
         )  # fmt: skip
+    network = clues.find_clue(clues.NETWORK, (why,))
+    if network is not None:
+        return replace(_explain_clue(ended, network), evidence=_last_lines(ended))
     setup = _explain_setup(ended, why, f"No host was fit for it: {_shorten(why)}")
     if "unfit" in why and setup is not None:
         return replace(setup, cause="unfit-hosts")
-    if "unfit" in why and commands.is_local:
-        return Explanation(
-            "unfit-hosts", f"This machine is not fit for it: {_shorten(why)}", _last_lines(ended),
-            _ONLY_HOST, commands.log(run),
-        )  # fmt: skip
     if "unfit" in why:
-        return Explanation(
-            "unfit-hosts", f"No host was fit for it: {_shorten(why)}", _last_lines(ended),
-            "Check the image first: a bad image looks like bad hardware.", commands.log(run),
-        )  # fmt: skip
+        who, fix = "No host was", "Check the image first: a bad image looks like bad hardware."
+        if commands.is_local:
+            who, fix = "This machine is not", _ONLY_HOST
+        verdict = f"{who} fit for it: {_shorten(why)}"
+        return Explanation("unfit-hosts", verdict, _last_lines(ended), fix, commands.log(run))
     return Explanation(
         "not-prepared", f"Its command was never run: {_shorten(why)}", _last_lines(ended),
         "Submit it again: its files are packed anew.",

@@ -5,6 +5,7 @@ import signal
 
 from batchml.model.names import short_duration
 from batchml.model.run import (
+    NO_DEVICE,
     Attempt,
     JobStatus,
     OutcomeClass,
@@ -57,7 +58,9 @@ def describe_attempt(attempt: Attempt, *, is_ours: bool = False, restarts: bool 
     outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code, is_ours=is_ours)
     on = on_host(attempt.host)
     if outcome is OutcomeClass.HOST_LOST:
-        return _describe_lost_host(attempt.host, attempt.status_reason, attempt.exit_code)
+        return _describe_lost_host(
+            attempt.host, attempt.status_reason, attempt.reason, attempt.exit_code
+        )
     if outcome is OutcomeClass.OUT_OF_MEMORY:
         return f"was killed for memory{on}"
     if outcome is OutcomeClass.TIMED_OUT:
@@ -100,11 +103,13 @@ def on_host(host: str) -> str:
     return f" on {host}" if host and host != _LOCAL_HOST else ""
 
 
-def _describe_lost_host(host: str, status_reason: str, code: int | None) -> str:
+def _describe_lost_host(host: str, status_reason: str, reason: str, code: int | None) -> str:
     """`lost its host i-0abc`, with the reason that the embedded server gives.
 
     `gave up with code 75` if the runtime asked for another host.
     """
+    if reason.startswith(NO_DEVICE):
+        return f"could not be started{on_host(host)}, which lacks a device"
     if code == TRY_ELSEWHERE and not status_reason.startswith("Host EC2"):
         return f"gave up with code {code}{on_host(host)}"
     why = status_reason.partition(" terminated")[2].strip(" .:")
@@ -174,7 +179,7 @@ def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
         return _cancelled(run, on)
     if outcome is OutcomeClass.HOST_LOST:
         left = ", and no attempt is left" if len(run.attempts) >= run.max_attempts else ""
-        lost = _describe_lost_host(run.host, run.status_reason, run.exit_code)
+        lost = _describe_lost_host(run.host, run.status_reason, run.reason, run.exit_code)
         return f"{which} {lost}{left}"
     return f"{which} could not be started{on}: {_why_not_started(run)}"
 

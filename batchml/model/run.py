@@ -219,7 +219,11 @@ _STEPS = ("finding ", "fetching ", "building ", "installing ", "made in ")
 
 # The beginnings of ECS's texts in a container's `reason`. Source: ECS Developer Guide, "Stopped
 # tasks error messages". Texts with `Cannot...` are about images, containers and volumes.
+# Docker's text for a device of the definition that the host does not have.
+NO_DEVICE = "CannotStartContainerError: Error response from daemon: error gathering device"
+
 _CONTAINER_REASONS = (
+    (NO_DEVICE, OutcomeClass.HOST_LOST),
     ("OutOfMemoryError", OutcomeClass.OUT_OF_MEMORY),
     ("Cannot", OutcomeClass.IMAGE_ERROR),
     ("DockerTimeoutError", OutcomeClass.IMAGE_ERROR),

@@ -25,7 +25,7 @@ from batchml.local.server.protocol import problems, service_model
 from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
-from batchml.model.run import JobStatus
+from batchml.model.run import JobStatus, OutcomeClass, class_of
 from batchml.runtime.protocol.launch import LaunchPlan
 from batchml.runtime.protocol.sweep import TrialContract
 from batchml.runtime.protocol.variables import IDLE_AFTER
@@ -230,6 +230,34 @@ def test_a_killed_container_of_ranks_is_a_lost_host_unless_it_was_for_memory(on:
     assert is_retried(EXITED, "OutOfMemoryError: full", 137) == ("out-of-memory" in on)
     assert is_retried("Task failed to start", "CannotPull", None) == ("image-error" in on)
     assert is_retried(EXITED, "", 1) == ("app-error" in on)
+
+
+NO_EFA = (
+    "CannotStartContainerError: Error response from daemon: error gathering device information "
+    'while adding custom device "/dev/infiniband/uverbs3": no such file or directory'
+)
+
+
+@pytest.mark.parametrize("kind", ["plain", "torchrun"])
+@pytest.mark.parametrize("on", [set(c) for n in range(5) for c in combinations(CLASSES, n)])
+def test_a_host_without_a_device_of_the_definition_is_a_lost_host(on: set[Any], kind: Any) -> None:
+    """The reason is that of Docker. A definition without devices has the rules of any other."""
+    spec = JobSpec(retry=Retry(attempts=3, on=tuple(sorted(on))), launch=Launch(kind=kind))
+    strategy = retry_strategy(spec, has_runtime=True, lists_devices=True)
+    shape = service_model("batch").operation_model("SubmitJob").input_shape
+    assert list(problems(shape.members["retryStrategy"], strategy, strict=True)) == []
+    assert len(strategy["evaluateOnExit"]) <= 5
+
+    def is_retried(status_reason: str, reason: str) -> bool:
+        return wants_retry(
+            strategy, attempts_made=1, status_reason=status_reason, reason=reason, exit_code=None
+        )
+
+    if "image-error" not in on:
+        assert is_retried("Task failed to start", NO_EFA) == ("host-lost" in on)
+    assert is_retried("Task failed to start", "CannotPull") == ("image-error" in on)
+    assert is_retried("Host EC2 (instance i-0) terminated.", "") == ("host-lost" in on)
+    assert class_of("Task failed to start", NO_EFA, None) is OutcomeClass.HOST_LOST
 
 
 @pytest.mark.parametrize("on", [set(c) for n in range(5) for c in combinations(CLASSES, n)])

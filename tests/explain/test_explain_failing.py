@@ -94,6 +94,11 @@ LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the
      "or there was a network error", "lost the connection", "logs"),
     ("nccl", 1, "[E1128 ProcessGroupNCCL.cpp:1] Watchdog caught collective operation timeout: x",
      "waited for each other", "logs"),
+    ("efa-devices", 1, "ip-172-31-3-90:1929:1937 [0] nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI "
+     "OFI fi_getinfo() call failed: No data available", "no EFA device (-61)", "setup"),
+    ("efa-devices", 1, "fi_getinfo: -61 (No data available)", "no EFA device (-61)", "setup"),
+    ("efa-unused", 78, "batchml: the environment gives each node 32 EFA interfaces, but NCCL uses "
+     "Socket on all nodes: NCCL finds no plugin for it", "NCCL used Socket", "submit"),
     ("disk-full", 1, "OSError: [Errno 28] No space left on device: '/tmp/x'", "disk", "logs"),
     ("shared-memory", 1, "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. "
      "It is possible that dataloader's workers are out of shared memory.", "shared", "submit"),
@@ -398,6 +403,9 @@ STARTS = [
     ("permission", 'CannotStartContainerError: exec: "./run.sh": permission denied: unknown',
      "submit"),
     ("exec-format", "CannotStartContainerError: exec /app/train: exec format error", "submit"),
+    ("no-device", "CannotStartContainerError: Error response from daemon: error gathering device "
+     'information while adding custom device "/dev/infiniband/uverbs3": no such file or directory',
+     "--attempts 2"),
     ("cuda-mismatch", "CannotStartContainerError: nvidia-container-cli: requirement error: "
      "unsatisfied condition: cuda>=12.4, please update your driver", ""),
     ("no-gpu-driver", "CannotStartContainerError: nvidia-container-cli: initialization error: nvml "

@@ -31,6 +31,7 @@ from batchml.model.job import (
     JobSpec,
 )
 from batchml.model.names import keyed_name, to_name
+from batchml.model.run import NO_DEVICE
 from batchml.model.secrets import SecretSource, arn_to_list, find_secret_arn, parse_secret
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -61,6 +62,7 @@ _FINAL_SHORT = "7*"  # matches all of _FINAL, and 7, 70-75 and 79, which a progr
 _LOST = ("onStatusReason", "Host EC2*")
 _IMAGE = ("onStatusReason", "Task failed to start")
 _MEMORY = ("onReason", "OutOfMemoryError*")
+_DEVICE = ("onReason", f"{NO_DEVICE}*")
 _KILLED = "137"  # with torchrun: the main process was killed, or a rank for lack of memory
 _EXITED = "Essential container in task exited*"  # not a lost host, after which 143 is possible, too
 
@@ -68,9 +70,15 @@ RetryRule = dict[str, str]
 
 
 def retry_strategy(
-    spec: JobSpec, *, has_budget: bool = False, has_runtime: bool = False
+    spec: JobSpec,
+    *,
+    has_budget: bool = False,
+    has_runtime: bool = False,
+    lists_devices: bool = False,
 ) -> dict[str, Any]:
     """`[retry]` of a job as the retryStrategy of SubmitJob. `has_budget`: the run has `--max-cost`.
+    `lists_devices`: a host without one of the definition's devices cannot start the container,
+    which counts as a lost host, as far as five rules suffice.
 
     With batchml's runtime in the image, its exit codes (`runtime/protocol/exit_codes.py`) count:
 
@@ -85,15 +93,17 @@ def retry_strategy(
     if not (has_runtime or has_budget):
         rules = [*_outcome_rules(spec), _rule(spec, ("onExitCode", "*"), "app-error"), _last_rule()]
     elif retries:
-        rules = _rules_with_app_errors(spec, has_budget)
+        rules = _rules_with_app_errors(spec, has_budget, lists_devices)
     else:
-        rules = _rules_without_app_errors(spec)
+        rules = _rules_without_app_errors(spec, lists_devices)
     return {"attempts": spec.retry.attempts, "evaluateOnExit": rules}
 
 
-def _rules_without_app_errors(spec: JobSpec) -> list[RetryRule]:
+def _rules_without_app_errors(spec: JobSpec, lists_devices: bool) -> list[RetryRule]:
     """Rules for a job without retries of app-errors: the last rule ends the run."""
     lost, image, memory = _outcome_rules(spec)
+    if lists_devices and image["action"] == "EXIT":  # as the last rule does
+        image = _rule(spec, _DEVICE, "host-lost")
     rules = [lost, _elsewhere(spec), image, memory, _last_rule()]
     if LaunchPlan(spec.launch.kind).restarts:
         # A missing image leaves no exit code, so the last rule may replace its rule.
@@ -103,7 +113,7 @@ def _rules_without_app_errors(spec: JobSpec) -> list[RetryRule]:
     return rules
 
 
-def _rules_with_app_errors(spec: JobSpec, has_budget: bool) -> list[RetryRule]:
+def _rules_with_app_errors(spec: JobSpec, has_budget: bool, lists_devices: bool) -> list[RetryRule]:
     """Rules for a job with retries of app-errors: AWS Batch retries what no rule matches.
 
     If five rules do not suffice, one pattern replaces the codes that end a run. Then the codes 7,
@@ -114,11 +124,15 @@ def _rules_with_app_errors(spec: JobSpec, has_budget: bool) -> list[RetryRule]:
         others.append({**_exit(str(STOPPED)), "onStatusReason": _EXITED})
     elsewhere = _elsewhere(spec)
     ends = [elsewhere] if elsewhere["action"] == "EXIT" else []
-    rules = [*others, *ends, *(_exit(str(code)) for code in _FINAL)]
+    device = _rule(spec, _DEVICE, "host-lost")
+    # Before the rule of images, which also matches a container that did not start.
+    devices = [device] if lists_devices else []
+    rules = [*devices, *others, *ends, *(_exit(str(code)) for code in _FINAL)]
     if len(rules) <= MAX_RULES:
         return rules
     first = [] if ends else [elsewhere]  # before "7*", which also matches its code
-    return [*others, *first, _exit(_FINAL_SHORT)]
+    short = [*others, *first, _exit(_FINAL_SHORT)]
+    return [*devices, *short] if len(short) < MAX_RULES else short
 
 
 def _outcome_rules(spec: JobSpec) -> Iterator[RetryRule]:
@@ -278,6 +292,7 @@ def make_submission(
             spec,
             has_budget="BATCHML_MAX_SECONDS" in submission.env,
             has_runtime=_has_runtime(spec, submission),
+            lists_devices=_lists_devices(register),
         ),
     }
     if spec.timeout_seconds is not None:
@@ -412,6 +427,17 @@ def _multinode(container: dict[str, Any]) -> dict[str, Any]:
         "nodeRangeProperties": [{"targetNodes": _ALL_NODES, "container": container}],
     }
     return {"type": "multinode", "nodeProperties": nodes}
+
+
+def _lists_devices(definition: Mapping[str, Any]) -> bool:
+    """Whether a host without a device of this definition cannot start its container.
+
+    Docker gives all devices that there are to a privileged container, and skips the list.
+    """
+    nodes = definition.get("nodeProperties", {}).get("nodeRangeProperties", [{}])
+    container = definition.get("containerProperties") or nodes[0].get("container", {})
+    devices = container.get("linuxParameters", {}).get("devices")
+    return bool(devices) and not container.get("privileged")
 
 
 def dated_registration(request: Mapping[str, Any], now: float) -> dict[str, Any]:
