@@ -446,6 +446,7 @@ class _Attempt:
 def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
     plugins = AttemptPlugins(running.say)
     if running.env.is_run:
+        from batchml.runtime.health.neurons import asked_neurons
         from batchml.runtime.telemetry.budget import BudgetGuard
         from batchml.runtime.telemetry.gpus import has_gpus
         from batchml.runtime.telemetry.metrics import MetricsRelay
@@ -464,6 +465,10 @@ def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
             from batchml.runtime.health.xid import GpuWatcher
 
             plugins.add("the watch of the GPUs", lambda: GpuWatcher(running))
+        if asked_neurons(running.environ):
+            from batchml.runtime.health.neuron_watch import NeuronWatcher
+
+            plugins.add("the watch of the Neuron chips", lambda: NeuronWatcher(running))
     return plugins
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol
 
+from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.health.checks import (
     LIMIT,
     MONITOR,
@@ -29,6 +30,8 @@ from batchml.runtime.health.host_records import (
     describe_unfit,
     host_id,
 )
+from batchml.runtime.health.neurons import asked_neurons, check_neurons
+from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import VARIABLE as PLAN
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import EFA, RuntimeEnv, seconds_of
@@ -131,6 +134,8 @@ def run_checks(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[
         from batchml.runtime.health.gpus import check_gpus
 
         checks += run_with_limit("GPUs", LIMIT, REPLACE, check_gpus, environ)
+    if asked_neurons(environ):
+        checks += run_with_limit("Neuron chips", LIMIT, REPLACE, check_neurons, environ)
     if asked_gpus(environ) and worst(checks) < RETRY:
         from batchml.runtime.health.cuda import check_cuda
 
@@ -221,6 +226,31 @@ def _refuse_host(
         raise NoFitHost(describe_tries(tried, tries))
     counted = f" ({len(tried)} of {tries})" if tried else ""
     return f"this host ({host}) is unfit: {why}; another one is tried{counted}"
+
+
+class EndingAttempt(AttemptHandle, Protocol):
+    """An attempt that tells how its command has ended."""
+
+    code: Optional[int]  # the command's exit code, once it has ended
+
+    def last_lines(self) -> List[str]:
+        """The last lines of the program."""
+
+
+def end_on_unfit_host(attempt: EndingAttempt, found: HostCheck) -> None:
+    """Stop a run whose host has become unfit, so that it goes on elsewhere.
+
+    This does not count as a try, because the run may have done much here.
+    """
+    host = host_id(attempt.environ)
+    record_unfit(attempt.env, attempt.environ, attempt.say, host, [found])
+    saves = "" if attempt.code else "saves and "
+    attempt.stop(
+        f"this host ({host}) is unfit: {found.describe()}; the run {saves}goes on elsewhere",
+        TRY_ELSEWHERE,
+    )
+    if HealthSettings.read(attempt.environ).quarantine and found.severity >= REPLACE:
+        quarantine_host(attempt.env, attempt.environ, attempt.say, host)
 
 
 def record_unfit(

@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.health.checks import MONITOR, NOTICE, OK, REPLACE, RETRY, HostCheck
-from batchml.runtime.health.gate import OFF, HealthSettings, quarantine_host, record_unfit
+from batchml.runtime.health.gate import OFF, EndingAttempt, HealthSettings, end_on_unfit_host
 from batchml.runtime.health.gpus import (
     check_clocks,
     check_gpu,
     check_recovery,
     describe_failure,
 )
-from batchml.runtime.health.host_records import host_id
-from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.telemetry import gpus
 from batchml.runtime.telemetry.gpus import DEVICE, RECOVERY_EVENT, GpuEvent, Nvml, NvmlError
 
@@ -85,15 +82,6 @@ def classify_xid(xid: int) -> HostCheck:
     return HostCheck(f"XID {xid}", MONITOR, PROGRAMS.get(xid, "see NVIDIA's list of XIDs"))
 
 
-class EndingAttempt(AttemptHandle, Protocol):
-    """An attempt that tells how its command has ended."""
-
-    code: Optional[int]  # the command's exit code, once it has ended
-
-    def last_lines(self) -> List[str]:
-        """The last lines of the program."""
-
-
 class GpuWatcher:
     """An attempt plug-in. It does nothing without GPUs.
 
@@ -109,7 +97,6 @@ class GpuWatcher:
     ) -> None:
         self._attempt = attempt
         settings = HealthSettings.read(attempt.environ)
-        self._quarantine = settings.quarantine
         self._handles: Dict[str, Any] = {}
         self._names: Dict[int, str] = {}
         self._errors: Dict[str, int] = {}  # uncorrected ECC errors before the run
@@ -227,18 +214,8 @@ class GpuWatcher:
             self._attempt.say(f"{NOTICE}{found.describe()}")
 
     def _leave_host(self, found: HostCheck) -> None:
-        """Stop the run. This does not count as a try, because the run may have done much here."""
-        attempt = self._attempt
         self._has_left = True
-        host = host_id(attempt.environ)
-        record_unfit(attempt.env, attempt.environ, attempt.say, host, [found])
-        saves = "" if attempt.code else "saves and "
-        attempt.stop(
-            f"this host ({host}) is unfit: {found.describe()}; the run {saves}goes on elsewhere",
-            TRY_ELSEWHERE,
-        )
-        if self._quarantine and found.severity >= REPLACE:
-            quarantine_host(attempt.env, attempt.environ, attempt.say, host)
+        end_on_unfit_host(self._attempt, found)
 
 
 def _kind(found: HostCheck) -> str:

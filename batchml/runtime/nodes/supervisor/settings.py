@@ -9,6 +9,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Dict, NamedTuple, Tuple
 
+from batchml.runtime.health.efa import sys_folder
+from batchml.runtime.health.neurons import asked_neurons, chip_numbers, core_count
 from batchml.runtime.nodes.launcher import ASKED, OWN_PYTHONPATH, UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import interface_variables
 from batchml.runtime.processors import with_processors
@@ -204,10 +206,15 @@ def prepend_path(environ: Mapping[str, str], name: str, folder: str) -> str:
 
 
 def count_processes(requested: int, environ: Mapping[str, str], devices: Sequence[str]) -> int:
-    """The number of ranks of a node: the number requested, else one for each GPU, else one."""
+    """The number of ranks of a node: the number requested, else one for each GPU or NeuronCore.
+
+    Else one. `devices`: the names in /dev.
+    """
     if requested:
         return requested
-    return max(1, count_gpus(environ, devices))
+    chips = chip_numbers(devices)[: asked_neurons(environ)]
+    cores = sum(core_count(sys_folder(environ), chip) for chip in chips)
+    return max(1, count_gpus(environ, devices), cores)
 
 
 def count_gpus(environ: Mapping[str, str], devices: Sequence[str]) -> int:
