@@ -25,6 +25,7 @@ from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, WorkspaceM
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute
+from batchml.model.fabric import FabricLayout, fabric_layout
 
 # --- User data ------------------------------------------------------------------------------------
 
@@ -265,9 +266,9 @@ def compute_user_data(
 def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str, Any]:
     """The CreateLaunchTemplate request for the compute environment `name`.
 
-    The compute environment has the security groups. The description has a hash of the content (see
-    `content_hash`), by which `setup` recognizes an unchanged template. Raises ConfigError if the
-    user data exceeds 16 KB.
+    The compute environment has the security groups; so have the interfaces of hosts with EFA, and
+    they must be the same. The description has a hash of the content (see `content_hash`), by which
+    `setup` recognizes an unchanged template. Raises ConfigError if the user data exceeds 16 KB.
     """
     tags = site.tagged(name, compute.tags)
     named = {**tags, "Name": site.named(name)}
@@ -286,6 +287,9 @@ def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str
         ],
         "UserData": base64.b64encode(compute_user_data(site, compute).encode()).decode(),
     }
+    layout = fabric_layout(compute, site.ami)
+    if layout is not None:
+        data["NetworkInterfaces"] = _network_interfaces(layout, site.security_groups)
     reserved = compute.capacity_block or compute.capacity_reservation
     if reserved:
         data["CapacityReservationSpecification"] = _reservation(reserved)
@@ -337,6 +341,30 @@ def _root_disk(compute: Compute) -> dict[str, Any]:
             "DeleteOnTermination": True,
         },
     }
+
+
+def _network_interfaces(layout: FabricLayout, groups: Sequence[str]) -> list[dict[str, Any]]:
+    """The interfaces of a host with EFA: one with an address, and one of EFA alone on other cards.
+
+    Each is the first of its card. So the first card keeps room for the interface that ECS adds for
+    each node of a multi-node job, and a host takes one address of the subnet. With more than one
+    interface EC2 assigns no public address. Source: EC2 User Guide, "Maximize network bandwidth on
+    Amazon EC2 instances with multiple network cards".
+    """
+    cards = list(range(layout.first, layout.first + layout.interfaces))
+    kinds = {0: "efa"} if layout.first == 0 else {0: "interface"}
+    kinds |= {card: "efa-only" for card in cards if card}
+    return [
+        {
+            "NetworkCardIndex": card,
+            "DeviceIndex": 0,
+            "InterfaceType": kind,
+            "Groups": list(groups),
+            "AssociatePublicIpAddress": False,
+            "DeleteOnTermination": True,
+        }
+        for card, kind in kinds.items()
+    ]
 
 
 def _reservation(text: str) -> dict[str, Any]:

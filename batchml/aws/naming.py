@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from batchml.model.environment import LOCAL, Compute, Environment
+from batchml.model.fabric import efa_of_queue
 from batchml.model.run import PROJECT_TAG
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
@@ -101,6 +102,8 @@ class Platform(Struct, frozen=True):
     host), `toolkit` (unprivileged, with the NVIDIA runtime), or "" (nothing is set). `workspace` is
     the host's folder that is mounted at `/workspace`, `user` the user of our images, `notices` the
     host's folder of EC2's spot notices. `secrets` are the ARNs of the secrets that jobs may use.
+    `efa` has the number of EFA devices of each host of a queue, by the queue's name in AWS; a queue
+    that batchml.toml does not describe is missing.
     """
 
     gpu: Literal["", "driver-mount", "toolkit"] = ""
@@ -114,6 +117,7 @@ class Platform(Struct, frozen=True):
     env: str = LOCAL
     region: str = ""
     secrets: tuple[str, ...] = ()
+    efa: Mapping[str, int] = {}
 
 
 def stack_name(env: str, stack: str) -> str:
@@ -192,6 +196,7 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
         env=env,
         region=environment.region,
         secrets=environment.secrets,
+        efa={qualified(env, name): efa_of_queue(environment, name) for name in environment.queues},
     )
 
 

@@ -28,6 +28,7 @@ from batchml.model.environment import (
     endpoint_mistakes,
     is_arm_type,
 )
+from batchml.model.fabric import efa_obstacles
 from batchml.model.names import is_valid_name
 from batchml.model.tables import parse_duration, read_struct
 
@@ -269,6 +270,8 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
         *_location_mistakes(env, is_local),
         *_network_mistakes(env.network),
         *build_mistakes(env),
+        *(f"compute.{name}.efa: {text}" for name, compute in env.compute.items()
+          if compute.efa is True and not is_local for text in efa_obstacles(compute, env.ami)),
         *_secret_mistakes(env.secrets),
         *_storage_mistakes(env.storage),
         *_tag_mistakes("tags", env.tags),

@@ -75,6 +75,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap: str = ""  # a script that hosts run before they join; relative to batchml.toml
     disk: str | int = "100 GiB"
     placement_group: str = ""  # "cluster": `setup` creates one; else the name of an existing one
+    efa: bool | Literal["auto"] = False  # "auto": where nothing prevents it; see model/fabric.py
     capacity_reservation: str = ""
     capacity_block: str = ""  # the id of a reservation of hosts that are paid in advance
     scale_down_delay: str | int = 0
@@ -95,6 +96,12 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
         """The id of the capacity reservation of the hosts, or ""."""
         named = self.capacity_block or self.capacity_reservation
         return named if named.startswith("cr-") else ""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether its hosts are in a capacity reservation or block, and so in the zone of that."""
+        named = self.capacity_block or self.capacity_reservation
+        return named.startswith(("cr-", "arn:"))
 
     @property
     def has_gpus(self) -> bool:

@@ -106,6 +106,7 @@ class Assumption(Struct, frozen=True):
 
 
 _NO_AMI = "prove builds no AMI: a build takes up to an hour"
+_NO_EFA = "prove starts no hosts with EFA, which are large"
 _DECISIONS = "docs/decisions/"
 
 ASSUMPTIONS = (
@@ -164,6 +165,27 @@ ASSUMPTIONS = (
         _DECISIONS + "034-cluster-view.md", "in ListContainerInstances",
         "ECS lists a host soon after its start.",
         ("host-lost",),
+    ),
+    Assumption(
+        _DECISIONS + "047-efa.md", "That ECS takes that room",
+        "A node of a multi-node job finds a free interface on a host's first network card.",
+        undecided=_NO_EFA,
+    ),
+    Assumption(
+        _DECISIONS + "047-efa.md", "That it takes both",
+        "AWS Batch takes security groups in the compute environment and in the launch template's "
+        "interfaces.",
+        undecided=_NO_EFA,
+    ),
+    Assumption(
+        _DECISIONS + "047-efa.md", "a capacity block needs none",
+        "Hosts of a capacity reservation or block start without a placement group.",
+        undecided=_NO_EFA,
+    ),
+    Assumption(
+        _DECISIONS + "047-efa.md", "brings the NCCL plugin there",
+        "AWS's EFA installer has NCCL's plugin for Debian 12.",
+        undecided="prove builds no image with CUDA",
     ),
     Assumption(
         _DECISIONS + "035-capacity.md", "shows the overrides of the nodes",

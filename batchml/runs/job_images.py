@@ -36,7 +36,7 @@ _PINNED = re.compile(r"/batchml/[^/@]+@sha256:")  # images that batchml pushed
 
 
 class JobWithImage(Struct, frozen=True):
-    """A job and the reference of its image, from which its job definition is made.
+    """A job, its queue in AWS, and the reference of its image, for its job definition.
 
     `name` is the job's name or folder, as it was asked for.
     """
@@ -45,10 +45,11 @@ class JobWithImage(Struct, frozen=True):
     spec: JobSpec
     image: str
     image_source: ImageSource | None
+    queue: str
 
     def request(self, platform: Platform) -> dict[str, Any]:
         """The RegisterJobDefinition request."""
-        return definition_request(self.spec, self.image, platform)
+        return definition_request(self.spec, self.image, platform, self.queue)
 
 
 def resolve_jobs(
@@ -71,8 +72,15 @@ def resolve_jobs(
             except NotFound as error:
                 missing.append((name, error))
             else:
-                found.append(JobWithImage(name, spec, image, source))
+                queue = run_queue(context, spec)
+                found.append(JobWithImage(name, spec, image, source, queue))
     return found, missing
+
+
+def run_queue(context: Context, spec: JobSpec) -> str:
+    """The name of a run's queue in AWS. On `local` it decides nothing, so nobody is asked."""
+    queue = context.choose_queue(spec.queue, spec.resources.gpu_count)
+    return queue if context.settings.is_local else context.queue(queue)
 
 
 def image_reference(

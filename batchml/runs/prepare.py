@@ -26,6 +26,7 @@ from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.jobs.gpus import resolve_gpus, with_gpus_of
 from batchml.model.environment import DEFAULT_QUEUE
+from batchml.model.fabric import describe_network
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
@@ -114,6 +115,7 @@ def prepare(
     notices += [
         *_launcher_notice(job),
         *_attempts_notice(spec),
+        *_network_notice(context, spec),
         *_unused_params_notice(spec, request.params),
     ]
     commit = query.read()
@@ -209,6 +211,16 @@ def _attempts_notice(spec: JobSpec) -> list[str]:
     if spec.nodes > 1:
         return ["One attempt: a lost node ends the run. [retry] attempts = 5 lets it go on."]
     return []
+
+
+def _network_notice(context: Context, spec: JobSpec) -> list[str]:
+    """The network between the nodes of a run in AWS, as far as batchml.toml tells."""
+    if spec.nodes == 1 or context.settings.is_local:
+        return []
+    gpus = spec.resources.gpu_count
+    queue = context.bare(context.queue(context.choose_queue(spec.queue, gpus)))
+    text = describe_network(context.settings.environment, queue, gpus)
+    return [text] if text else []
 
 
 def _unused_params_notice(spec: JobSpec, given: Iterable[str]) -> list[str]:

@@ -28,6 +28,7 @@ from batchml.aws.naming import (
     unknown_output,
 )
 from batchml.model.environment import LOCAL, Compute, Environment
+from batchml.model.fabric import fabric_layout
 from batchml.setup import sharing
 from batchml.setup.network import (
     SubnetLayout,
@@ -323,7 +324,9 @@ _CHANGES_OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def _blueprint(
     spec: SetupSpec, short: str, outputs: Mapping[str, Mapping[str, str]], current: CurrentState
 ) -> Blueprint:
-    environment = spec.environment
+    environment, template = spec.environment, spec.templates[short]
+    if short == "ami" and not _has_efa(environment):
+        template = without_efa(template)
     parameters = {
         "EnvironmentName": spec.name,
         **_PARAMETERS[short](spec.name, environment, outputs),
@@ -333,17 +336,33 @@ def _blueprint(
     if short == "ami":
         deployed = deployed_content(current.stacks.get(spec.stack(short)))
         parameters["ContentVersion"] = content_version(
-            spec.templates[short], deployed, rebuild=bool(deployed) and deployed == spec.rebuild_of
+            template, deployed, rebuild=bool(deployed) and deployed == spec.rebuild_of
         )
     holds_data = short in DATA_STACKS
     return Blueprint(
         name=spec.stack(short),
-        template=spec.templates[short],
+        template=template,
         parameters=parameters,
         tags={**environment.tags, sharing.TAG_ENV: spec.name},
         is_protected=holds_data,
         policy=_STACK_POLICY if holds_data else "",
     )
+
+
+_EFA_PASSAGE = re.compile(r"(?ms)^ *# efa: begin\n.*?^ *# efa: end\n")
+
+
+def without_efa(template: str) -> str:
+    """The text of `cfn/ami.yaml` without EFA.
+
+    A condition in the template would not do. The driver's check is in a component that all images
+    have, and a changed component makes another image, and so other hosts.
+    """
+    return _EFA_PASSAGE.sub("", template)
+
+
+def _has_efa(environment: Environment) -> bool:
+    return any(fabric_layout(each, environment.ami) for each in environment.compute.values())
 
 
 Outputs = Mapping[str, Mapping[str, str]]
@@ -441,7 +460,7 @@ def _launch(spec: SetupSpec, site: Site) -> dict[str, Any]:
         "groups": {
             site.named(name): ec2.placement_group_request(site, name)
             for name, compute in computes.items()
-            if compute.placement_group == resources.CLUSTER_GROUP
+            if resources.placement_group_name(site, name, compute) == site.named(name)
         },
         "templates": {
             site.named(name): ec2.launch_template_request(site, name, compute)
@@ -491,17 +510,24 @@ def _batch(
 def _subnets(
     spec: SetupSpec, site: Site, name: str, zones: Sequence[str], current: CurrentState
 ) -> tuple[str, ...]:
-    """The subnets of a compute environment. Those that it has stay, if the offers are not known."""
+    """The subnets of a compute environment. Those that it has stay, if the offers are not known.
+
+    Hosts with EFA are in one subnet, because EFA does not reach other zones. Reserved hosts are in
+    the zone of their reservation, which is not known here.
+    """
     there = (
         found.get("computeResources", {}).get("subnets", ())
         for key, found in current.environments.items()
         if is_version_of(key, site.named(name))
     )
-    network, types = spec.environment.network, spec.environment.compute[name].instance_types
+    network, compute = spec.environment.network, spec.environment.compute[name]
+    is_alone = bool(fabric_layout(compute, spec.environment.ami)) and not compute.is_reserved
+    limit = 1 if is_alone else network.zones
     has = next((subnets for subnets in there if set(subnets) <= set(site.subnets)), ())
     if has and not network.subnets and (spec.offers is None or not spec.offers.is_known):
-        return tuple(has)
-    return usable_subnets(types, site.subnets, zones, spec.offers, network.zones)
+        return tuple(has)[: 1 if is_alone else None]
+    found = usable_subnets(compute.instance_types, site.subnets, zones, spec.offers, limit)
+    return found[: 1 if is_alone else None]
 
 
 def _neuron_image(spec: SetupSpec, site: Site, name: str, current: CurrentState) -> str:

@@ -171,6 +171,7 @@ max_vcpus = 16
 #bootstrap = ""                         # a script for hosts, relative to this file
 #disk = "100 GiB"                      # of each instance; it holds the images
 #placement_group = ""                  # cluster: hosts close together, for multi-node jobs
+#efa = false                           # true, "auto": AWS's fast network between nodes
 #capacity_reservation = ""             # cr-0123..., open or none
 #capacity_block = ""                   # cr-0123...: hosts that were paid in advance
 #scale_down_delay = 0                  # time for which an idle instance stays: 0, "20m" to "7d"

@@ -151,6 +151,30 @@ def test_an_image_that_is_not_built_yet_is_an_error_not_another_image() -> None:
         machine_image(replace(SITE, built_image=""), GPU)
 
 
+P5 = Compute(instance_types=("p5.48xlarge",), max_vcpus=384, efa=True)
+
+
+def test_hosts_with_efa_are_close_together_and_have_the_groups_of_their_interfaces() -> None:
+    found = resources(P5)
+    assert found["placementGroup"] == "batchml-dev-gpu"
+    template = launch_template_request(SITE, "gpu", P5)["LaunchTemplateData"]
+    assert {tuple(each["Groups"]) for each in template["NetworkInterfaces"]} == {
+        tuple(found["securityGroupIds"])
+    }
+    assert resources(replace(P5, placement_group="theirs"))["placementGroup"] == "theirs"
+    for reserved in ({"capacity_reservation": "cr-01234567"}, {"capacity_block": "cr-01234567"}):
+        assert "placementGroup" not in resources(replace(P5, **reserved))
+    assert "placementGroup" not in resources(replace(P5, efa=False))
+
+
+def test_hosts_with_efa_and_without_gpus_start_from_the_ami_that_has_its_driver() -> None:
+    cpu = replace(P5, instance_types=("c7i.48xlarge",))
+    assert machine_image(SITE, cpu) == {
+        "imageType": "ECS_AL2023", "imageIdOverride": OUTPUTS["ImageId"],
+    }  # fmt: skip
+    assert machine_image(SITE, replace(cpu, efa=False)) == {"imageType": "ECS_AL2023"}
+
+
 def test_a_queue_has_its_environments_in_order_and_its_limits() -> None:
     described = Queue(
         priority=10, compute=("gpu-spot", "gpu"),

@@ -102,6 +102,56 @@ def test_reserved_capacity_is_asked_for(text: str, expected: dict[str, Any]) -> 
     assert found["CapacityReservationSpecification"] == expected
 
 
+P5 = Compute(instance_types=("p5.48xlarge",), max_vcpus=384, ami="build", efa=True)
+GROUPS = replace(SITE, security_groups=("sg-1", "sg-2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("p5.48xlarge", ["efa", *["efa-only"] * 31]),
+        ("p5e.48xlarge", ["efa", *["efa-only"] * 31]),
+        ("p5en.48xlarge", ["efa", *["efa-only"] * 15]),
+        ("p4d.24xlarge", ["efa", *["efa-only"] * 3]),
+        ("p6-b200.48xlarge", ["efa", *["efa-only"] * 7]),
+        ("p6-b300.48xlarge", ["interface", *["efa-only"] * 16]),
+        ("g6e.24xlarge", ["efa", "efa-only"]),
+        ("g5.12xlarge", ["efa"]),
+        ("trn1.32xlarge", ["efa", *["efa-only"] * 7]),
+        ("hpc6a.48xlarge", ["efa"]),
+    ],
+)
+def test_hosts_with_efa_have_an_interface_on_each_of_its_cards(name: str, kinds: list[str]) -> None:
+    compute = replace(P5, instance_types=(name,), ami="ami-01234567")
+    request = launch_template_request(GROUPS, "gpu", compute)
+    assert faults("ec2", "CreateLaunchTemplate", request) == []
+    found = request["LaunchTemplateData"]["NetworkInterfaces"]
+    assert [each["InterfaceType"] for each in found] == kinds
+    assert [each["NetworkCardIndex"] for each in found] == list(range(len(kinds)))
+    for each in found:
+        assert each["DeviceIndex"] == 0, "the first card keeps room for the interface of ECS"
+        assert each["Groups"] == ["sg-1", "sg-2"]
+        assert each["AssociatePublicIpAddress"] is False
+        assert each["DeleteOnTermination"] is True
+
+
+def test_without_efa_a_template_is_what_it_was_before_efa_was_known() -> None:
+    """Else every environment would replace its hosts after an upgrade."""
+    known = launch_template_request(GROUPS, "gpu", replace(P5, efa=False))
+    assert content_hash(known) == "cfa99cc7bee8755aabb021c69628c93c7b4be13f"
+    for off in (replace(P5, efa="auto", spot=True), replace(P5, efa="auto", ami="ecs-gpu")):
+        assert "NetworkInterfaces" not in data(off, GROUPS)
+
+
+def test_a_template_with_many_interfaces_is_made_and_read(api: LaunchApi) -> None:
+    request = launch_template_request(GROUPS, "gpu", P5)
+    made = api.create_template(request)
+    assert api.template("batchml-dev-gpu") == made
+    assert made.content != content_hash(
+        launch_template_request(GROUPS, "gpu", replace(P5, efa=False))
+    )
+
+
 def test_a_template_is_known_by_its_content() -> None:
     request = launch_template_request(SITE, "gpu", GPU)
     assert content_hash(request) == content_hash(launch_template_request(SITE, "gpu", GPU))

@@ -538,6 +538,83 @@ def test_a_place_without_stacks_adds_nothing_that_is_not_there() -> None:
     assert make_platform("local", Environment(), OUTPUTS) == Platform()
 
 
+FABRIC = Platform(env="dev", efa={"batchml-dev-p5": 32, "batchml-dev-g6": 1, "batchml-dev-slow": 0})
+NODES = msgspec.structs.replace(SPEC, nodes=2)
+
+
+def node(spec: JobSpec, queue: str) -> dict[str, Any]:
+    request = definition_request(spec, "img", FABRIC, queue)
+    shape = service_model("batch").operation_model("RegisterJobDefinition").input_shape
+    assert list(problems(shape, request, strict=True)) == []
+    (nodes,) = request["nodeProperties"]["nodeRangeProperties"]
+    return dict(nodes["container"])
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("environment", ())}
+
+
+@pytest.mark.parametrize(("queue", "count"), [("batchml-dev-p5", 32), ("batchml-dev-g6", 1)])
+def test_nodes_with_efa_have_its_devices_and_memory_that_stays(queue: str, count: int) -> None:
+    found = node(NODES, queue)
+    paths = [f"/dev/infiniband/uverbs{number}" for number in range(count)]
+    assert found["linuxParameters"] == {
+        "initProcessEnabled": True, "sharedMemorySize": NODES.resources.shm_mib,
+        "devices": [
+            {"hostPath": each, "containerPath": each, "permissions": ["READ", "WRITE", "MKNOD"]}
+            for each in paths
+        ],
+    }  # fmt: skip
+    assert {each["name"]: (each["softLimit"], each["hardLimit"]) for each in found["ulimits"]} == {
+        "memlock": (-1, -1), "stack": (67_108_864,) * 2, "nofile": (1_024_000,) * 2,
+    }  # fmt: skip
+    assert variables(found) == {
+        "BATCHML_EFA": str(count), "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_NET_PLUGIN": "ofi",
+        "NCCL_TUNER_PLUGIN": "ofi", "NCCL_SOCKET_IFNAME": "^lo,docker,ecs",
+    }  # fmt: skip
+
+
+def test_nodes_without_efa_use_tcp_on_purpose() -> None:
+    found = node(NODES, "batchml-dev-slow")
+    assert "devices" not in found["linuxParameters"] and "ulimits" not in found
+    assert variables(found) == {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "^lo,docker,ecs"}
+
+
+def test_ranks_that_batchml_starts_know_their_interface() -> None:
+    ranks = msgspec.structs.replace(NODES, launch=Launch(kind="torchrun"))
+    assert "NCCL_SOCKET_IFNAME" not in variables(node(ranks, "batchml-dev-p5"))
+
+
+def test_nodes_without_gpus_have_the_devices_and_nothing_of_nccl() -> None:
+    cpu = msgspec.structs.replace(CPU, nodes=2)
+    assert variables(node(cpu, "batchml-dev-g6")) == {
+        "BATCHML_EFA": "1", "FI_EFA_USE_HUGE_PAGE": "0",
+    }  # fmt: skip
+    assert variables(node(cpu, "batchml-dev-slow")) == {}
+
+
+def test_one_node_and_a_queue_that_the_file_does_not_describe_have_nothing_of_it() -> None:
+    bare = msgspec.structs.replace(FABRIC, efa={})
+    for spec, queue in ((SPEC, "batchml-dev-p5"), (NODES, "theirs")):
+        with_fabric = definition_request(spec, "img", FABRIC, queue)
+        assert with_fabric == definition_request(spec, "img", bare, queue)
+
+
+def test_each_number_of_devices_has_a_definition_of_its_own() -> None:
+    names = {
+        definition_request(NODES, "img", FABRIC, queue)["jobDefinitionName"]
+        for queue in (*FABRIC.efa, "theirs")
+    }
+    assert len(names) == 4
+
+
+def test_the_queues_of_an_environment_have_the_devices_of_their_hosts() -> None:
+    compute = {"p5": Compute(instance_types=("p5.48xlarge",), efa=True), "cpu": Compute()}
+    queues = {name: Queue(compute=(name,)) for name in compute}
+    dev = msgspec.structs.replace(DEV, ami="build", compute=compute, queues=queues)
+    assert make_platform("dev", dev, OUTPUTS).efa == {"batchml-dev-p5": 32, "batchml-dev-cpu": 0}
+
+
 def test_an_empty_platform_gives_the_definition_of_local() -> None:
     name = "lenet-992e118a00"  # as it has been since the first version: definitions are reused
     request = definition_request(SPEC, "img")

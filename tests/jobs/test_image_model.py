@@ -1,5 +1,6 @@
 """What names an image: its content, all of it, and nothing else."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from batchml.model.image import (
 )
 from batchml.resources import shipped_folder
 from batchml.runtime.package import sources
+from tests.support.ami import data, template
 
 FOLDER = {
     "Dockerfile": b"FROM scratch\n",
@@ -205,6 +207,21 @@ def test_the_shipped_images_come_in_these_flavors() -> None:
     )
     assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
     assert b"mxnet-cu112==" in dict(mxnet.files)["requirements.txt"]
+
+
+def test_images_for_gpus_have_the_libraries_of_the_version_of_the_hosts_driver() -> None:
+    folders = [shipped_folder("images") / name for name in ("nlp", "pytorch")]
+    found = read_recipes(map(ImageSource, folders), BOTH)
+    args = {(one.name, one.flavor): dict(one.args) for one in found}
+    assert args["nlp", "cpu"] == args["pytorch", "cpu"] == {}
+    assert args["nlp", "cuda"] == args["pytorch", "cuda"]
+    host = template()["Parameters"]
+    assert args["pytorch", "cuda"]["EFA_INSTALLER"] == host["EfaVersion"]["Default"]
+    assert args["pytorch", "cuda"]["EFA_LIBRARIES"].startswith("/opt/amazon/ofi-nccl/lib")
+    build = dict(found[0].files)["Dockerfile"].decode()
+    (key,) = set(re.findall(r"\bkey=(\w+)", build))
+    assert f"key={key}" in data()["EfaComponent"]
+    assert f"EFA_SOURCE={host['EfaSource']['Default']}" in build
 
 
 def test_the_shipped_dockerfiles_are_as_a_linter_wants_them() -> None:

@@ -16,7 +16,7 @@ available() {
   [[ $kernel == 6.1.* ]] || kernel_name=kernel$(cut -d. -f1,2 <<<"$kernel")
   printf '%s\n' "$kernel_name-devel $kernel" "$kernel_name-modules-extra $kernel" \
     "dkms 3.1.2-1" "pciutils 3.7.0-4" "nvidia-release 2023-2" "dnf-command(versionlock) 1-1" \
-    "lustre-client 2.15.6-1" "amazon-efs-utils 2.4.0-1"
+    "lustre-client 2.15.6-1" "amazon-efs-utils 2.4.0-1" "gnupg2-full 2.3.7-1" "gnupg2-minimal 2.3.7-1"
   # As in Amazon Linux, a repository of its own.
   if [ -e /fake/packages/nvidia-release ]; then
     printf '%s\n' "nvidia-container-toolkit 1.18.1-1"
@@ -106,6 +106,7 @@ play_dnf() {
       [ "$2 $3 $4" = 'repoquery --qf %{version}' ] || return 1
       query "$5"
       ;;
+    swap) rm "/fake/packages/$3" && touch "/fake/packages/$4" ;;
     versionlock) [ -e '/fake/packages/dnf-command(versionlock)' ] ;;
   esac
 }
@@ -147,6 +148,31 @@ play_systemctl() {
   done
 }
 
+# AWS's folder with the installer for EFA, which compiles the driver and installs rdma-core.
+play_curl() {
+  local file=${*: -1}
+  case $file in
+    https://efa-installer.amazonaws.com/aws-efa-installer-1.*.tar.gz)
+      mkdir -p /tmp/efa/aws-efa-installer
+      # shellcheck disable=SC2016 # the installer's own variables
+      printf '%s\n' '#!/bin/bash' 'set -e' 'echo "efa_installer $*" >>/fake/calls' \
+        "echo 3.3.1g >$modules/efa" 'echo 3.3.1-1 >/fake/packages/efa' \
+        'echo 65.0-1 >/fake/packages/rdma-core' >/tmp/efa/aws-efa-installer/efa_installer.sh
+      chmod 755 /tmp/efa/aws-efa-installer/efa_installer.sh
+      tar -C /tmp/efa -czf "$5" aws-efa-installer
+      rm -r /tmp/efa
+      ;;
+    https://efa-installer.amazonaws.com/aws-efa-installer*) echo played >"$5" ;;
+    *) return 22 ;;
+  esac
+}
+
+# Says of signatures what /fake/signer says, as the full gpg of Amazon Linux does.
+play_gpg() {
+  [ -e /fake/packages/gnupg2-full ] || return 2
+  [[ $* != *--verify* ]] || echo "[GNUPG:] VALIDSIG 0123 2026-10-22 $(cat /fake/signer)"
+}
+
 case $name in
   dnf) play_dnf "$@" ;;
   rpm) play_rpm "$@" ;;
@@ -158,6 +184,8 @@ case $name in
   modprobe) [ -e "$modules/$1" ] ;;
   nvidia-ctk) printf 'NVIDIA Container Toolkit CLI version %s\ncommit: 0123\n' "$(cat /fake/toolkit)" ;;
   cloud-init) rm -rf /var/lib/cloud/instance* ;;
-  lspci) cat /fake/gpus ;;
+  lspci) if [ "$*" = "-n -d 1d0f:" ]; then cat /fake/efas; else cat /fake/gpus; fi ;;
+  curl) play_curl "$@" ;;
+  gpg) play_gpg "$@" ;;
   docker) printf ' Server Version: 25.0.18\n Runtimes: io.containerd.runc.v2 nvidia runc\n' ;;
 esac

@@ -18,13 +18,14 @@ from tests.support.executor_rig import IMAGE, docker, need_engine
 
 PLAYED = [
     "dnf", "rpm", "systemctl", "uname", "modinfo", "modprobe", "nvidia-ctk", "cloud-init", "lspci",
-    "docker",
+    "docker", "curl", "gpg",
 ]  # fmt: skip
 VERSION = "580.178.04"
 KERNEL = "6.1.158-178.288.amzn2023.x86_64"
 MODULES = f"/fake/modules/{KERNEL}"
 REFRESH = "/usr/local/libexec/batchml/driver-folder"
 CHECK = "/usr/local/libexec/batchml/check-host"
+SOURCE = "https://efa-installer.amazonaws.com"
 
 # A build instance as the parent image starts: an agent that ran, and what sessions leave.
 PARENT = f"""
@@ -34,6 +35,8 @@ echo {KERNEL} >/fake/kernel
 echo {VERSION} >/fake/driver
 echo x86_64 >/fake/machine
 echo 1.103.0-1 >/fake/packages/ecs-init
+echo 4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC >/fake/signer
+touch /fake/efas /fake/packages/gnupg2-minimal
 touch /fake/calls /fake/gpus /fake/enabled/ecs /fake/active/ecs /fake/enabled/sshd /fake/active/sshd
 for each in {" ".join(PLAYED)}; do ln -s /played/host /played/$each; done
 printf 'ID="amzn"\\nVERSION_ID="2023"\\nPLATFORM_ID="platform:al2023"\\n' >/etc/os-release
@@ -58,7 +61,7 @@ class Host:
         path = "PATH=/played:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return subprocess.run(
             ["docker", "exec", "-i", "-e", path, self.name, "bash", "-s"],
-            input=script.replace("{{ DriverVersion }}", driver),
+            input=with_parameters(script, DriverVersion=driver),
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 
@@ -74,6 +77,13 @@ class Host:
 
     def close(self) -> None:
         docker("rm", "-f", "-v", self.name)
+
+
+def with_parameters(script: str, **values: str) -> str:
+    """The script with its parameters, as Image Builder puts them in."""
+    for name, value in {"EfaVersion": "1.51.0", "EfaSource": SOURCE, **values}.items():
+        script = script.replace(f"{{{{ {name} }}}}", value)
+    return script
 
 
 def phase(name: str, component: str = "") -> list[str]:
@@ -164,6 +174,9 @@ def test_what_is_installed_and_held_at_its_version(done: Host) -> None:
         "dnf versionlock add nvidia* kmod* libnvidia*",
         "dnf install -y nvidia-container-toolkit",
         "dnf install -y lustre-client amazon-efs-utils",
+        "dnf swap -y gnupg2-minimal gnupg2-full",
+        "dnf versionlock add efa* rdma-core* ibacm* libib* librdmacm* infiniband-diags*",
+        "dnf swap -y gnupg2-full gnupg2-minimal",
         "dnf clean all",
     ]
     assert not done.run("ls -A /etc/dkms"), "of this machine's vCPUs, not of the hosts'"
@@ -172,7 +185,9 @@ def test_what_is_installed_and_held_at_its_version(done: Host) -> None:
 def test_all_checks_of_the_validate_phase_pass(done: Host) -> None:
     said = [done.run(script) for script in phase("validate")]
     assert said == [
-        "", "good: driver toolkit folder ecs\n", "good: storage\n", "good: clean\n",
+        "", "good: driver toolkit folder ecs\n", "good: storage\n",
+        "no Elastic Fabric Adapter here: its devices were not tried\ngood: efa\n",
+        "good: clean\n",
     ]  # fmt: skip
 
 
@@ -272,6 +287,33 @@ def test_another_parent_is_refused(fresh: Host, change: str, reason: str) -> Non
     assert reason in ended.stderr
 
 
+def test_the_efa_installer_installs_a_driver_only_if_aws_has_signed_it(fresh: Host) -> None:
+    fresh.run(step("Driver"))
+    ended = fresh("echo 0000 >/fake/signer\n" + step("Efa"))
+    assert (ended.returncode, f"{SOURCE}/aws-efa" in ended.stderr) == (1, True)
+    assert ended.stderr.startswith("FAIL efa: ") and "is not signed by AWS" in ended.stderr
+    assert "efa_installer" not in fresh.run("cat /fake/calls")
+    fresh.run("dnf swap -y gnupg2-full gnupg2-minimal")
+    ended = fresh(with_parameters(step("Efa"), EfaSource="https://elsewhere.example/efa"))
+    assert "FAIL efa: no https://elsewhere.example/efa/aws-efa" in ended.stderr
+
+
+def test_the_efa_installer_makes_only_what_hosts_need(done: Host) -> None:
+    calls = done.run("cat /fake/calls").splitlines()
+    assert "efa_installer -y --minimal" in calls
+    assert done.run("ls -A /tmp") == ""
+
+
+def test_a_host_with_efa_needs_devices_that_jobs_can_open(host: Host) -> None:
+    host.run('for n in 6 7; do echo "00:0$n.0 0200: 1d0f:efa1"; done >/fake/efas')
+    host.run("mkdir /dev/infiniband; for n in 0 1; do mknod /dev/infiniband/uverbs$n c 1 3; done")
+    host.run("chmod 666 /dev/infiniband/uverbs0; chmod 600 /dev/infiniband/uverbs1")
+    ended = host(f"{CHECK} efa")
+    assert ended.stderr == "FAIL efa: /dev/infiniband/uverbs1 cannot be opened by jobs' user\n"
+    host.run("chmod 666 /dev/infiniband/uverbs1")
+    assert host.run(f"{CHECK} efa") == "good: efa\n"
+
+
 # --- what validation sees -----------------------------------------------------------------------
 
 # A name, what is broken, and what validation says of it.
@@ -314,6 +356,14 @@ FAULTS = {
     "no lustre module": (f"rm {MODULES}/lustre", "storage: no kernel module lustre"),
     "no lustre": ("rm /usr/sbin/mount.lustre", "storage: mount.lustre is missing"),
     "no efs": ("rm /usr/sbin/mount.efs", "storage: mount.efs is missing"),
+    "no efa": (f"rm {MODULES}/efa", "efa: no kernel module efa for the running kernel"),
+    "the kernel's efa": (
+        f"echo >{MODULES}/efa",
+        "efa: the kernel module is not of the package, the",
+    ),
+    "another efa": (f"echo 2.1.0 >{MODULES}/efa", "efa: the kernel module is 2.1.0, the package"),
+    "no rdma-core": ("rm /fake/packages/rdma-core", "efa: rdma-core is missing"),
+    "no device": ("echo '00:06.0 0200: 1d0f:efa1' >/fake/efas", "efa: 1 adapters, but 0 devices"),
     "agent state": (
         "echo x >/var/lib/ecs/data/agent.db",
         "clean: agent state is left: /var/lib/ecs",

@@ -29,6 +29,7 @@ def test_parameters_and_outputs_are_those_that_setup_knows() -> None:
     assert set(parameters) == {
         "EnvironmentName", "Subnet", "SecurityGroup", "ContentVersion", "ParentImage",
         "DriverVersion", "BuildInstanceType", "DiskGiB", "KeyArn", "LogBucket", "KeepImages",
+        "EfaVersion", "EfaSource",
     }  # fmt: skip
     required = {name for name, parameter in parameters.items() if "Default" not in parameter}
     assert required == {"EnvironmentName", "Subnet", "SecurityGroup"}
@@ -215,7 +216,7 @@ def test_a_step_ends_at_its_first_failure(script: Any) -> None:
 )  # fmt: skip
 def test_bash_and_shellcheck_have_nothing_to_say(name: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "script"
-    file.write_text(text.replace("{{ DriverVersion }}", "580.178.04"))
+    file.write_text(re.sub(r"\{\{ [A-Za-z]+ \}\}", "580.178.04", text))
     shellcheck = str(Path(sys.executable).parent / "shellcheck")
     # SC2329, functions that nobody calls: the checks are called by name.
     check = [shellcheck, "--shell=bash", "--exclude=SC2329", str(file)]

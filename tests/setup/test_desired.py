@@ -1,5 +1,6 @@
 """What batchml.toml wants of AWS: the stacks' parameters, and what follows from an update."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from batchml.aws.naming import UNKNOWN
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.resources import shipped_folder
-from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
+from batchml.setup.desired import (
+    STACKS,
+    SetupSpec,
+    content_version,
+    wanted_stacks,
+    wanted_state,
+    without_efa,
+)
 from batchml.setup.sharing import CurrentState
 from tests.support.aws_world import parsed
 
@@ -76,7 +84,7 @@ def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any
 
 
 def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
-    text = TEMPLATES["ami"]
+    text = without_efa(TEMPLATES["ami"])
     stacks = {b.name: b for b in wanted_state(spec(ami="build"), CurrentState()).stacks}
     assert stacks["batchml-dev-ami"].parameters["ContentVersion"] == content_version(text)
     assert content_version(text) != content_version(text.replace("nvidia", "Nvidia", 1))
@@ -87,7 +95,7 @@ def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
 
 
 def test_an_image_is_rebuilt_only_when_asked_and_only_once() -> None:
-    text = TEMPLATES["ami"]
+    text = without_efa(TEMPLATES["ami"])
     first = content_version(text)
 
     def version(deployed: str, rebuild_of: str = "") -> str:
@@ -109,6 +117,57 @@ def test_an_image_is_rebuilt_only_when_asked_and_only_once() -> None:
     older = first.rpartition(".")[0] + ".77"  # of an earlier version of batchml
     assert version(older) == older
     assert version("1.5.9") == first, "another template is another image"
+
+
+FAST = {"instance_types": ["g6.48xlarge"], "max_vcpus": 384, "efa": True}
+
+
+def test_only_the_image_of_hosts_with_efa_has_its_driver() -> None:
+    """Images of other environments stay as they are, with the hosts that start from them."""
+    text = TEMPLATES["ami"]
+    found = {}
+    for efa in (True, False):
+        gpu = {**FAST, "efa": efa}
+        made = wanted_state(spec(ami="build", compute={"gpu": gpu}), CurrentState())
+        (found[efa],) = [each for each in made.stacks if each.name == "batchml-dev-ami"]
+    assert found[True].template == text
+    assert found[False].template == without_efa(text)
+    assert re.search(r"\befa|Efa", without_efa(text)) is None
+    versions = {each.parameters["ContentVersion"] for each in found.values()}
+    assert len(versions) == 2
+    assert parsed(without_efa(text))["Resources"].keys() == parsed(text)["Resources"].keys() - {
+        "EfaComponent"
+    }
+
+
+def test_hosts_with_efa_are_in_one_subnet_unless_they_are_reserved() -> None:
+    cr = "cr-01234567"
+    computes = {
+        "near": FAST, "reserved": {**FAST, "capacity_reservation": cr},
+        "block": {**FAST, "capacity_block": cr}, "far": {**FAST, "efa": False},
+        "auto": {**FAST, "efa": "auto", "ami": "ecs-gpu"},
+    }  # fmt: skip
+    names = [(f"g6.{size}", zone) for size in ("48xlarge",) for zone in ZONES[1:]]
+    offers = make_offers("us-east-1", ["g6.48xlarge"], names)
+    wanted = replace(
+        spec(ami="build", compute=computes, queues={"default": {"compute": ["near"]}}),
+        offers=offers,
+    )
+    current = deployed(
+        wanted,
+        network={"SubnetIds": "subnet-b,subnet-c", "VpcId": "vpc-1", "SecurityGroupId": "sg-1"},
+        ami={"ImageId": "ami-01234567"},
+    )
+    made = wanted_state(wanted, current)
+    subnets = {
+        name: each["computeResources"]["subnets"] for name, each in made.environments.items()
+    }
+    both = ["subnet-b", "subnet-c"]
+    assert subnets == {
+        "batchml-dev-near": ["subnet-b"], "batchml-dev-reserved": both,
+        "batchml-dev-block": both, "batchml-dev-far": both, "batchml-dev-auto": both,
+    }  # fmt: skip
+    assert list(made.groups) == ["batchml-dev-near"]
 
 
 @pytest.mark.parametrize(

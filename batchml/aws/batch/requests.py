@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from batchml.aws.batch.network import network_properties
 from batchml.aws.naming import (
     CACHE,
     CACHE_ON_HOST,
@@ -280,7 +281,7 @@ def make_submission(
     Batch's limit and the image cannot read a document.
     """
     name = to_name(submission.name or spec.name)
-    register = definition_request(spec, image, platform)
+    register = definition_request(spec, image, platform, queue)
     overrides, document = _overrides(spec, submission)
     container = {**overrides, "resourceRequirements": _requirements(spec)}
     submit: dict[str, Any] = {
@@ -388,13 +389,15 @@ def _pairs(variables: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def definition_request(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
-    """The RegisterJobDefinition request of a job.
+def definition_request(
+    spec: JobSpec, image: str, platform: Platform = _LOCAL, queue: str = ""
+) -> dict[str, Any]:
+    """The RegisterJobDefinition request of a job. `queue`: its name in AWS.
 
     The name ends in a hash of the content, so equal content has the same name on every machine.
     """
     name = to_name(spec.name)
-    container = _container(spec, name, image) | _platform_properties(spec, name, platform)
+    container = _container(spec, name, image) | _platform_properties(spec, name, platform, queue)
     if spec.secrets:
         container["secrets"] = secret_entries(spec, platform)
     kind = _multinode(container) if spec.nodes > 1 else _single(container)
@@ -454,15 +457,16 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
             {"type": "VCPU", "value": "1"},
             {"type": "MEMORY", "value": "1024"},
         ],
-        "linuxParameters": {
-            "initProcessEnabled": True,
-            "sharedMemorySize": spec.resources.shm_mib,
-        },
+        "linuxParameters": _linux_parameters(spec),
         "logConfiguration": {
             "logDriver": "awslogs",
             "options": {"awslogs-stream-prefix": name},
         },
     }
+
+
+def _linux_parameters(spec: JobSpec) -> dict[str, Any]:
+    return {"initProcessEnabled": True, "sharedMemorySize": spec.resources.shm_mib}
 
 
 def _definition_command(spec: JobSpec) -> list[str]:
@@ -475,10 +479,16 @@ def _definition_command(spec: JobSpec) -> list[str]:
     return command if len(json.dumps(command)) <= _MAX_SIZE else [BY_DOCUMENT]
 
 
-def _platform_properties(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
+def _platform_properties(
+    spec: JobSpec, name: str, platform: Platform, queue: str
+) -> dict[str, Any]:
     """The container properties that the platform decides; none on `local`."""
     found: dict[str, Any] = {}
-    environment: dict[str, str] = {}
+    network = network_properties(spec, platform.efa.get(queue))
+    environment = dict(network.environment)
+    if network.devices:
+        devices = {**_linux_parameters(spec), "devices": list(network.devices)}
+        found |= {"linuxParameters": devices, "ulimits": list(network.ulimits)}
     mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
     if platform.workspace:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))

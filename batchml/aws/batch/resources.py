@@ -15,6 +15,7 @@ from batchml.aws.naming import NEURON_IMAGE, Site, unknown_output
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute, FairShare, Queue
+from batchml.model.fabric import fabric_layout
 from batchml.model.run import JobStatus
 
 CLUSTER_GROUP = "cluster"  # in batchml.toml: the placement group that `setup` creates
@@ -78,21 +79,33 @@ def _compute_resources(
 
 def placement_group_name(site: Site, name: str, compute: Compute) -> str:
     """The placement group of a compute environment; "" for none."""
-    given = compute.placement_group
+    given = compute.placement_group or default_group(site, compute)
     return site.named(name) if given == CLUSTER_GROUP else given
+
+
+def default_group(site: Site, compute: Compute) -> str:
+    """`placement_group` of a compute environment that names none: hosts with EFA are together.
+
+    Reserved hosts have the placement of their reservation: EC2 starts no host of a placement group
+    in a reservation that was made without it, and the hosts of a capacity block are together
+    anyway. Source: EC2 User Guide, "Capacity Reservations in cluster placement groups".
+    """
+    has_efa = fabric_layout(compute, site.ami) is not None
+    return CLUSTER_GROUP if has_efa and not compute.is_reserved else ""
 
 
 def machine_image(site: Site, compute: Compute) -> dict[str, str]:
     """The AMI of a compute environment, as an Ec2Configuration.
 
     The AMI that we build has the NVIDIA driver and is for x86. So `ami = "build"` of an environment
-    applies only to its compute environments with x86 and GPUs; `ami` of a compute environment
-    always applies. AWS Batch has no image type for Neuron chips, so AWS's AMI for them is named by
-    its id. Raises ConfigError if the AMI is not built yet.
+    applies only to its compute environments with x86 and GPUs or EFA; `ami` of a compute
+    environment always applies. AWS Batch has no image type for Neuron chips, so AWS's AMI for them
+    is named by its id. Raises ConfigError if the AMI is not built yet.
     """
     kind = "ECS_AL2023_NVIDIA" if compute.has_gpus else "ECS_AL2023"
     chosen = compute.ami or site.ami
-    if chosen == "build" and not compute.ami and (compute.is_arm or not compute.has_gpus):
+    needs_ours = compute.has_gpus or fabric_layout(compute, site.ami) is not None
+    if chosen == "build" and not compute.ami and (compute.is_arm or not needs_ours):
         chosen = "ecs-gpu"
     if has_neuron_image(site, compute):
         image = site.neuron_image or unknown_output("ssm", "NeuronImageId")

@@ -26,6 +26,7 @@ from batchml.cost.render import estimate_json, estimate_lines
 from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.commands import NO_PUSH, show_build_progress
 from batchml.model.environment import Environment
+from batchml.model.fabric import describe_fabric
 from batchml.runs import job_images
 from batchml.setup import desired, pushing
 from batchml.setup.apply import BEGUN, apply_plan, discard_change_sets, read_state_for_plan
@@ -349,6 +350,7 @@ def _plan_json(
     if options.command == "setup" and not context.settings.is_local:
         found = estimate_environment(subject.spec.environment, context.prices)
         document["cost"] = estimate_json(found)
+        document["notes"] += describe_fabric(subject.spec.environment)
         document["notes"] += [*estimate_lines(found), *_quota_notes(context, subject)]
         if subject.spec.environment.budget is not None:
             document["notes"].append(
