@@ -53,6 +53,14 @@ CHECKS: tuple[Check, ...] = (
     Check("limits", "launch overhead, memory bandwidth, matrix products", 30),
     Check("lenet", "LeNet: an epoch of 60,000 images, data on the device; goal < 0.1 s", 80),
     Check("nccl", "NCCL in a group of one process", 25),
+    Check("health", "batchml's health checks, beside nvidia-smi", 30, ("torch", "nvml")),
+    Check("checkpoint", "saving a model on the GPU: how long training stands still", 35),
+    Check(
+        "runs",
+        "runs that share the machine's GPUs; top beside nvidia-smi",
+        55,
+        ("torch", "gpu", "batchml"),
+    ),
 )
 
 

@@ -61,6 +61,7 @@ ON_CPU = {
         "kernels a step, the job",
     },
     "nccl": {"first collective", "all-gather of 1 MiB"},
+    "checkpoint": {"torch.save, stall", "shards, stall", "pinned copy, stall", "written beside"},
 }
 
 

@@ -209,6 +209,7 @@ def test_use_of_a_rank_is_that_of_the_cards_which_it_has_for_itself(driver: Fake
     assert gpu_use_of(seen, {6}) == {}
     driver.set("old", 1)
     assert gpu_use_of(gpus.read(), {4}) == {}
+    assert gpu_totals(gpus.read()) == {"gpu": 60.0, "gpu_memory": 4096.0}  # with the driver's own
     gpus.close()
     assert gpus.read() == []
     assert driver.users == 0

@@ -75,7 +75,7 @@ int nvmlDeviceGetHandleByUUID(const char *id, struct gpu **handle) {
 }
 int nvmlDeviceGetMemoryInfo(struct gpu *g, u64 *memory) {
     const char *lost = getenv("FAKE_LOST");  /* a file: while it is there, the first GPU is lost */
-    memory[0] = 16ull << 30; memory[1] = 15ull << 30; memory[2] = 1ull << 30;
+    memory[0] = 16ull << 30; memory[1] = 14ull << 30; memory[2] = 2ull << 30;
     if (lost && g == gpus && !access(lost, F_OK)) return 15;
     return (int)g->lost;
 }
@@ -86,6 +86,14 @@ int nvmlDeviceGetName(struct gpu *g, char *text, unsigned size) {
 }
 int nvmlDeviceGetCudaComputeCapability(struct gpu *g, int *major, int *minor) {
     *major = (int)capability / 10; *minor = (int)capability % 10;
+    return (int)g->lost;
+}
+struct memory { unsigned version; u64 total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(struct gpu *g, struct memory *found) {
+    if (old) return 3;
+    if (found->version != (sizeof(struct memory) | 2u << 24)) return 25;
+    found->total = 16ull << 30; found->free = 14ull << 30;
+    found->reserved = found->used = 1ull << 30;
     return (int)g->lost;
 }
 int nvmlDeviceGetUtilizationRates(struct gpu *g, unsigned *rates) {

@@ -31,7 +31,7 @@ RECOVERY = (
 # Reasons for lower clocks: only those for which the hardware itself lowers the clocks.
 SLOWDOWNS = ((0x8, "hardware slowdown"), (0x40, "heat"), (0x80, "the power supply"))
 XID_EVENT, UNAVAILABLE_EVENT, RECOVERY_EVENT = 0x8, 0x4000, 0x8000
-_EVENTS = XID_EVENT | UNAVAILABLE_EVENT | RECOVERY_EVENT
+EVENTS = XID_EVENT | UNAVAILABLE_EVENT | RECOVERY_EVENT
 _MAX_PROCESSES = 128  # that are read of one card
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
@@ -47,6 +47,16 @@ class _Field(ctypes.Structure):  # nvmlFieldValue_t
         ("kind", ctypes.c_uint),
         ("failed", ctypes.c_int),
         ("value", ctypes.c_uint64),  # a union; the recovery action is an unsigned int
+    ]
+
+
+class _Memory(ctypes.Structure):  # nvmlMemory_v2_t, in bytes
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
     ]
 
 
@@ -210,13 +220,20 @@ class Nvml:
     def usage(self, handle: Any) -> Dict[str, float]:
         """`busy` in percent and `held` in bytes, if the driver reports them."""
         rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
-        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
         found: Dict[str, float] = {}
         if not self._call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
             found["busy"] = float(rates[0])
-        if not self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
-            found["held"] = float(memory[2])
-        return found
+        held = self._held(handle)
+        return found if held is None else {**found, "held": float(held)}
+
+    def _held(self, handle: Any) -> Optional[int]:
+        """The bytes that programs hold. Drivers before 510 add those that they keep themselves."""
+        memory = _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
+        if not self._call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory)):
+            return int(memory.used)
+        older = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        failed = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(older))
+        return None if failed else older[2]
 
     def processes(self, handle: Any) -> Dict[int, int]:
         """Process id -> bytes on the card, of compute processes. Empty if the driver does not
@@ -240,15 +257,20 @@ class Nvml:
         self._events = events
         watched = 0
         for handle in handles:
-            known = ctypes.c_ulonglong()
-            if self._call("nvmlDeviceGetSupportedEventTypes", handle, ctypes.byref(known)):
-                known = ctypes.c_ulonglong(_EVENTS)
-            for kinds in (known.value & _EVENTS, XID_EVENT):  # older drivers know only XIDs
+            known = self.event_types(handle)
+            wanted = EVENTS if known is None else known & EVENTS
+            for kinds in (wanted, XID_EVENT):  # older drivers know only XIDs
                 mask = ctypes.c_ulonglong(kinds)
                 if not self._call("nvmlDeviceRegisterEvents", handle, mask, events):
                     watched += 1
                     break
         return watched > 0
+
+    def event_types(self, handle: Any) -> Optional[int]:
+        """The kinds of events that the driver reports of a GPU, as bits."""
+        known = ctypes.c_ulonglong()
+        failed = self._call("nvmlDeviceGetSupportedEventTypes", handle, ctypes.byref(known))
+        return None if failed else known.value
 
     def event(self) -> Optional[GpuEvent]:
         """The next event that has come, without waiting; None without one."""
