@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchml.runtime.processes import become_reaper, kill_descendants
 from benchmarks.gpu import machine
 from benchmarks.gpu.checks import CHECKS, PROBE_SECONDS, SECONDS, Check
 from benchmarks.gpu.report import Result, failures, table
@@ -56,6 +57,10 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argpar
         "of a g5.xlarge and a c5.4xlarge of SageMaker)",
     )
     options = parser.parse_args(arguments)
+    try:
+        machine.load_module("vit-ray", "figures").read_prices(options.prices)
+    except ValueError as error:
+        parser.error(f"--prices: {error}")
     options.small = options.small or options.device == "cpu"
     options.chosen = choose(options.checks, parser)
     if not options.seconds > 0:
@@ -135,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process is left behind
+    become_reaper()  # of processes that Ray starts in sessions of their own
     options = parse(arguments, os.environ)
     if options.list:
         for check in CHECKS:
@@ -156,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device=options.device,
             small=options.small,
             seconds=options.seconds - (time.monotonic() - began),
+            clean_up=lambda: kill_descendants(5.0),
         )
         code = 0
         try:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from batchml.runtime import checkpoint
 from benchmarks.gpu.checks import CheckRun
-from benchmarks.gpu.timing import free_memory, load_module, synchronize
+from benchmarks.gpu.machine import load_module
+from benchmarks.gpu.timing import free_memory, synchronize
 
 GIB = 1 << 30
 STATE = 2 * GIB  # bytes of weights and Adam's state

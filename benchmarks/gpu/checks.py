@@ -16,7 +16,7 @@ How to add a check:
 5. `run.small` asks for the smallest sizes. With `on_cpu=True` a row says that the check also runs
    with `--device cpu`, which is always small: the test suite does this.
 
-A check that starts processes starts them in its own process group, so that they end with it.
+Processes that a check starts end with it, at the latest by the runner's kill.
 A check that types `batchml` commands uses `[run.batchml, "-m", "batchml", ...]`: the Python that
 has batchml's dependencies, if `needs` has "batchml".
 """
@@ -52,7 +52,9 @@ class Check(NamedTuple):
 CHECKS: tuple[Check, ...] = (
     Check("limits", "launch overhead, memory bandwidth, matrix products", 30),
     Check("lenet", "LeNet: an epoch of 60,000 images, data on the device; goal < 0.1 s", 80),
-    Check("nccl", "NCCL in a group of one process", 25),
+    Check("vit", "a vision transformer fed by 0, 4 and 12 CPU workers; price of a step", 90),
+    Check("llama", "Llama at the size that fits: MFU; FSDP2, recomputation, compilation", 110),
+    Check("nccl", "NCCL in a group of one process", 20),
     Check("health", "batchml's health checks, beside nvidia-smi", 30, ("torch", "nvml")),
     Check("checkpoint", "saving a model on the GPU: how long training stands still", 35),
     Check(

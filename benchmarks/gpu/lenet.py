@@ -22,8 +22,9 @@ from torch.nn import functional
 from batchml.runtime import mnist
 from benchmarks.gpu import limits
 from benchmarks.gpu.checks import CheckRun, first_line
+from benchmarks.gpu.machine import load_program
 from benchmarks.gpu.report import number
-from benchmarks.gpu.timing import capture, free_memory, load_program, synchronize
+from benchmarks.gpu.timing import capture, free_memory, synchronize
 
 GOAL = 0.1  # seconds an epoch, on an H200
 IMAGES = 60_000

@@ -1,7 +1,9 @@
-"""What the checks run on: which Python has PyTorch, the GPU and its driver, the commit."""
+"""What the checks run on: which Python has PyTorch, the GPU's driver, the commit, the jobs."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +140,27 @@ def file_name(gpu: str | None, small: bool = False) -> str:
     """The name of the results of a kind of GPU: "NVIDIA H200" -> nvidia-h200."""
     words = f"{gpu or 'no GPU'}{' small' if small else ''}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def load_program(job: str) -> ModuleType:
+    """The train.py of a job, as a module that its own imports find. It is no part of a package."""
+    path = ROOT / "jobs" / job / "train.py"
+    name = f"job_{job.replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_module(job: str, name: str) -> Any:
+    """A module beside the train.py of a job. A process loads modules of one job only."""
+    folder = str(ROOT / "jobs" / job)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
 
 
 def _output(command: list[str]) -> str:

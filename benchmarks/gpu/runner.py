@@ -41,12 +41,15 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         wait: Wait = wait_for_end,
         module: str = "benchmarks.gpu.{name}",
+        clean_up: Callable[[], object] = lambda: None,
     ) -> None:
-        """`seconds` are those of all checks together. `module` is the module of a check `name`."""
+        """`seconds` are those of all checks together. `module` is the module of a check `name`.
+        `clean_up` ends processes that a check left outside of its process group.
+        """
         self.results: list[Result] = []
         self._python, self._scratch, self._facts = python, scratch, facts
         self._device, self._small, self._module = device, small, module
-        self._clock, self._wait = clock, wait
+        self._clock, self._wait, self._clean_up = clock, wait, clean_up
         self._end = clock() + seconds
 
     def run(
@@ -92,6 +95,7 @@ class Runner:
                 in_time = False
             finally:
                 end_group(process)
+                self._clean_up()
         took = self._clock() - began
         end, fields = read_record(record.read_text("utf-8").splitlines())
         if end is not None:

@@ -42,6 +42,8 @@ def test_a_mistake_in_an_option_is_said_before_anything_runs(tmp_path: Path) -> 
     assert code == 2 and "--checks: unknown: lenett; known: limits" in printed
     code, printed = gpu("", tmp_path, "--seconds", "0")
     assert code == 2 and "--seconds is a number greater than 0" in printed
+    code, printed = gpu("", tmp_path, "--prices", "head=cheap")
+    assert code == 2 and "--prices: " in printed
     code, printed = gpu("", tmp_path, "--show", str(tmp_path))
     assert code == 2 and "is no report of these checks" in printed
 
@@ -60,6 +62,8 @@ ON_CPU = {
         "best epoch",
         "kernels a step, the job",
     },
+    "vit": {"images on the device", "0 workers", "2 workers", "2 workers: 1000 steps"},
+    "llama": {"tiny, FSDP2", "tiny, FSDP2, recomputation, compiled"},
     "nccl": {"first collective", "all-gather of 1 MiB"},
     "checkpoint": {"torch.save, stall", "shards, stall", "pinned copy, stall", "written beside"},
 }

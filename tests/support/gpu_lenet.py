@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.lenet import EAGER, FP32, GRAPH, NHWC, Trainer, Variant, synthetic
-from benchmarks.gpu.timing import load_program
+from benchmarks.gpu.machine import load_program
 
 IMAGES, BATCH = 840, 8  # 105 batches: not a multiple of the steps of a graph
 
