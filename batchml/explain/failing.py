@@ -8,6 +8,7 @@ from batchml.explain import clues, missing
 from batchml.explain.missing import EndedRun, MissingItem
 from batchml.explain.rank_logs import find_ended_rank, started_without_checkpoint
 from batchml.explain.suggest import (
+    LOCAL_FIXES,
     describe_memory,
     describe_time,
     is_out_of_reach,
@@ -525,22 +526,11 @@ def _explain_clue(ended: EndedRun, found: clues.ClueMatch) -> Explanation:
         fix = f"If it writes flags with hyphens, write {right}."
         words = [word.replace(flag, right, 1) for word in ended.run.command]
         command = ended.submit(command=words) if words != list(ended.run.command) else ""
-    if ended.commands.is_local and found.cause in _LOCAL_FIXES:
-        fix = _LOCAL_FIXES[found.cause]
+    if ended.commands.is_local and found.cause in LOCAL_FIXES:
+        fix = LOCAL_FIXES[found.cause]
         is_disk = found.cause == "disk-full"
         command = ended.commands.batchml("local", "clean") if is_disk else ""
     return Explanation(found.cause, found.verdict, evidence, fix, command)
-
-
-# Causes that a user removes on this machine itself, and not in AWS.
-_LOCAL_FIXES = {
-    "disk-full": "Make room on this machine's disk, for example of old environments.",
-    "network": "Connect this machine to the network, or correct the name.",
-    "image-network": "Connect this machine to the image's registry.",
-    "credentials": "Log in to AWS on this machine, or set AWS_PROFILE with --set-env.",
-    "secret": "Write it into secrets.toml of the state folder: docs/local.md.",
-    "no-gpu-driver": missing.NO_DRIVER_HERE,
-}
 
 
 def _submit_changed_job(ended: EndedRun) -> str:

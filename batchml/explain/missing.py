@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from batchml.errors import did_you_mean
 from batchml.explain.clues import ClueMatch, find_last_exception, informative_lines
 from batchml.explain.resumed import SavedFile
-from batchml.explain.suggest import CommandWriter, function_of, own_image
+from batchml.explain.suggest import LOCAL_FIXES, CommandWriter, function_of, own_image
 from batchml.jobs.code import find_exclusions, find_files
 from batchml.jobs.ignore import IGNORE_FILE
 from batchml.jobs.written import WRITTEN
@@ -505,9 +505,6 @@ def _pushed(requirements: str, image: str) -> str:
     return image if folder == f"images/{image}" else folder or "."
 
 
-NO_DRIVER_HERE = "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine."
-
-
 def _explain_missing_gpu(found: ClueMatch, ended: EndedRun) -> Explanation:
     """Explain a program without a GPU in a run that requested some."""
     run, commands = ended.run, ended.commands
@@ -522,6 +519,6 @@ def _explain_missing_gpu(found: ClueMatch, ended: EndedRun) -> Explanation:
     fix = "Use the GPU AMI and GPU instance types in batchml.toml, and run setup."
     return Explanation(
         "no-gpu-driver", f"It requested {run.gpus} GPU, and its container has no driver or device.",
-        (found.line,), NO_DRIVER_HERE if commands.is_local else fix,
+        (found.line,), LOCAL_FIXES["no-gpu-driver"] if commands.is_local else fix,
         "" if commands.is_local else commands.batchml("setup"),
     )  # fmt: skip

@@ -191,3 +191,15 @@ def describe_request(run: Run) -> str:
     parts = [f"{run.vcpus} vCPU", describe_memory(run.memory_mib)]
     parts += [f"{run.gpus} GPU"] if run.gpus else []
     return ", ".join(parts) + (f" on each of {run.nodes} nodes" if run.nodes else "")
+
+
+# Causes that a user removes on this machine itself, and not in AWS.
+LOCAL_FIXES = {
+    "disk-full": "Make room on this machine's disk, for example of old environments.",
+    "network": "Connect this machine to the network, or correct the name.",
+    "image-network": "Connect this machine to the image's registry.",
+    "credentials": "Log in to AWS on this machine, or set AWS_PROFILE with --set-env.",
+    "secret": "Write it into secrets.toml of the state folder: docs/local.md.",
+    "no-gpu-driver": "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine.",
+    "gpu-broken": "Reset this machine's GPU, or restart the machine: nvidia-smi -q names errors.",
+}

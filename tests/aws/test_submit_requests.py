@@ -347,7 +347,7 @@ def test_every_run_is_told_its_vcpus() -> None:
     for spec in (SPEC, TORCHRUN, msgspec.structs.replace(SPEC, nodes=3)):
         told = variables_of(made(spec, key=KEY, token=TOKEN)[1])
         assert told["BATCHML_VCPUS"] == str(spec.resources.vcpus)
-        assert told.get("BATCHML_GPUS", "0") == str(spec.resources.gpus)
+        assert told.get("BATCHML_GPUS", "0") == str(spec.resources.gpu_count)
         resources = msgspec.structs.replace(spec.resources, gpus=8)
         with_gpus = msgspec.structs.replace(spec, resources=resources)
         assert variables_of(made(with_gpus, key=KEY, token=TOKEN)[1])["BATCHML_GPUS"] == "8"

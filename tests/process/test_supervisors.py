@@ -523,30 +523,54 @@ def test_a_notice_before_the_main_node_listens_is_told_once_it_does(nodes: Nodes
     )
 
 
+def faked_gpu(folder: Path, fault: str) -> dict[str, str]:
+    """The variables of a node whose GPU breaks once the file `breaks` is there."""
+    (folder / "sitecustomize.py").write_text(
+        "import batchml.runtime.telemetry.gpus; batchml.runtime.telemetry.gpus.DEVICE = '/dev/null'"
+    )
+    return {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-aaaa",
+        "LD_LIBRARY_PATH": str(build(folder).parent),
+        fault: str(folder / "breaks"),
+        "PYTHONPATH": f"{folder}:{os.getcwd()}",
+    }
+
+
 def test_a_gpu_that_breaks_on_one_node_ends_all_to_be_tried_elsewhere(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     """The driver's library is one that says so once a file is there."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import batchml.runtime.telemetry.gpus; batchml.runtime.telemetry.gpus.DEVICE = '/dev/null'"
-    )
-    given = {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-aaaa",
-        "LD_LIBRARY_PATH": str(build(tmp_path).parent),
-        "FAKE_XID_79": str(tmp_path / "breaks"),
-        "PYTHONPATH": f"{tmp_path}:{os.getcwd()}",
-    }
     (nodes.folder / "rank.py").write_text(PREAMBLE + """
 say("begun")
 while not should_stop(): time.sleep(0.01)
 """)  # fmt: skip
     nodes.add(0, 2, TWO)
-    nodes.add(1, 2, TWO, **given)
+    nodes.add(1, 2, TWO, **faked_gpu(tmp_path, "FAKE_XID_79"))
     nodes.until_said("[r3] begun", 1)
     (tmp_path / "breaks").touch()
     assert nodes.ended() == [75, 75]
     assert nodes.end() == {"code": "75", "by": "runtime"}
     assert nodes.said()[-2].startswith("batchml: this host (127.0.3.2) is unfit: GPU-aaaa: XID 79")
+
+
+def test_a_rank_that_fails_because_its_gpu_is_lost_does_not_begin_again_there(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Without an event: the check of the host before the next generation finds it."""
+    (nodes.folder / "rank.py").write_text(PREAMBLE + """
+say("begun", generation)
+lost = os.environ.get("FAKE_LOST", "")
+if rank == 3:
+    open(lost, "w").close()
+    raise RuntimeError("CUDA error: unspecified launch failure")
+while not should_stop(): time.sleep(0.01)
+""")  # fmt: skip
+    nodes.add(0, 2, TWO)
+    nodes.add(1, 2, TWO, **faked_gpu(tmp_path, "FAKE_LOST"))
+    assert nodes.ended() == [75, 75]
+    lines = [line for node in (0, 1) for line in nodes.said(node)]
+    assert not any("begun 2" in line for line in lines)
+    assert any("is unfit: GPU-aaaa: it does not answer: GPU is lost" in line for line in lines)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "file"])

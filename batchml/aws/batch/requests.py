@@ -533,7 +533,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
     found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
         (VCPUS, str(spec.resources.vcpus)),
-        (GPUS, str(spec.resources.gpus or "")),
+        (GPUS, str(spec.resources.gpu_count or "")),
         ("BATCHML_KEY", submission.key),
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),
