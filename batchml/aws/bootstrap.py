@@ -12,6 +12,8 @@ import base64
 import gzip
 import hashlib
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +46,7 @@ def read_script(folder: Path, name: str) -> tuple[str, list[str]]:
         content = path.read_bytes()
     except OSError as error:
         return "", [f"{path} cannot be read: {error.strerror}."]
-    mistakes = list(script_mistakes(name, content))
+    mistakes = list(script_mistakes(name, content)) or list(_syntax_mistakes(name, content))
     return ("" if mistakes else content.decode()), mistakes
 
 
@@ -76,6 +78,27 @@ def script_mistakes(name: str, content: bytes) -> Iterator[str]:
             f"{name} has {size} bytes when it is compressed; at most {MAX_PACKED}, because EC2 "
             "limits user data. Let the script download the rest, for example from S3."
         )
+
+
+_SHELL = re.compile(rb"#!.*?(?:/|\s)(?:ba)?sh\s*(?:-\w+\s*)*\n")
+_SYNTAX_SECONDS = 10.0
+
+
+def _syntax_mistakes(name: str, content: bytes) -> Iterator[str]:
+    """What bash says of a script of the shell that it cannot read; nothing without bash here."""
+    bash = shutil.which("bash")
+    if bash is None or not _SHELL.match(content):
+        return
+    try:
+        done = subprocess.run(
+            [bash, "-n"], input=content, capture_output=True, timeout=_SYNTAX_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").splitlines()
+        first = next((line.partition(": ")[2] for line in said if ": line " in line), "")
+        yield f"{name}: bash cannot read it: {first or 'a mistake of syntax'}."
 
 
 def pack_script(script: str) -> str:

@@ -118,28 +118,37 @@ def _counts(environment: Environment, queue: str) -> dict[str, int]:
 # --- In words -------------------------------------------------------------------------------------
 
 
-def describe_fabric(environment: Environment) -> Iterator[str]:
+class FabricLine(NamedTuple):
+    """A sentence about EFA. `is_used`: whether the hosts or runs that it is about use EFA."""
+
+    text: str
+    is_used: bool
+
+
+def describe_fabric(environment: Environment) -> Iterator[FabricLine]:
     """A line for each compute environment with the key `efa`, and for queues of unlike hosts."""
     for name, compute in environment.compute.items():
         layout = fabric_layout(compute, environment.ami)
         if layout is not None:
             rates = {f"{each.gbps:,.0f} Gbps" for each in _known(compute) if each.gbps}
             rate = f", {' or '.join(sorted(rates))}" if rates else ""
-            yield (
-                f"EFA: each host of compute {name} has {layout.interfaces} "
-                f"interface{'s'[: layout.interfaces != 1]}{rate}; all hosts are in one zone."
+            text = (
+                f"each host of compute {name} has {layout.interfaces} EFA "
+                f"interface{'s'[: layout.interfaces != 1]}{rate}; all hosts are in one zone"
             )
+            yield FabricLine(text, True)
         elif compute.efa:
-            why = next(efa_obstacles(compute, environment.ami), "")
-            yield f'EFA: compute {name} has none (efa = "auto"): {why}'
+            why = next(efa_obstacles(compute, environment.ami), "").rstrip(".")
+            yield FabricLine(f'hosts of compute {name} have no EFA (efa = "auto"): {why}', False)
     for name in environment.queues:
         counts = _counts(environment, name)
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{each} has {count}" for each, count in counts.items())
-            yield (
-                f"EFA: multi-node runs in queue {name} use none, because its hosts have different "
-                f"numbers of interfaces ({listed})."
+            text = (
+                f"multi-node runs in queue {name} do not use EFA, because its hosts have different "
+                f"numbers of interfaces ({listed})"
             )
+            yield FabricLine(text, False)
 
 
 def describe_network(environment: Environment, queue: str, gpus: int) -> str:
@@ -151,13 +160,16 @@ def describe_network(environment: Environment, queue: str, gpus: int) -> str:
         return f"EFA: each node has {count} device{'s'[: count != 1]}."
     if not gpus:
         return ""
-    hosts = [environment.compute[name] for name in environment.queues[queue].compute]
+    hosts = {name: environment.compute[name] for name in environment.queues[queue].compute}
+    why = f"queue {queue} has {_NONE}"
+    if len(set(_counts(environment, queue).values())) > 1:
+        why = f"hosts of queue {queue} have different numbers of EFA interfaces"
     could = [
         name
-        for name in environment.queues[queue].compute
-        if not environment.compute[name].efa and not any(_type_obstacles(environment.compute[name]))
+        for name, each in hosts.items()
+        if not (each.efa or each.spot or any(_type_obstacles(each)))
     ]
     more = ""
-    if could and len(could) == len(hosts) and not any(each.spot for each in hosts):
+    if len(could) == len(hosts):
         more = f" Its hosts could have it: efa = true under compute.{could[0]} of batchml.toml."
-    return f"Nodes talk over TCP (NCCL_NET=Socket): queue {queue} has {_NONE}.{more}"
+    return f"Nodes talk over TCP (NCCL_NET=Socket): {why}.{more}"

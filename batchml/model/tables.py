@@ -177,7 +177,9 @@ def _is_number(annotation: Any) -> bool:
 
 def _choices(steps: list[str | int], kind: Any) -> list[str]:
     """The allowed words of a value; none if it is not limited to words."""
-    return [word for word in _literals(_type_at(kind, steps)) if word]
+    annotation = _type_at(kind, steps)
+    words = [word for word in _literals(annotation) if word]
+    return ["true", "false", *words] if words and bool in get_args(annotation) else words
 
 
 def _literals(annotation: Any) -> list[str]:

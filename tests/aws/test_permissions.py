@@ -47,7 +47,7 @@ PLAIN = Environment(region="us-east-1")
 EVERYTHING = Environment(
     region="us-east-1", ami="build", storage=Storage(workspace="fsx-lustre"),
     budget=Budget(usd=1, email="a@b.c"), quarantine=True, secrets=("arn:aws:ssm:x",),
-    compute={"gpu": Compute(instance_types=("g6.xlarge",), max_vcpus=4,
+    compute={"gpu": Compute(instance_types=("g6.xlarge",), max_vcpus=4, efa="auto",
                             capacity_reservation="cr-0123456789abcdef0")},
 )  # fmt: skip
 GIVEN = Network(vpc="vpc-1", subnets=("subnet-1",), security_groups=("sg-1",))

@@ -260,8 +260,18 @@ def test_a_bootstrap_script_and_its_changes_are_in_the_plan(aws: Aws) -> None:
         (b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark"),
         (b"#!/bin/sh\n" + os.urandom(9000).hex().encode(), "when it is compressed; at most 8192"),
         (b"#!/bin/sh\n" + b"#" * 300_000, "at most 262144"),
+        (b"#!/bin/bash\nif true; then\n", "on_create.sh: bash cannot read it: line 3: syntax"),
     ],
-    ids=["empty", "binary", "CRLF", "no interpreter", "BOM", "too large", "much too large"],
+    ids=[
+        "empty",
+        "binary",
+        "CRLF",
+        "no interpreter",
+        "BOM",
+        "too large",
+        "much too large",
+        "syntax",
+    ],
 )
 def test_a_script_that_no_host_could_run_is_refused_before_aws_is_asked(
     aws: Aws, content: bytes, words: str

@@ -96,15 +96,21 @@ def test_auto_is_efa_where_nothing_prevents_it_and_the_plan_says_why_not() -> No
     small = compute("g6.xlarge", efa="auto")
     assert fabric_layout(small, "build") is None
     (line,) = describe_fabric(environment(dev=small))
-    assert line.startswith('EFA: compute dev has none (efa = "auto"): g6.xlarge has no Elastic')
+    assert not line.is_used
+    assert line.text.startswith(
+        'hosts of compute dev have no EFA (efa = "auto"): g6.xlarge has no Elastic'
+    )
 
 
 def test_the_plan_says_how_many_interfaces_hosts_have() -> None:
     assert list(describe_fabric(environment(gpu=compute("p5.48xlarge")))) == [
-        "EFA: each host of compute gpu has 32 interfaces, 3,200 Gbps; all hosts are in one zone."
+        (
+            "each host of compute gpu has 32 EFA interfaces, 3,200 Gbps; all hosts are in one zone",
+            True,
+        )
     ]
     (line,) = describe_fabric(environment(gpu=compute("g6.8xlarge", "g6.12xlarge")))
-    assert "has 1 interface, 25 Gbps or 40 Gbps; all" in line
+    assert "has 1 EFA interface, 25 Gbps or 40 Gbps; all" in line.text
 
 
 def test_a_queue_of_unlike_hosts_has_no_efa() -> None:
@@ -112,8 +118,9 @@ def test_a_queue_of_unlike_hosts_has_no_efa() -> None:
     both = environment(big=compute("p5.48xlarge"), small=compute("g6.48xlarge"))
     assert [efa_of_queue(both, name) for name in ("big", "small", "all")] == [32, 1, 0]
     assert list(describe_fabric(both))[-1] == (
-        "EFA: multi-node runs in queue all use none, because its hosts have different numbers of "
-        "interfaces (big has 32, small has 1)."
+        "multi-node runs in queue all do not use EFA, because its hosts have different numbers of "
+        "interfaces (big has 32, small has 1)",
+        False,
     )
     alike = environment(one=compute("p4d.24xlarge"), two=compute("p4de.24xlarge"))
     assert efa_of_queue(alike, "all") == 4
@@ -130,4 +137,5 @@ def test_a_run_is_told_which_network_its_nodes_have() -> None:
     assert slow.startswith("Nodes talk over TCP (NCCL_NET=Socket): queue slow has no Elastic")
     assert slow.endswith("efa = true under compute.slow of batchml.toml.")
     assert "efa = true" not in describe_network(found, "small", 1)
+    assert "different numbers of EFA interfaces" in describe_network(found, "all", 1)
     assert describe_network(found, "small", 0) == describe_network(found, "theirs", 8) == ""

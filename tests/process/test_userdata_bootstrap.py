@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.bootstrap import MINUTES, SHOWN_LINES, pack_script, parse_console
+from batchml.aws.bootstrap import MINUTES, SHOWN_LINES, pack_script, parse_console, read_script
 from batchml.aws.ec2 import content_hash, launch_template_request, make_user_data
 from batchml.aws.naming import Site, WorkspaceMount
 from batchml.model.environment import Compute
@@ -44,6 +44,24 @@ class Bootstrap:
     def start(self) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{self.instance.bin}:/usr/bin:/bin"}
         return subprocess.run([self.program], env=path, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_read"),
+    [
+        ("#!/bin/bash", True), ("#!/bin/sh -eu", True), ("#!/usr/bin/env bash", True),
+        ("#!/usr/bin/python3", False), ("#!/bin/zsh", False), ("#!/bin/bash-static/x", False),
+    ],
+)  # fmt: skip
+def test_bash_reads_a_script_of_the_shell_before_a_host_does(
+    first: str, is_read: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "on_create.sh"
+    script.write_text(f"{first}\nif true; then\necho $(\n")
+    text, mistakes = read_script(tmp_path, "on_create.sh")
+    assert [not text, len(mistakes)] == ([True, 1] if is_read else [False, 0])
+    script.write_text(f"{first}\nif true; then\nrm -rf {tmp_path}/*\nfi\n")
+    assert read_script(tmp_path, "on_create.sh")[1] == [] and script.exists(), "it is not run"
 
 
 def test_the_script_runs_once_as_it_was_written_before_the_agent_and_after_the_mount(

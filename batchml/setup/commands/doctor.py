@@ -24,6 +24,7 @@ from batchml.local.executors.choice import DOCKER, read_choice
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL, Environment
 from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
+from batchml.setup.fabric import ask_fabric, check_fabric
 from batchml.setup.images import ask_images, check_images
 from batchml.setup.init import FIRST_JOB, first_files, write_files
 from batchml.setup.machine import check_config, check_machine, check_plugin, examine_machine
@@ -165,6 +166,7 @@ def _examine_account(settings: Settings) -> Iterator[Finding]:
     account = ask_account(home, session, settings.env.value, environment, SystemClock())
     yield from check_account(account)
     yield from check_images(ask_images(session, account))
+    yield from check_fabric(ask_fabric(session, account))
 
 
 def _lines(finding: Finding) -> Sequence[str]:

@@ -350,7 +350,10 @@ def _plan_json(
     if options.command == "setup" and not context.settings.is_local:
         found = estimate_environment(subject.spec.environment, context.prices)
         document["cost"] = estimate_json(found)
-        document["notes"] += describe_fabric(subject.spec.environment)
+        document["notes"] += [
+            f"{line.text[0].upper()}{line.text[1:]}."
+            for line in describe_fabric(subject.spec.environment)
+        ]
         document["notes"] += [*estimate_lines(found), *_quota_notes(context, subject)]
         if subject.spec.environment.budget is not None:
             document["notes"].append(
