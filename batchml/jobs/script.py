@@ -63,7 +63,21 @@ def read_script(text: str, program: Sequence[str]) -> Script:
             first_command = first_command or number
     notices += (*_foreign_notices(text), *_spelling_notices(text))
     notices += _cluster_notices(text, program)
-    return Script(tuple(ours), tuple(slurms), tuple(mistakes), tuple(notices), has_slurm(text))
+    is_slurm = has_slurm(text)
+    resumes = _AUTO_RESUME.search(text) if is_slurm else None
+    if resumes:  # it is about the whole run, as if a line #SBATCH had it
+        number = text.count("\n", 0, resumes.start()) + 1
+        slurms.append(ScriptLine(number, ("--auto-resume=1",)))
+    return Script(tuple(ours), tuple(slurms), tuple(mistakes), tuple(notices), is_slurm)
+
+
+# In a call of srun, which may go on in the next lines, or in a variable for one: AWS's scripts have
+# AUTO_RESUME="--auto-resume=1", then srun ${AUTO_RESUME}.
+_AUTO_RESUME = re.compile(
+    r"^[ \t]*(?:srun[ \t](?:[^\n#]|\\\n)*?|(?:export[ \t]+)?\w+=[\"']?)"
+    r"--auto-resume[= ][\"']?1\b",
+    re.MULTILINE,
+)
 
 
 def has_slurm(text: str) -> bool:

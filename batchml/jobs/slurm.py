@@ -34,9 +34,9 @@ SHORT = {
 
 # Options with a value that are read; then options without a value.
 READ = frozenset((
-    "account", "array", "chdir", "container-image", "cpus-per-gpu", "cpus-per-task", "dependency",
-    "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "mem", "mem-per-cpu",
-    "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node", "partition", "time",
+    "account", "array", "auto-resume", "chdir", "container-image", "cpus-per-gpu", "cpus-per-task",
+    "dependency", "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "mem",
+    "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node", "partition", "time",
 ))  # fmt: skip
 READ_BARE = frozenset(("no-requeue", "requeue"))
 
@@ -533,7 +533,10 @@ class _Reader:
         if texts.get("account"):
             options["tags"] = {"account": texts["account"]}
             variables["SLURM_JOB_ACCOUNT"] = texts["account"]
-        if "requeue" in self._given:
+        # On SageMaker HyperPod a step starts again, also in a job with --no-requeue.
+        if self._value("auto-resume", {"0": False, "1": True}.get, "0 or 1"):
+            options["auto_resume"] = True
+        elif "requeue" in self._given:
             options["attempts"] = REQUEUE_ATTEMPTS
             self._notify(
                 self._line("requeue"),

@@ -83,6 +83,8 @@ class SubmitOptions(TypedDict, total=False):
         AWS_BATCH_JOB_ARRAY_INDEX. It is no search: that is `batchml sweep`.
     after: runs that have to succeed before this one starts.
     retry_on: outcomes after which AWS Batch starts another attempt.
+    auto_resume: make up to 5 attempts, unless the job has more than one already, after a host is
+        lost or unfit; each goes on from what the run has saved.
     data: name -> "s3://BUCKET/PREFIX" or folder; a host copies it once for all its runs, and the
         program finds the copy in BATCHML_DATA_NAME.
     max_cost: in USD; the run gets a signal to save and is stopped before it costs more.
@@ -143,6 +145,7 @@ class SubmitOptions(TypedDict, total=False):
             "Retry after this outcome: host-lost. May be repeated.", metavar="CLASS", key="retry.on"
         ),
     ]
+    auto_resume: Annotated[bool, Option("Resume after a lost host: 5 attempts, on checked hosts.")]
     timeout: Annotated[
         str | int | None,
         Option('Limit the time of an attempt: "4h".', metavar="DURATION", key="timeout"),
@@ -251,6 +254,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     share: str = ""
     array: int | None = None
     max_cost: float | None = None
+    auto_resume: bool = False
     strict_resources: bool = False
     include_secrets: bool = False
     provided_params: frozenset[str] = frozenset()
@@ -363,6 +367,8 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         is_rerun=request.spec is not None,
     )  # fmt: skip
     mistakes = _flag_mistakes(spec, request.params, program, own) if program else []
+    spec, wrong = with_auto_resume(spec, request)
+    mistakes += wrong
     if request.command:
         # After the checks of a file: braces of a command line may belong to the shell or to awk, so
         # only the names of the job's parameters, and of folders, are replaced.
@@ -381,6 +387,33 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         launched, folder, job, original, has_other_command=bool(request.command),
         launcher="" if launched is spec else PurePath(spec.command[0]).name,
     )  # fmt: skip
+
+
+AUTO_RESUME_ATTEMPTS = 5
+
+
+def with_auto_resume(spec: JobSpec, request: RunRequest) -> tuple[JobSpec, list[str]]:
+    """The job with what `--auto-resume` means, and its mistakes: attempts, and checks of hosts.
+
+    The attempts of the job or of --attempts stay, if they are more than one. SageMaker HyperPod has
+    the flag for `srun`: after a node was replaced, it starts the step again, which goes on from its
+    checkpoint. Source: SageMaker AI Developer Guide, "Job auto-resume".
+    """
+    if not request.auto_resume:
+        return spec, []
+    if (request.changes.get("retry") or {}).get("attempts") == 1:
+        return spec, [
+            "--auto-resume: with --attempts 1 nothing is resumed. Give at least 2 attempts, or "
+            "leave one of the flags out."
+        ]
+    retry = msgspec.structs.replace(
+        spec.retry,
+        attempts=spec.retry.attempts if spec.retry.attempts > 1 else AUTO_RESUME_ATTEMPTS,
+        on=tuple(dict.fromkeys(("host-lost", *spec.retry.on))),
+    )
+    checks = "quick" if spec.health.checks == "off" else spec.health.checks
+    health = msgspec.structs.replace(spec.health, checks=checks)
+    return msgspec.structs.replace(spec, retry=retry, health=health), []
 
 
 def _with_launcher(spec: JobSpec, request: RunRequest) -> tuple[JobSpec, list[str]]:

@@ -114,7 +114,7 @@ def prepare(
     check_placeholders(spec, store)
     notices += [
         *_launcher_notice(job),
-        *_attempts_notice(spec),
+        *_attempts_notice(spec, request, store),
         *_network_notice(context, spec),
         *_unused_params_notice(spec, request.params),
     ]
@@ -205,7 +205,14 @@ def _launcher_notice(job: ResolvedJob) -> list[str]:
     ]
 
 
-def _attempts_notice(spec: JobSpec) -> list[str]:
+def _attempts_notice(spec: JobSpec, request: RunRequest, store: PackageStore) -> list[str]:
+    if request.auto_resume:
+        checks = f"on hosts that pass the {spec.health.checks} checks"
+        rest = f"each goes on from what the run has saved, {checks}"
+        if not store.is_read:
+            rest = f"each begins anew, on hosts not checked: batchml did not build {spec.image}"
+        after = ", ".join(spec.retry.on)
+        return [f"--auto-resume: up to {spec.retry.attempts} attempts, after: {after}; {rest}."]
     if spec.retry.attempts > 1:
         return [f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}."]
     if spec.nodes > 1:

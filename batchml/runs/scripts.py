@@ -226,6 +226,7 @@ def _merge_requests(upper: RunRequest, lower: RunRequest) -> RunRequest:
         share=upper.share or lower.share,
         array=lower.array if upper.array is None else upper.array,
         max_cost=lower.max_cost if upper.max_cost is None else upper.max_cost,
+        auto_resume=upper.auto_resume or lower.auto_resume,
         strict_resources=upper.strict_resources or lower.strict_resources,
         include_secrets=upper.include_secrets or lower.include_secrets,
     )

@@ -15,7 +15,7 @@ from batchml.runs.rerun.resubmit import prepare_again
 
 _CHANGED = (
     "params", "name", "queue", "vcpus", "memory", "gpus", "launch", "attempts", "retry_on",
-    "timeout", "idle_after", "max_cost", "tags", "include_secrets",
+    "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
 )  # fmt: skip
 
 

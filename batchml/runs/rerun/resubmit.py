@@ -478,6 +478,7 @@ def _prepare(
         share=wanted.share,
         array=wanted.array,
         max_cost=wanted.max_cost if changes.max_cost is None else changes.max_cost,
+        auto_resume=changes.auto_resume,
         # For code that was sent before, the user has agreed.
         include_secrets=changes.include_secrets or not is_new,
     )
