@@ -84,6 +84,7 @@ CHANGES: dict[str, Any] = {
     "array": 7,
     "after": ["6b0e0000-0000-4000-8000-000000000001"],
     "attempts": 4,
+    "auto_resume": True,
     "retry_on": ["app-error"],
     "timeout": "2h",
     "idle_after": "30m",
