@@ -156,16 +156,20 @@ class _Measurement:
         return {"rate": list(rate), "pairs": [list(pair) for pair in pairs]}
 
     def _measure(self, group: Any, limit: float) -> Tuple[int, float]:
-        """The largest size whose all-reduce fits into the limit, and the seconds that one takes."""
-        sizes = sizes_up_to(self._order.bytes)
+        """The largest size that fits into `limit` seconds, and the seconds of an all-reduce of it.
+
+        All processes decide alike, because they know the same times.
+        """
+        sizes, left = sizes_up_to(self._order.bytes), limit
         for size, larger in zip(sizes, [*sizes[1:], 0]):  # noqa: B905 (Python 3.8)
             data = self._torch.zeros(size // 4, device=self._device)
             self._reduce(data, group)  # connections are made, buffers are touched
             each = self._time(data, group, 1)
-            if not larger or each * larger / size > limit:
+            left -= 2 * each
+            if not larger or 3 * each * larger / size > left:
                 break
-        count = max(1, min(_MOST, int(limit / max(each, 1e-6))))
-        return size, self._time(data, group, count)
+        count = min(_MOST, int(left / max(each, 1e-6)))
+        return size, self._time(data, group, count) if count > 0 else each
 
     def _time(self, data: Any, group: Any, count: int) -> float:
         """Seconds of one all-reduce on the slowest process; the same value on all of them."""

@@ -157,17 +157,20 @@ def pair_rounds(nodes: int) -> List[List[Tuple[int, int]]]:
     return rounds
 
 
-def slow_pairs(pairs: Sequence[PairRate]) -> List[PairRate]:
-    """The pairs that are much slower than the fastest pair."""
+def slow_pairs(pairs: Sequence[PairRate], floor: float) -> List[PairRate]:
+    """The pairs that are much slower than the fastest pair, and below the floor for all nodes.
+
+    Faster pairs do not explain why all nodes together are slow.
+    """
     fastest = max((pair.rate for pair in pairs), default=0.0)
-    return [pair for pair in pairs if pair.rate < _OF_FASTEST * fastest]
+    return [pair for pair in pairs if pair.rate < min(floor, _OF_FASTEST * fastest)]
 
 
-def slow_nodes(pairs: Sequence[PairRate]) -> List[int]:
+def slow_nodes(pairs: Sequence[PairRate], floor: float) -> List[int]:
     """The nodes whose pairs are all slow, if they have several. The partners must not be slow, too:
     with one slow pair nobody can tell which of its nodes is the cause.
     """
-    slow = slow_pairs(pairs)
+    slow = slow_pairs(pairs, floor)
     found = []
     for node in sorted({node for pair in pairs for node in pair[:2]}):
         own = [pair for pair in pairs if node in pair[:2]]
@@ -284,18 +287,18 @@ def decide(facts: NetworkFacts) -> NetworkDecision:
     if floor is None or measured.rate >= floor.rate:
         return NetworkDecision((line,), keeps_rate=True)
     slow = f"the network is slow: {describe_rate(measured.rate)} is below {floor.of}"
-    named = slow_nodes(facts.pairs)
+    named = slow_nodes(facts.pairs, floor.rate)
     if named and 2 * len(named) <= len(facts.answers):
         unfit = {node: _describe_slow_node(node, facts) for node in named}
         if facts.instance_type:
             return NetworkDecision((line, slow), unfit)
         named_all = "; ".join(f"{facts.answers[i].name}: {unfit[i].text}" for i in named)
         return NetworkDecision((line, f"{slow}; {named_all}"), keeps_rate=True)
-    pairs = slow_pairs(facts.pairs) or (facts.pairs if len(facts.answers) == 2 else ())
+    pairs = slow_pairs(facts.pairs, floor.rate) or (facts.pairs if len(facts.answers) == 2 else ())
     if pairs:
         words = "; ".join(_describe_pair(pair, facts) for pair in sorted(pairs)[:4])
     elif facts.pairs:
-        words = "all pairs of nodes are equally fast, so no single node is the cause"
+        words = "no pair of nodes is slower than others, so no single node is the cause"
     else:
         words = "there was no time to measure pairs of nodes"
     return NetworkDecision((line, f"{slow}; {words}"), keeps_rate=True)
@@ -352,7 +355,8 @@ def _describe(facts: NetworkFacts, measured: MeasuredRate) -> str:
     parts = [f"{measured.software}: all-reduce over {nodes} nodes ({facts.processes} processes)"]
     compared = []
     if facts.bound:
-        share = f"{measured.rate / facts.bound:.0%}"
+        part = measured.rate / facts.bound
+        share = f"{part:.0%}" if part >= 0.01 else "under 1%"
         compared.append(f"{share} of what {facts.instance_type} allows")
     usual = usual_rate(measured, facts.earlier)
     if usual:
