@@ -16,7 +16,7 @@ COMMANDS = tuple(
     f"{room}/commands"
     for room in (
         "jobs", "cost", "runs", "cluster", "explain", "sessions", "workspace", "setup", "sweeps",
-        "adopt", "prove",
+        "adopt", "prove", "dashboard",
     )
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ BORDERS = {
     "botocore": ("aws/session.py", "aws/errors.py", "local/server/protocol.py", "local/secrets.py"),
     "typer": ("cli", *COMMANDS),
     "rich": ("cli", *COMMANDS),
-    "uvicorn": ("local/server/daemon.py", "local/server/app.py"),
+    "uvicorn": ("local/server/daemon.py", "local/server/app.py", "dashboard/service.py"),
     "sqlite3": ("local/store/journal.py",),
     "immutables": ("local",),
     "docker": ("local/executors/docker.py", "aws/ecr.py"),

@@ -19,7 +19,7 @@ COMMANDS = [
     ["sweeps", "report"], ["sweeps", "resume"], ["sweeps", "stop"],
     ["sweeps", "top-up"], ["sweeps", "rerun"], ["sweeps", "confirm"],
     ["submit"], ["adopt"], ["alloc"], ["ls"], ["show"], ["logs"], ["shell"], ["forward"], ["wait"],
-    ["cancel"], ["rerun"], ["get"], ["diff"], ["compare"],
+    ["cancel"], ["rerun"], ["get"], ["diff"], ["compare"], ["dashboard"],
     ["notebook"], ["tensorboard"], ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
     ["local", "adopt"], ["local", "clean"], ["local", "reset"],

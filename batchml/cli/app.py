@@ -38,7 +38,7 @@ SYNONYMS = {
 # The sections of --help, and their commands in the order of use.
 SECTIONS = {
     "Run": ("submit", "adopt", "wait", "get", "rerun", "cancel", "reconcile"),
-    "Look": ("ls", "show", "logs", "top", "explain", "compare", "diff"),
+    "Look": ("ls", "show", "logs", "top", "explain", "compare", "diff", "dashboard"),
     "Search": ("sweep", "sweeps"),
     "Work inside": ("shell", "notebook", "tensorboard", "forward", "alloc", "workspace"),
     "Money": ("cost",),
@@ -66,7 +66,7 @@ _MODULES = {
     "rerun": ("runs.commands.rerun",), "reconcile": ("runs.commands.reconcile",),
     "setup": ("setup.commands.setup",), "teardown": ("setup.commands.setup",),
     "env": ("setup.commands.env",), "compute": ("setup.commands.compute",),
-    "prove": ("prove.commands",),
+    "prove": ("prove.commands",), "dashboard": ("dashboard.commands",),
     "queue": ("setup.commands.queues",), "jobdef": ("setup.commands.definitions",),
     "image": ("jobs.commands",), "local": ("setup.commands.local",),
     "completion": (), "attend": ("runs.commands.reconcile",),

@@ -92,7 +92,7 @@ ORDER = (
     ("errors", "clock", "resources"), ("runtime",), ("model",), ("config",), ("aws", "local"),
     ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",), ("cluster",),
     ("explain",), ("sessions",), ("workspace",), ("setup",), ("adopt",), ("sweeps",), ("handles",),
-    ("client",), ("prove",),
+    ("client",), ("prove", "dashboard"),
 )  # fmt: skip
 _LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

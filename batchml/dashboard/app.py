@@ -1,0 +1,268 @@
+"""The dashboard as an ASGI application: requests in, pages, JSON documents and an event stream out.
+
+Pages are made by functions of a table of routes. They ask a blocking client, so each runs on a
+thread. The access rules are those of `access.py`; this module only obeys them.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
+
+from batchml.dashboard.access import (
+    ACT,
+    ENTER,
+    STATIC,
+    AccessSecrets,
+    Refusal,
+    RequestHead,
+    check,
+    check_token,
+)
+from batchml.dashboard.html import Html, tag
+from batchml.dashboard.layout import error_page, static_file
+from batchml.errors import AccessError, BatchmlError, NotFound, ServiceUnreachable, UsageError
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY = 1 << 20  # bytes of a request
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types batchml"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_IMMUTABLE = "private, max-age=31536000, immutable"
+_STATUS = {NotFound: 404, UsageError: 400, AccessError: 403, ServiceUnreachable: 502}
+
+
+class Response(Struct, frozen=True):
+    """An answer. `stream` replaces `body` in a response without an end."""
+
+    body: bytes = b""
+    kind: str = "text/html; charset=utf-8"
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    stream: AsyncIterator[bytes] | None = None
+
+
+class Query(Struct, frozen=True):
+    """The part of a request that a route reads: captured parts of the path, parameters, body."""
+
+    path: str
+    parts: tuple[str, ...] = ()
+    params: Mapping[str, str] = {}
+    lists: Mapping[str, tuple[str, ...]] = {}  # parameters that were given several times
+    body: Mapping[str, Any] = {}
+
+    def number(self, name: str, default: int, most: int) -> int:
+        """A whole number from 0 to `most`. Raises UsageError."""
+        given = self.params.get(name, "")
+        if not given:
+            return default
+        if not (given.isascii() and given.isdigit() and len(given) < 10):
+            raise UsageError(f"{name}={given}: write a whole number.")
+        return min(int(given), most)
+
+
+Answer = Html | Response | dict[str, Any]
+Handler = Callable[[Query], Answer]
+
+
+class Route(Struct, frozen=True):
+    """A path, whose groups are the parts of the query, and the function that answers it."""
+
+    path: re.Pattern[str]
+    answer: Handler
+
+
+def route(path: str, answer: Handler) -> Route:
+    """`*` in the path stands for one part without a slash."""
+    return Route(re.compile(re.escape(path).replace(r"\*", "([^/]+)")), answer)
+
+
+class Dashboard:
+    """The ASGI application. `events` opens the stream of changes for one tab."""
+
+    def __init__(
+        self,
+        known: AccessSecrets,
+        routes: list[Route],
+        events: Callable[[Query], AsyncIterator[bytes]],
+        touch: Callable[[], None] = lambda: None,
+        exchanges: int = 1,
+    ) -> None:
+        """`touch` is called by each allowed request. `exchanges`: how often the token is taken."""
+        self._known = known
+        self._routes = routes
+        self._events = events
+        self._touch = touch
+        self._exchanges = exchanges
+        self._done: dict[str, Response] = {}  # idempotency key -> its answer
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"only http is served, not {scope['type']}")
+        head = RequestHead(
+            scope["method"], scope["path"],
+            tuple((name.decode("latin-1").lower(), value.decode("latin-1"))
+                  for name, value in scope["headers"]),
+        )  # fmt: skip
+        body = await _read_body(receive)
+        response = await self.answer(head, scope.get("query_string", b"").decode("latin-1"), body)
+        await _send(response, send, with_body=head.method != "HEAD")
+
+    async def answer(
+        self, head: RequestHead, query: str = "", body: bytes | None = b""
+    ) -> Response:
+        """Check a request, and answer it. Never raises. A body of None was too large."""
+        refusal = check(head, self._known)
+        if refusal is not None:
+            return refused(refusal)
+        if body is None:
+            return refused(Refusal(413, f"A request has at most {MAX_BODY >> 20} MiB."))
+        try:
+            found = _read_query(head.path, query, body)
+            if head.path.startswith(STATIC):
+                kind, content = static_file(head.path.removeprefix(STATIC))
+                return Response(content, kind, headers={"cache-control": _IMMUTABLE})
+            if head.path == ENTER:
+                return self._enter(head, found)
+            self._touch()
+            if head.path == "/events":
+                stream = self._events(found)
+                return Response(b"", "text/event-stream", stream=stream)
+            if head.path.startswith(ACT):
+                return await self._act(head.header("idempotency-key"), found)
+            return await self._page(found)
+        except BatchmlError as error:
+            return failed(error)
+
+    async def _page(self, query: Query) -> Response:
+        for each in self._routes:
+            found = each.path.fullmatch(query.path)
+            if found:
+                parts = tuple(unquote(part) for part in found.groups())
+                made = await asyncio.to_thread(partial(each.answer, _with_parts(query, parts)))
+                return _to_response(made)
+        return refused(Refusal(404, f"There is no page {query.path}."))
+
+    async def _act(self, key: str, query: Query) -> Response:
+        """An action; repeated with the same key it is done once, and has the same answer."""
+        if not key:
+            return refused(Refusal(400, "An action needs the header Idempotency-Key."))
+        if key not in self._done:
+            self._done[key] = await self._page(query)
+        return self._done[key]
+
+    def _enter(self, head: RequestHead, query: Query) -> Response:
+        """Exchange the token for the cookie and the secret to act, or show the page that does so.
+
+        The page has the token in its fragment, which no server and no log sees. Browsers without
+        scripts send it as a parameter, and may only read.
+        """
+        token = str((query.body if head.method == "POST" else query.params).get("token", ""))
+        if not token and head.method != "POST":
+            return _to_response(_entry_page())
+        if not self._exchanges or not check_token(token, self._known):
+            return refused(
+                Refusal(401, "This link has been used. Start `batchml dashboard` again.")
+            )
+        self._exchanges -= 1
+        name, value = self._known.cookie_name, self._known.cookie
+        cookie = {"set-cookie": f"{name}={value}; HttpOnly; SameSite=Strict; Path=/"}
+        if head.method == "POST":
+            answer = json.dumps({"act": self._known.act}).encode()
+            return Response(answer, "application/json", headers=cookie)
+        return Response(b"", status=303, headers={**cookie, "location": "/"})
+
+
+def refused(refusal: Refusal) -> Response:
+    return Response(str(error_page(refusal.text)).encode(), status=refusal.status)
+
+
+def failed(error: BatchmlError) -> Response:
+    """The page of an error of batchml, whose text says what to do next."""
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    return Response(str(error_page(str(error))).encode(), status=status)
+
+
+def _entry_page() -> Html:
+    return error_page(
+        "Opening ...",
+        tag("noscript", "This browser has no scripts: use the second link of the terminal."),
+        script="enter.js",
+    )
+
+
+def _to_response(made: Answer) -> Response:
+    if isinstance(made, Response):
+        return made
+    if isinstance(made, Html):
+        return Response(str(made).encode(), headers={"cache-control": "no-cache"})
+    # NaN and infinity are no JSON: handlers replace them.
+    text = json.dumps(made, separators=(",", ":"), allow_nan=False)
+    return Response(text.encode(), "application/json", headers={"cache-control": "no-store"})
+
+
+def _read_query(path: str, query: str, body: bytes) -> Query:
+    """Raises UsageError for a body that is no JSON object."""
+    pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=1000)
+    lists: dict[str, tuple[str, ...]] = {}
+    for name, value in pairs:
+        lists[name] = (*lists.get(name, ()), value)
+    try:
+        document = json.loads(body) if body else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageError("The body of the request is not JSON.") from error
+    if not isinstance(document, dict):
+        raise UsageError("The body of the request is not a JSON object.")
+    return Query(path, (), dict(pairs), lists, document)
+
+
+def _with_parts(query: Query, parts: tuple[str, ...]) -> Query:
+    return Query(query.path, parts, query.params, query.lists, query.body)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY:
+            return None
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _send(response: Response, send: Send, *, with_body: bool) -> None:
+    headers = {"content-type": response.kind, **_HEADERS, **response.headers}
+    if response.stream is None:
+        headers["content-length"] = str(len(response.body))
+    elif "cache-control" not in headers:
+        headers["cache-control"] = "no-store"
+    await send({
+        "type": "http.response.start",
+        "status": response.status,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    })  # fmt: skip
+    if response.stream is None:
+        await send({"type": "http.response.body", "body": response.body if with_body else b""})
+        return
+    async for part in response.stream:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

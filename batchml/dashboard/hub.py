@@ -1,0 +1,204 @@
+"""What the pages know: all runs of an environment, and a numbered stream of their changes.
+
+One thread asks the client; all tabs share its answers. Every change has a revision number, so that
+a tab that was away asks for what it has missed, or for everything.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.client import Client
+from batchml.cluster.snapshot import ClusterSnapshot
+from batchml.errors import BatchmlError
+from batchml.model.run import Run
+from batchml.runs.search import FoundRun
+
+MOST_RUNS = 20_000  # of a history; older runs are found with `batchml ls`
+_KEPT = 500  # changes that a tab may have missed
+_NEWEST = 60  # runs that are read again if something has happened
+_KEEP_ALIVE = 15.0  # seconds without an event
+
+
+class Change(Struct, frozen=True):
+    """The runs that are new or different since the revision before."""
+
+    revision: int
+    runs: tuple[FoundRun, ...] = ()
+
+
+class RunTable:
+    """All runs by job id, the newest first, and the latest changes. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, FoundRun] = {}
+        self.revision = 0
+        self._changes: deque[Change] = deque(maxlen=_KEPT)
+
+    def take(self, found: Iterable[FoundRun]) -> Change | None:
+        """Note these runs. Returns the change, or None if all were known as they are."""
+        changed = tuple(each for each in found if self.runs.get(each.job_id) != each)
+        if not changed:
+            return None
+        self.runs |= {each.job_id: each for each in changed}
+        self.revision += 1
+        change = Change(self.revision, changed)
+        self._changes.append(change)
+        return change
+
+    def since(self, revision: int) -> list[Change] | None:
+        """The changes after a revision; None if some of them are forgotten."""
+        missed = self.revision - revision
+        if missed < 0 or missed > len(self._changes):
+            return None
+        return list(self._changes)[len(self._changes) - missed :]
+
+    def newest_first(self) -> list[FoundRun]:
+        return sorted(self.runs.values(), key=lambda each: (-each.created_at, each.job_id))
+
+
+def runs_to_read(before: Mapping[str, Run], after: Mapping[str, Run]) -> tuple[set[str], bool]:
+    """The runs that have ended or whose state changed, and True if a run is new."""
+    gone = set(before) - set(after)
+    moved = {each for each, run in after.items() if each in before and run != before[each]}
+    return gone | moved, bool(set(after) - set(before))
+
+
+class Hub:
+    """Polls the client on a thread of its own, and hands changes to the tabs."""
+
+    def __init__(self, client: Client, now: Callable[[], float], *, pace: float) -> None:
+        """`pace`: seconds between two polls. `now`: seconds of a clock that only runs forwards."""
+        self._client = client
+        self._now = now
+        self._pace = pace
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._table = RunTable()
+        self._live: dict[str, Run] = {}
+        self._listeners: set[Callable[[dict[str, Any]], None]] = set()
+        self.cluster: ClusterSnapshot | None = None
+        self.trouble = ""  # why the last poll failed
+        self.polled_at: float | None = None  # of the last poll that succeeded, by `now`
+
+    def load(self) -> None:
+        """Read all runs. Raises what the client raises."""
+        handles = self._client.runs(limit=MOST_RUNS, all_projects=True)
+        with self._lock:
+            self._table.take(each.seen for each in handles if each.seen)
+        self.polled_at = self._now()
+
+    def snapshot(self) -> tuple[int, list[FoundRun]]:
+        """The revision, and all runs, the newest first."""
+        with self._lock:
+            return self._table.revision, self._table.newest_first()
+
+    def run(self, job_id: str) -> FoundRun | None:
+        with self._lock:
+            return self._table.runs.get(job_id)
+
+    # --- polling ----------------------------------------------------------------------------
+
+    def poll_until_stopped(self) -> None:
+        while not self._stop.wait(self._pace):
+            self.poll()
+
+    def poll(self) -> None:
+        """Ask once; an error is kept in `trouble`, and the old answers stay."""
+        try:
+            snapshot = self._client.cluster(all_projects=True)
+            live = {row.run.job_id: row.run for row in snapshot.runs}
+            changed, has_new = runs_to_read(self._live, live)
+            found: list[FoundRun] = []
+            if has_new or changed:
+                newest = self._client.runs(limit=_NEWEST, all_projects=True)
+                found = [each.seen for each in newest if each.seen]
+                found += self._describe(changed - {each.job_id for each in found})
+        except BatchmlError as error:
+            if str(error) != self.trouble:
+                self.trouble = str(error)
+                self._send({"event": "trouble", "text": self.trouble})
+            return
+        self.cluster, self._live, self.polled_at = snapshot, live, self._now()
+        if self.trouble:
+            self.trouble = ""
+            self._send({"event": "trouble", "text": ""})
+        with self._lock:
+            change = self._table.take(found)
+        if change is not None:
+            self._send({"event": "runs", "change": change})
+
+    def _describe(self, job_ids: set[str]) -> list[FoundRun]:
+        with self._lock:
+            known = [self._table.runs[each] for each in job_ids if each in self._table.runs]
+        if not known:
+            return []
+        described = self._client.describe([each.job_id for each in known])
+        return [replace(each, run=run) for each, run in zip(known, described, strict=True)]
+
+    # --- events -----------------------------------------------------------------------------
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether a tab is open."""
+        return bool(self._listeners)
+
+    def stop(self) -> None:
+        """End the polling and all streams."""
+        self._stop.set()
+        self._send({"event": "end"})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        for listener in tuple(self._listeners):
+            listener(message)
+
+    async def events(
+        self, since: int | None, to_document: Callable[[Change], Mapping[str, Any]]
+    ) -> AsyncIterator[bytes]:
+        """The stream of one tab, as server-sent events; it begins with the missed changes."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+
+        def listen(message: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, message)
+
+        with self._lock:
+            missed = self._table.since(since) if since is not None else []
+            self._listeners.add(listen)
+        try:
+            yield b"retry: 1000\n\n"
+            if missed is None:
+                yield event("reload", {})
+            for change in missed or ():
+                yield event("runs", to_document(change), change.revision)
+            if self.trouble:
+                yield event("trouble", {"text": self.trouble})
+            while True:
+                try:
+                    message = await asyncio.wait_for(queue.get(), _KEEP_ALIVE)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if message["event"] == "end":
+                    yield event("end", {})
+                    return
+                if message["event"] == "runs":
+                    change = message["change"]
+                    yield event("runs", to_document(change), change.revision)
+                else:
+                    yield event(message["event"], {"text": message["text"]})
+        finally:
+            self._listeners.discard(listen)
+
+
+def event(name: str, data: Mapping[str, Any], number: int | None = None) -> bytes:
+    """A server-sent event. The data is JSON in one line, so no text in it can end the event."""
+    lines = [f"event: {name}", f"data: {msgspec.json.encode(data).decode()}"]
+    if number is not None:
+        lines.insert(0, f"id: {number}")
+    return ("\n".join(lines) + "\n\n").encode()

@@ -1,0 +1,107 @@
+"""The frame of every page, and the scripts and styles that pages name."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from batchml.dashboard.html import Child, Html, join, tag
+from batchml.errors import NotFound
+
+_FOLDER = Path(__file__).parent / "static"
+_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+PAGES = (("Runs", "/"), ("Sweeps", "/sweeps"), ("Cluster", "/cluster"), ("Cost", "/cost"))
+SCRIPTS = ("theme.js", "app.js")
+
+
+@cache
+def static_files() -> dict[str, tuple[str, bytes]]:
+    """Name with digest -> media type and content: `app.1a2b3c4d5e6f.js`. A changed file is new."""
+    found = {}
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in _KINDS:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:12]
+            found[f"{path.stem}.{digest}{path.suffix}"] = (_KINDS[path.suffix], content)
+    return found
+
+
+def static_file(name: str) -> tuple[str, bytes]:
+    """The media type and the content of a file by its name with digest. Raises NotFound."""
+    found = static_files().get(name)
+    if found is None:
+        raise NotFound("File", name, [], "")
+    return found
+
+
+@cache
+def static_name(name: str) -> str:
+    """`app.js` -> `/static/app.1a2b3c4d5e6f.js`."""
+    stem, _, suffix = name.rpartition(".")
+    for each in static_files():
+        if (
+            each.startswith(f"{stem}.")
+            and each.endswith(f".{suffix}")
+            and (len(each) == len(name) + 13)
+        ):
+            return f"/static/{each}"
+    raise NotFound("File", name, [], "")
+
+
+def page(
+    title: str,
+    *content: Child,
+    env: str = "",
+    current: str = "",
+    view: str = "",
+    scripts: tuple[str, ...] = SCRIPTS,
+) -> Html:
+    """A page. `current`: the path of its entry in the navigation; `view`: its name for scripts."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} - batchml"),
+        tag("link", rel="stylesheet", href=static_name("page.css")),
+        *(tag("script", src=static_name(each), defer=each != "theme.js") for each in scripts),
+    )
+    links = (
+        tag("a", name, href=path, aria_current="page" if path == current else None)
+        for name, path in PAGES
+    )
+    header = tag(
+        "header",
+        tag("a", "Skip to the content", class_="skip", href="#content"),
+        tag("a", "batchml", class_="brand", href="/"),
+        tag("nav", *links, aria_label="Pages"),
+        tag("span", env, class_="env", title="Environment"),
+        tag("span", "", id="connection", role="status"),
+        tag("button", "Theme", id="theme", type="button", title="Light, dark or as the system"),
+    )
+    body = tag(
+        "body", header, tag("main", *content, id="content", tabindex="-1"), data_view=view or None
+    )
+    return Html(f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}")
+
+
+def error_page(text: str, *more: Child, script: str = "") -> Html:
+    """A page with one sentence, for a request that is not answered."""
+    scripts = ("theme.js", script) if script else ("theme.js",)
+    return page("batchml", tag("h1", "batchml"), tag("p", text), *more, scripts=scripts)
+
+
+def command_line(command: str, label: str = "The same in a terminal") -> Html:
+    """A command with a button that copies it."""
+    return tag(
+        "div",
+        tag("span", f"{label}:", class_="dim"),
+        tag("code", command),
+        tag("button", "Copy", type="button", class_="copy", data_copy=command),
+        class_="command",
+    )
+
+
+def facts(rows: list[tuple[str, Child]]) -> Html:
+    """Names and values, one pair a line; pairs without a value are left out."""
+    cells = (join((tag("dt", name), tag("dd", value))) for name, value in rows if value)
+    return tag("dl", *cells)

@@ -1,0 +1,201 @@
+"""The page of one run: what happened, why, what it printed, what it used, what it costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from batchml.cli.render import duration, timestamp, without_colours
+from batchml.client import Client
+from batchml.dashboard.html import Html, join, tag
+from batchml.dashboard.layout import command_line, facts, page
+from batchml.dashboard.runs import chips, note, state_mark
+from batchml.errors import BatchmlError
+from batchml.handles import RunHandle
+from batchml.model.run import Run, classify, describe_state
+from batchml.runs.search import FoundRun
+
+MOST_LINES = 100_000  # of a log in a page; the newest are kept
+
+
+def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
+    """The frame of the page. Its panels are asked for one by one: none waits for another."""
+    job_id = found.job_id
+    panels = [
+        _panel("State", f"/run/{job_id}/state", "wide", live=True),
+        _panel("Why", f"/run/{job_id}/explanation", "wide", live=True),
+        _panel("Metrics", f"/run/{job_id}/metrics", live=True),
+        _panel("Use", f"/run/{job_id}/usage", live=True),
+        _panel("Cost", f"/run/{job_id}/cost", live=True),
+        _panel("Request", f"/run/{job_id}/request"),
+    ]
+    log = tag(
+        "section",
+        tag("h2", "Log"),
+        tag(
+            "div",
+            tag("input", id="log-search", type="search", placeholder="Search the log",
+                aria_label="Search the log"),
+            tag("span", "", id="log-count", role="status"),
+            tag("button", "Next match", id="log-next", type="button"),
+            tag("button", "First error", id="log-error", type="button"),
+            tag("label", tag("input", id="log-follow", type="checkbox", checked=True), " Follow"),
+            class_="bar",
+        ),
+        tag("pre", "", id="log", class_="log", tabindex="0", role="log", aria_label="Log",
+            aria_live="off", data_lines=f"/run/{job_id}/log"),
+        class_="card wide",
+    )  # fmt: skip
+    return page(
+        f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
+        tag("div", *panels, log, class_="cards"), env=env, current="", view="run",
+        scripts=("theme.js", "app.js", "run.js"),
+    )  # fmt: skip
+
+
+def _panel(title: str, path: str, width: str = "", *, live: bool = False) -> Html:
+    body = tag("div", data_panel=path, data_live=live)
+    return tag("section", tag("h2", title), body, class_=f"card {width}".rstrip())
+
+
+def state_panel(run: Run, now_ms: int) -> Html:
+    """The state in words, and how long the run was in each of its states."""
+    found = FoundRun(run, None)
+    words = describe_state(run)
+    times = found.times(now_ms)
+    outcome = classify(run).outcome.value if run.status.is_terminal else None
+    return join((
+        tag("p", state_mark(found, words)),
+        facts([
+            ("Outcome", outcome),
+            ("Reason", run.status_reason),
+            ("Submitted", _time(run.created_at)),
+            ("Waited", None if times.waited is None else duration(times.waited)),
+            ("Started", _time(times.started)),
+            ("Ran", None if times.ran is None else duration(times.ran)),
+            ("Exit code", None if run.exit_code is None else str(run.exit_code)),
+            ("Queue", run.queue),
+            ("Attempts", str(len(run.attempts)) if len(run.attempts) > 1 else None),
+        ]),
+    ))  # fmt: skip
+
+
+def _time(ms: int | None) -> Html | None:
+    if not ms:
+        return None
+    return tag("time", timestamp(ms)[:19].replace("T", " ") + " UTC", datetime=timestamp(ms))
+
+
+def explanation_panel(handle: RunHandle) -> Html:
+    found = handle.explain()
+    parts = [tag("p", tag("strong", found.verdict))]
+    if found.evidence:
+        parts.append(tag("ul", *(tag("li", each) for each in found.evidence)))
+    if found.fix:
+        parts.append(tag("p", found.fix))
+    if found.command:
+        parts.append(command_line(found.command, "Next"))
+    return join(parts)
+
+
+def metrics_panel(handle: RunHandle) -> Html:
+    """The last value of each metric; the script draws the curves of the same numbers."""
+    last = handle.metrics()
+    if not last:
+        return tag("p", "No metrics: `[metrics]` in job.toml reads them from the output.",
+                   class_="dim")  # fmt: skip
+    rows = (
+        tag("tr", tag("th", name, scope="row"), tag("td", f"{value:.4g}", class_="number",
+            title=repr(value)))
+        for name, value in last.items()
+    )  # fmt: skip
+    return join((
+        tag("div", class_="curves", data_series=f"/run/{handle.job_id}/series"),
+        tag("table", tag("caption", "Last values", class_="unseen"), tag("tbody", *rows)),
+    ))  # fmt: skip
+
+
+def usage_panel(handle: RunHandle) -> Html:
+    """Use of each node beside its request."""
+    samples = handle.usage()
+    if not samples:
+        return tag("p", "Nothing was measured yet.", class_="dim")
+    heading = ("Node", "State", "CPU", "Memory", "GPU", "GPU memory", "In", "Out")
+    rows = [tag("tr", *(tag("th", name, scope="col") for name in heading))]
+    for sample in samples:
+        run, use = sample.node.run, sample.usage
+        measured = (
+            ("cpu", run.vcpus, ""), ("memory", run.memory_mib, "MiB"), ("gpu", None, "%"),
+            ("gpu_memory", None, "MiB"), ("net_in", None, "B/s"), ("net_out", None, "B/s"),
+        )  # fmt: skip
+        cells = (
+            sample.node.name, run.status.value,
+            *(_of(use.get(name), asked, unit) for name, asked, unit in measured),
+        )  # fmt: skip
+        rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+    return tag("div", tag("table", *rows), class_="within", tabindex="0", role="region",
+               aria_label="Use by node")  # fmt: skip
+
+
+def _of(used: float | None, asked: float | None, unit: str) -> str:
+    if used is None:
+        return "-"
+    of = f" of {asked:g}" if asked else ""
+    return f"{used:.4g}{of} {unit}".rstrip()
+
+
+def cost_panel(handle: RunHandle) -> Html:
+    bill = handle.cost()
+    low, high = bill.usd.low, bill.usd.high
+    words = f"${low:.4f}" if low == high else f"${low:.4f} to ${high:.4f}"
+    unknown = tag("p", "; ".join(map(str, bill.unknown)), class_="dim") if bill.unknown else None
+    return join((tag("p", tag("strong", words), " so far"), unknown))
+
+
+def request_panel(found: FoundRun) -> Html:
+    run, record = found.run, found.record
+    return facts([
+        ("Job id", found.shown_id),
+        ("Command", tag("code", " ".join(found.command)) if found.command else None),
+        ("Parameters", chips(found.params.items()) if found.params else None),
+        ("Image", run.image if run else None),
+        ("Resources", _resources(run) if run else None),
+        ("Tags", chips(found.tags.items()) if found.tags else None),
+        ("Code", found.commit or None),
+        ("Folder", record.folder if record and hasattr(record, "folder") else None),
+    ])  # fmt: skip
+
+
+def _resources(run: Run) -> str:
+    gpus = f", {run.gpus} GPU" if run.gpus else ""
+    return f"{run.vcpus:g} vCPU, {run.memory_mib} MiB{gpus}"
+
+
+def log_document(handle: RunHandle, after: int) -> dict[str, Any]:
+    """The lines of all attempts, children and nodes after the first `after` of them."""
+    lines: list[list[Any]] = []
+    notice = ""
+    try:
+        for line in handle.logs():
+            lines.append([line.timestamp, line.child, without_colours(line.text)])
+    except BatchmlError as error:
+        notice = str(error)
+    total = len(lines)
+    return {"total": total, "lines": lines[after:][-MOST_LINES:], "notice": notice}
+
+
+def series_document(handles: Sequence[RunHandle]) -> dict[str, Any]:
+    """Every value of each metric: name -> [[step or time, ...], [value, ...]] of each run."""
+    found: dict[str, Any] = {}
+    for handle in handles:
+        for name, series in handle.series().items():
+            steps = [
+                sample.step if sample.step is not None else index
+                for index, sample in enumerate(series.samples)
+            ]
+            values = [value if abs(value) < float("inf") else None for value in series.values]
+            found.setdefault(name, {})[handle.job_id] = [steps, values]
+    return {"metrics": found}
+
+
+def open_run(client: Client, word: str) -> RunHandle:
+    """The run of a path. Raises NotFound."""
+    return client.run(word)

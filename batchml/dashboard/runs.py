@@ -1,0 +1,180 @@
+"""The page of all runs: the first rows as HTML, and a document of all runs for the script.
+
+The document is made of columns, not of rows: that is half as long, and the script sorts and
+filters one column at a time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from batchml.dashboard.html import Child, Html, join, tag
+from batchml.dashboard.hub import Change
+from batchml.dashboard.layout import command_line, page
+from batchml.model.run import classify
+from batchml.runs.compare.columns import FACTS, Column, KnownNames, known_names, read_column
+from batchml.runs.search import FoundRun
+
+FIRST_ROWS = 60  # in the HTML; the script draws the others
+DEFAULT = ("name", "status", "queue", "age", "ran", "params", "cost", "id")
+NUMBERS = ("code", "age", "ran", "waited", "attempts", "cost", "vcpus", "memory", "gpus")
+GLYPHS = {
+    "waiting": "\u25cb", "starting": "\u25d4", "running": "\u25b6", "succeeded": "\u2713",
+    "failed": "\u2715", "cancelled": "\u2298", "unknown": "?",
+}  # fmt: skip
+
+
+def state_of(found: FoundRun) -> str:
+    """The state of a run as one of the words of GLYPHS, for its colour and its mark."""
+    run = found.run
+    if run is None:
+        return "unknown"
+    if run.status.is_terminal:
+        outcome = classify(run).outcome.value
+        return outcome if outcome in ("succeeded", "cancelled") else "failed"
+    if run.status.holds_resources:
+        return "running" if run.status.value == "RUNNING" else "starting"
+    return "waiting"
+
+
+def state_mark(found: FoundRun, words: str) -> Html:
+    """A state: its mark, its colour and its words, because a colour alone says nothing."""
+    state = state_of(found)
+    mark = tag("span", GLYPHS[state], aria_hidden="true")
+    return tag("span", mark, " ", words, class_=f"state {state}")
+
+
+def choose_columns(given: str, known: KnownNames) -> list[tuple[str, Column]]:
+    """The columns of `?cols=name,status,lr`. Raises UsageError for a column that is not known."""
+    names = [name for name in given.split(",") if name] or list(DEFAULT)
+    return [(name, read_column(name, "cols", known)) for name in dict.fromkeys(names)]
+
+
+def runs_page(
+    runs: Sequence[FoundRun], revision: int, now_ms: int, env: str, columns: str, trouble: str = ""
+) -> Html:
+    """The page. It is whole without scripts, but has only the first rows then."""
+    known = known_names(runs)
+    chosen = choose_columns(columns, known)
+    choices = [*FACTS, *sorted(known.params), *sorted(known.metrics)]
+    heading = tag("tr", *(_heading(name, column) for name, column in chosen))
+    rows = (row(each, chosen, now_ms) for each in runs[:FIRST_ROWS])
+    table = tag(
+        "table",
+        tag("caption", "Runs, the newest first", class_="unseen"),
+        tag("thead", heading),
+        tag("tbody", *rows),
+        id="runs", class_="grid", aria_rowcount=len(runs) + 1,
+    )  # fmt: skip
+    search = tag(
+        "input", id="search", type="search", placeholder="Search: name, state, tag, lr=0.1, ...",
+        aria_label="Search the runs", autocomplete="off", spellcheck="false",
+    )  # fmt: skip
+    options = (
+        tag(
+            "label",
+            tag("input", type="checkbox", value=name, checked=name in dict(chosen)),
+            " ",
+            name,
+        )
+        for name in choices
+    )
+    chooser = tag("details", tag("summary", "Columns"), tag("div", *options, class_="choices"),
+                  id="columns")  # fmt: skip
+    count = tag("span", f"{len(runs)} runs", id="count", role="status")
+    if not runs:
+        table = tag("p", "No runs yet. This starts one: ", command_line("batchml submit lenet"))
+    bar = tag("div", search, count, chooser, tag("span", id="actions"), class_="bar")
+    region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Runs",
+                 data_revision=revision)  # fmt: skip
+    return page("Runs", tag("h1", "Runs", class_="unseen"), note(trouble), bar, region,
+                env=env, current="/", view="runs",
+                scripts=("theme.js", "app.js", "runs.js"))  # fmt: skip
+
+
+def note(trouble: str) -> Html:
+    """The place of messages; empty if there is none."""
+    return tag("p", trouble, id="trouble", role="alert", hidden=not trouble)
+
+
+def row(found: FoundRun, columns: Iterable[tuple[str, Column]], now_ms: int) -> Html:
+    cells = (_cell(found, name, column, now_ms) for name, column in columns)
+    return tag("tr", *cells, data_id=found.job_id)
+
+
+def _heading(name: str, column: Column) -> Html:
+    button = tag("button", column.heading, type="button", class_="sort", data_column=name)
+    return tag("th", button, scope="col", class_="number" if name in NUMBERS else None)
+
+
+def _cell(found: FoundRun, name: str, column: Column, now_ms: int) -> Html:
+    words = column.text(found, now_ms)
+    shown: Child = words
+    if name == "name":
+        shown = tag("a", words, href=f"/run/{found.job_id}")
+    elif name == "status":
+        shown = state_mark(found, words)
+    is_number = name in NUMBERS or (column.metric is not None)
+    return tag("td", shown, class_="number" if is_number else None, title=words or None)
+
+
+# --- The document of all runs ---------------------------------------------------------------------
+
+
+def runs_document(
+    runs: Sequence[FoundRun], revision: int, now_ms: int, columns: str = ""
+) -> dict[str, Any]:
+    """Columns of all runs: texts, values to sort by, and what the search finds."""
+    known = known_names(runs)
+    chosen = choose_columns(columns, known)
+    return {
+        "revision": revision,
+        "at": now_ms,
+        "columns": [
+            {"name": name, "heading": column.heading, "number": name in NUMBERS
+             or column.metric is not None}
+            for name, column in chosen
+        ],
+        "ids": [each.job_id for each in runs],
+        "states": [state_of(each) for each in runs],
+        "created": [each.created_at for each in runs],
+        "ended": [_ended(each) for each in runs],
+        "found": [searched(each) for each in runs],
+        "texts": [[column.text(each, now_ms) for each in runs] for _, column in chosen],
+        "values": [[_finite(column.value(each, now_ms)) for each in runs] for _, column in chosen],
+    }  # fmt: skip
+
+
+def change_document(change: Change, now_ms: int, columns: str = "") -> Mapping[str, Any]:
+    """The same document, of the runs that have changed."""
+    return runs_document(change.runs, change.revision, now_ms, columns)
+
+
+def searched(found: FoundRun) -> str:
+    """The text in which the search looks: name, state, parameters, tags, project, commit, id."""
+    tags = (f"{name}={value}" for name, value in found.tags.items())
+    params = (f"{name}={value}" for name, value in found.params.items())
+    state = found.run.status.value if found.run else ""
+    outcome = classify(found.run).outcome.value if found.run else ""
+    words = (found.name, state, outcome, *params, *tags, found.queue, found.commit, found.job_id)
+    return " ".join(word for word in words if word).lower()
+
+
+def _ended(found: FoundRun) -> bool:
+    return found.run is None or found.run.status.is_terminal
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value
+
+
+def matching(runs: Iterable[FoundRun], words: str) -> list[FoundRun]:
+    """The runs in which all words of a search occur, as the script finds them."""
+    wanted = words.lower().split()
+    return [each for each in runs if all(word in searched(each) for word in wanted)]
+
+
+def chips(pairs: Iterable[tuple[str, object]]) -> Html:
+    """Names and values as small labels."""
+    return join((tag("span", f"{name}={value}", class_="chip") for name, value in pairs), " ")

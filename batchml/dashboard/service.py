@@ -1,0 +1,140 @@
+"""Run the dashboard: the routes of its pages, its server, and the end of both."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from batchml.client import Client
+from batchml.clock import Clock
+from batchml.dashboard import run, runs
+from batchml.dashboard.access import AccessSecrets
+from batchml.dashboard.app import Dashboard, Query, Route, route
+from batchml.dashboard.html import Html
+from batchml.dashboard.hub import Change, Hub
+from batchml.errors import UsageError
+
+IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
+LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
+
+
+class Pages:
+    """The pages of one environment: a method for each route."""
+
+    def __init__(self, client: Client, hub: Hub, clock: Clock) -> None:
+        self._client, self._hub, self._clock = client, hub, clock
+
+    @property
+    def _now(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    def routes(self) -> list[Route]:
+        return [
+            route("/", self.runs),
+            route("/api/runs", self.runs_document),
+            route("/run/*", self.run),
+            route("/run/*/state", lambda q: run.state_panel(self._run(q).describe(), self._now)),
+            route("/run/*/explanation", lambda q: run.explanation_panel(self._run(q))),
+            route("/run/*/metrics", lambda q: run.metrics_panel(self._run(q))),
+            route("/run/*/usage", lambda q: run.usage_panel(self._run(q))),
+            route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
+            route("/run/*/request", self.request),
+            route("/run/*/log", self.log),
+            route("/run/*/series", lambda q: run.series_document([self._run(q)])),
+        ]
+
+    def runs(self, query: Query) -> Html:
+        revision, found = self._hub.snapshot()
+        shown = runs.matching(found, query.params.get("q", "")) if "q" in query.params else found
+        return runs.runs_page(shown, revision, self._now, self._client.env,
+                              query.params.get("cols", ""), self._hub.trouble)  # fmt: skip
+
+    def runs_document(self, query: Query) -> dict[str, Any]:
+        revision, found = self._hub.snapshot()
+        return runs.runs_document(found, revision, self._now, query.params.get("cols", ""))
+
+    def _run(self, query: Query) -> Any:
+        return self._client.run(query.parts[0])
+
+    def run(self, query: Query) -> Html:
+        found = self._hub.run(query.parts[0]) or self._run(query).seen
+        return run.run_page(found, self._client.env, self._hub.trouble)
+
+    def request(self, query: Query) -> Html:
+        return run.request_panel(self._run(query).seen)
+
+    def log(self, query: Query) -> dict[str, Any]:
+        return run.log_document(self._run(query), query.number("after", 0, 10**9))
+
+    def events(self, query: Query) -> AsyncIterator[bytes]:
+        columns = query.params.get("cols", "")
+
+        def to_document(change: Change) -> Any:
+            return runs.change_document(change, self._now, columns)
+
+        since = query.number("since", 0, 10**9) if "since" in query.params else None
+        return self._hub.events(since, to_document)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port; 0 is any free one. Raises UsageError if it is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"--port {port}: {error.strerror}. Choose another, or leave it out."
+        ) from error
+    listener.listen(128)
+    return listener
+
+
+def serve(
+    client: Client, known: AccessSecrets, listener: socket.socket, clock: Clock, *,
+    is_local: bool, exchanges: int, begin: Callable[[], None],
+) -> None:  # fmt: skip
+    """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
+    hub = Hub(client, clock.monotonic, pace=LOCAL_PACE if is_local else AWS_PACE)
+    hub.load()
+    pages = Pages(client, hub, clock)
+    asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
+
+
+async def _serve(
+    hub: Hub, pages: Pages, known: AccessSecrets, listener: socket.socket, clock: Clock,
+    exchanges: int, begin: Callable[[], None],
+) -> None:  # fmt: skip
+    import uvicorn
+
+    last = clock.monotonic()
+
+    def touch() -> None:
+        nonlocal last
+        last = clock.monotonic()
+
+    app = Dashboard(known, pages.routes(), pages.events, touch, exchanges)
+    config = uvicorn.Config(
+        app, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
+        http="h11", loop="asyncio", server_header=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, over.set)
+    polling = loop.run_in_executor(None, hub.poll_until_stopped)
+    serving = loop.create_task(server.serve(sockets=[listener]))
+    begin()
+    while not over.is_set() and not serving.done():
+        try:
+            await asyncio.wait_for(over.wait(), 5)
+        except TimeoutError:
+            if clock.monotonic() - last > IDLE_AFTER and not hub.has_listeners:
+                break
+    hub.stop()
+    await asyncio.sleep(0)
+    server.should_exit = True
+    await asyncio.gather(serving, polling, return_exceptions=True)

@@ -1,0 +1,134 @@
+"use strict";
+// What all pages share: theme, copying, the stream of changes, actions. Pages add views to `batchml`.
+const batchml = (() => {
+  const one = (selector, under = document) => under.querySelector(selector);
+  const all = (selector, under = document) => [...under.querySelectorAll(selector)];
+
+  // --- building elements; texts are inserted as texts, never as HTML ------------------------------
+  const make = (name, attributes = {}, ...children) => {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value === true) element.setAttribute(key, "");
+      else if (value !== false && value !== null && value !== undefined) element.setAttribute(key, value);
+    }
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  };
+
+  // Markup of this server, which has escaped every text in it (html.py).
+  const policy = window.trustedTypes
+    ? trustedTypes.createPolicy("batchml", {createHTML: (html) => html}) : {createHTML: (html) => html};
+  const parse = (html) => {
+    const holder = document.createElement("template");
+    holder.innerHTML = policy.createHTML(html);
+    return holder.content;
+  };
+
+  const getJson = async (path, options = {}) => {
+    const answer = await fetch(path, options);
+    if (!answer.ok) throw new Error(await sentence(answer));
+    return answer.json();
+  };
+  const sentence = async (answer) => {
+    const page = parse(await answer.text());
+    return (page.querySelector("main p") || page).textContent.trim() || `HTTP ${answer.status}`;
+  };
+
+  // Replace the content of every element with data-panel by the HTML that its path gives.
+  const refresh = async (element) => {
+    try {
+      const answer = await fetch(element.dataset.panel);
+      if (!answer.ok) throw new Error(await sentence(answer));
+      const content = parse(await answer.text());
+      if (element.contains(document.activeElement) && element.dataset.keep !== undefined) return;
+      element.replaceChildren(content);
+      element.removeAttribute("data-stale");
+    } catch (error) {
+      element.dataset.stale = "";
+      if (!element.childElementCount) element.textContent = error.message;
+    }
+    element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
+  };
+
+  // --- theme, copying --------------------------------------------------------------------------
+  const themes = ["", "light", "dark"];
+  one("#theme")?.addEventListener("click", () => {
+    const root = document.documentElement;
+    const next = themes[(themes.indexOf(root.dataset.theme || "") + 1) % themes.length];
+    if (next) root.dataset.theme = next; else delete root.dataset.theme;
+    try { localStorage.setItem("theme", next); } catch { /* no storage */ }
+    one("#theme").textContent = `Theme: ${next || "system"}`;
+    document.dispatchEvent(new CustomEvent("theme"));
+  });
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("[data-copy]");
+    if (!button) return;
+    await navigator.clipboard.writeText(button.dataset.copy);
+    const words = button.textContent;
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = words; }, 1500);
+  });
+
+  // --- the stream of changes: one for all tabs of a browser, which has six connections per server -
+  const listeners = {};
+  const on = (name, take) => { (listeners[name] ||= []).push(take); };
+  const emit = (name, data) => { for (const take of listeners[name] || []) take(data); };
+  const channel = "BroadcastChannel" in window ? new BroadcastChannel("batchml") : null;
+  const status = (words) => { const place = one("#connection"); if (place) place.textContent = words; };
+  const follow = () => {
+    const revision = one("[data-revision]")?.dataset.revision;
+    const columns = new URLSearchParams(location.search).get("cols") || "";
+    const source = new EventSource(`/events?cols=${encodeURIComponent(columns)}${revision ? `&since=${revision}` : ""}`);
+    const share = (name) => (event) => {
+      const data = JSON.parse(event.data);
+      emit(name, data);
+      channel?.postMessage({name, data});
+    };
+    for (const name of ["runs", "trouble", "reload", "end"]) source.addEventListener(name, share(name));
+    source.addEventListener("open", () => { status(""); channel?.postMessage({name: "open"}); emit("open"); });
+    source.addEventListener("error", () => {
+      status("Connection lost, trying again"); channel?.postMessage({name: "lost"});
+    });
+    on("end", () => { source.close(); status("The dashboard has ended"); });
+  };
+  channel?.addEventListener("message", ({data}) => {
+    if (data.name === "lost") status("Connection lost, trying again");
+    else if (data.name === "open") { status(""); emit("open"); }
+    else if (data.name === "secret?") {
+      const act = sessionStorage.getItem("act");
+      if (act) channel.postMessage({name: "secret", act});
+    } else if (data.name === "secret") {
+      if (!sessionStorage.getItem("act")) sessionStorage.setItem("act", data.act);
+    } else emit(data.name, data.data);
+  });
+  on("end", () => status("The dashboard has ended"));
+  on("trouble", (data) => {
+    const place = one("#trouble");
+    if (place) { place.textContent = data.text; place.hidden = !data.text; }
+  });
+  if (document.body?.dataset.view) {
+    if (!sessionStorage.getItem("act")) channel?.postMessage({name: "secret?"});
+    // The tab that holds the lock has the stream; when it closes, another tab gets the lock.
+    if (navigator.locks && channel) navigator.locks.request("batchml-events", () => { follow(); return new Promise(() => {}); });
+    else follow();
+  }
+
+  // --- acting ------------------------------------------------------------------------------------
+  const act = (path, body) => getJson(path, {
+    method: "POST",
+    headers: {
+      "Content-Type": "application/json", "X-Batchml-Act": sessionStorage.getItem("act") || "",
+      "Idempotency-Key": crypto.randomUUID(),
+    },
+    body: JSON.stringify(body),
+  });
+
+  const ready = () => { document.documentElement.dataset.ready = String(Number(document.documentElement.dataset.ready || 0) + 1); };
+  const views = {};
+  document.addEventListener("DOMContentLoaded", () => {
+    for (const element of all("[data-panel]")) refresh(element);
+    views[document.body.dataset.view]?.();
+    ready();
+  });
+  return {one, all, make, parse, getJson, refresh, on, emit, act, ready, views};
+})();
