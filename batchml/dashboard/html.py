@@ -21,15 +21,19 @@ Child = Html | str | int | float | None
 Attribute = str | int | bool | None
 
 
-def text(value: object) -> Html:
-    """A text as markup. What browsers would not show stays visible: NUL, other control characters,
-    and characters that reorder the text around them.
-    """
-    shown = "".join(
+def visible(text: str) -> str:
+    """The text with a mark for each character that would be invisible or reorder other text."""
+    if text.isprintable():
+        return text
+    return "".join(
         char if char in "\n\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}"
-        for char in str(value)
+        for char in text
     )
-    return Html(escape(shown))
+
+
+def text(value: object) -> Html:
+    """A text as markup."""
+    return Html(escape(visible(str(value))))
 
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:

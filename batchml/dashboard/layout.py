@@ -9,7 +9,7 @@ from batchml.errors import NotFound
 
 _FOLDER = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-PAGES = (("Runs", "/"), ("Sweeps", "/sweeps"), ("Cluster", "/cluster"), ("Cost", "/cost"))
+PAGES = (("Runs", "/"),)
 SCRIPTS = ("theme.js", "app.js")
 
 
@@ -62,6 +62,7 @@ def page(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} - batchml"),
+        tag("link", rel="icon", href="data:,"),
         tag("link", rel="stylesheet", href=static_name("page.css")),
         *(tag("script", src=static_name(each), defer=each != "theme.js") for each in scripts),
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from batchml.cli.render import duration, timestamp, without_colours
 from batchml.client import Client
-from batchml.dashboard.html import Html, join, tag
+from batchml.dashboard.html import Html, join, tag, visible
 from batchml.dashboard.layout import command_line, facts, page
 from batchml.dashboard.runs import chips, note, state_mark
 from batchml.errors import BatchmlError
@@ -175,7 +175,7 @@ def log_document(handle: RunHandle, after: int) -> dict[str, Any]:
     notice = ""
     try:
         for line in handle.logs():
-            lines.append([line.timestamp, line.child, without_colours(line.text)])
+            lines.append([line.timestamp, line.child, visible(without_colours(line.text))])
     except BatchmlError as error:
         notice = str(error)
     total = len(lines)

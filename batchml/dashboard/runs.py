@@ -7,7 +7,7 @@ filters one column at a time.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from batchml.dashboard.html import Child, Html, join, tag
+from batchml.dashboard.html import Child, Html, join, tag, visible
 from batchml.dashboard.hub import Change
 from batchml.dashboard.layout import command_line, page
 from batchml.model.run import classify
@@ -139,7 +139,7 @@ def runs_document(
         "created": [each.created_at for each in runs],
         "ended": [_ended(each) for each in runs],
         "found": [searched(each) for each in runs],
-        "texts": [[column.text(each, now_ms) for each in runs] for _, column in chosen],
+        "texts": [[visible(column.text(each, now_ms)) for each in runs] for _, column in chosen],
         "values": [[_finite(column.value(each, now_ms)) for each in runs] for _, column in chosen],
     }  # fmt: skip
 

@@ -35,6 +35,10 @@ def unavailable(what: str) -> NoReturn:
     pytest.skip(what)
 
 
+class Navigated(Exception):
+    """The page went to another address before it had answered."""
+
+
 class Page:
     """What a page did since it was opened, and questions to it."""
 
@@ -51,6 +55,33 @@ class Page:
         )  # fmt: skip
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def run_first(self, script: str) -> None:
+        """Run a script in every document from now on, before the document's own."""
+        self._browser.ask("Page.addScriptToEvaluateOnNewDocument", self._session, source=script)
+
+    def go(self, url: str) -> None:
+        """Another address, in the same tab; its document may still load."""
+        self._browser.ask("Page.navigate", self._session, url=url)
+
+    def click(self, selector: str) -> None:
+        """Click in the middle of the first element that matches, as a person would."""
+        x, y = self.evaluate(
+            f"(() => {{ const found = document.querySelector({selector!r});"
+            " found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        self.press(x, y)
+
+    def type(self, text: str) -> None:
+        """Type into the element that has the focus."""
+        self._browser.ask("Input.insertText", self._session, text=text)
+
+    def resize(self, width: int, height: int = 1000) -> None:
+        self._browser.ask(
+            "Emulation.setDeviceMetricsOverride", self._session, width=width, height=height,
+            deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
 
     def scheme(self, name: str) -> None:
         """`light` or `dark`."""
@@ -108,11 +139,8 @@ class Browser:
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable", session)
-        self.ask(
-            "Emulation.setDeviceMetricsOverride", session, width=width, height=height,
-            deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
-        self.ask("Page.navigate", session, url=url)
+        page.resize(width, height)
+        page.go(url)
         self._wait(session, "Page.loadEventFired")
         return page
 
@@ -126,6 +154,8 @@ class Browser:
         while True:
             message = self._read()
             if message.get("id") == self._number:
+                if "navigated" in str(message.get("error")):
+                    raise Navigated(method)
                 assert "error" not in message, f"{method}: {message['error']}"
                 result: dict[str, Any] = message["result"]
                 return result

@@ -127,8 +127,7 @@ const batchml = (() => {
   const views = {};
   document.addEventListener("DOMContentLoaded", () => {
     for (const element of all("[data-panel]")) refresh(element);
-    views[document.body.dataset.view]?.();
-    ready();
+    Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
   return {one, all, make, parse, getJson, refresh, on, emit, act, ready, views};
 })();

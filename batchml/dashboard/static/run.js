@@ -48,7 +48,8 @@ batchml.views.run = () => {
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") find(true); });
   one("#log-next").addEventListener("click", () => find(true));
   one("#log-error").addEventListener("click", () => {
-    const index = lines.findIndex((line) => /\b(error|exception|traceback|fatal)\b/i.test(line[2]));
+    const index = lines.findIndex((line) => /\b(error|exception|traceback|fatal)\b/i.test(line[2])
+      || /\b[A-Z]\w*(Error|Exception)\b/.test(line[2]));
     if (index >= 0) show(index); else matches.textContent = "no error";
   });
 

@@ -2,17 +2,17 @@
 // The table of all runs: search as you type, sorting, chosen columns, rows that are drawn when they
 // are in view. What is chosen is in the URL.
 batchml.views.runs = async () => {
-  const {one, all, make, getJson, on, ready} = batchml;
+  const {one, all, make, getJson, on} = batchml;
   const region = one(".scroll"), table = one("#runs"), search = one("#search"), count = one("#count");
   if (!table) { on("runs", () => location.reload()); return; }
   const body = one("tbody", table), height = 27, beyond = 20;
   const address = new URLSearchParams(location.search);
   const glyphs = {waiting: "\u25cb", starting: "\u25d4", running: "\u25b6", succeeded: "\u2713", failed: "\u2715",
     cancelled: "\u2298", unknown: "?"};
+  if (address.get("q")) search.value = address.get("q");
   let known = await getJson(`/api/runs?cols=${encodeURIComponent(address.get("cols") || "")}`);
   let place = new Map(known.ids.map((id, index) => [id, index]));
   let order = [], first = -1, last = -1;
-  search.value = address.get("q") || "";
 
   const remember = () => history.replaceState(null, "", `?${address}`.replace(/\?$/, "") || "/");
   const set = (name, value) => { if (value) address.set(name, value); else address.delete(name); remember(); };
@@ -59,7 +59,6 @@ batchml.views.runs = async () => {
     const rows = order.slice(first, last).map((index, offset) => drawRow(index, first + offset));
     body.replaceChildren(...(first ? [above] : []), ...rows, ...(last < order.length ? [below] : []));
     if (focused) one(`tr[data-id="${CSS.escape(focused)}"] a`, body)?.focus();
-    ready();
   };
   const drawRow = (index, position) => {
     const cells = known.columns.map((column, number) => {
@@ -144,5 +143,6 @@ batchml.views.runs = async () => {
     if (event.key === "/" && !event.target.closest("input,textarea,select")) { event.preventDefault(); search.focus(); }
   });
   showActions();
+  if (search.value.trim()) set("q", search.value.trim()); // typed while the runs were loading
   choose();
 };

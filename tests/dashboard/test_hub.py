@@ -1,0 +1,119 @@
+"""Runs and their numbered changes."""
+
+import asyncio
+import json
+from typing import Any
+
+from msgspec.structs import replace
+
+from batchml.dashboard.html import tag
+from batchml.dashboard.hub import Change, RunTable, event, runs_to_read
+from batchml.dashboard.runs import matching, runs_document, runs_page, searched, state_of
+from batchml.model.run import JobStatus, Run
+from batchml.runs.search import FoundRun
+
+NASTY = "</script><img src=x onerror=alert(1)>\x00\u202e\x1b[31m__proto__\r\nid: 9\n\n"
+
+
+def run(job_id: str, status: str = "RUNNING", **more: Any) -> Run:
+    return Run(job_id, more.pop("name", job_id), "q", JobStatus(status), created_at=1, **more)
+
+
+def found(job_id: str, status: str = "RUNNING", **more: Any) -> FoundRun:
+    return FoundRun(run(job_id, status, **more), None)
+
+
+def test_only_changes_are_noted_and_numbered() -> None:
+    table = RunTable()
+    assert table.take([found("a"), found("b")]) == Change(1, (found("a"), found("b")))
+    assert table.take([found("a")]) is None
+    assert table.take([found("a", "SUCCEEDED"), found("b")]) == Change(
+        2, (found("a", "SUCCEEDED"),)
+    )
+    assert table.since(2) == []
+    assert [change.revision for change in table.since(0) or ()] == [1, 2]
+    assert table.since(3) is None, "of another server"
+
+
+def test_a_tab_that_missed_too_much_reloads() -> None:
+    table = RunTable()
+    for number in range(600):
+        table.take([found(str(number))])
+    assert table.since(50) is None
+    assert len(table.since(100) or ()) == 500
+
+
+def test_what_is_read_again() -> None:
+    before = {"a": run("a"), "b": run("b"), "c": run("c", "RUNNABLE")}
+    after = {"a": run("a"), "c": run("c", "STARTING"), "d": run("d")}
+    assert runs_to_read(before, after) == ({"b", "c"}, True)
+    assert runs_to_read(before, before) == (set(), False)
+
+
+def test_an_event_is_one_block_whatever_its_texts_are() -> None:
+    sent = event("runs", {"text": NASTY}, 3)
+    assert sent.count(b"\n\n") == 1 and sent.endswith(b"\n\n") and sent.startswith(b"id: 3\n")
+    data = next(line for line in sent.split(b"\n") if line.startswith(b"data: "))
+    assert json.loads(data[6:]) == {"text": NASTY}
+
+
+def test_texts_of_others_stay_texts() -> None:
+    nasty = found(NASTY, name=NASTY, params={NASTY: NASTY}, tags={NASTY: NASTY})
+    page = str(runs_page([nasty], 1, 0, NASTY, "name,params,status", NASTY))
+    for bad in ("<img", "\x00", "\u202e", "\x1b"):
+        assert bad not in page
+    assert "&lt;img src=x" in page
+
+
+def test_attributes_are_escaped_and_false_ones_left_out() -> None:
+    made = str(tag("a", "x", href='"><b', class_="k", hidden=False, data_id=None, defer=True))
+    assert made == '<a href="&quot;&gt;&lt;b" class="k" defer>x</a>'
+
+
+def test_the_document_has_a_value_for_each_run_and_no_infinity() -> None:
+    runs = [found("a"), found("b", "SUCCEEDED", params={"lr": float("inf")})]
+    document = runs_document(runs, 4, 1000, "name,lr,status")
+    json.dumps(document, allow_nan=False)
+    assert document["ids"] == ["a", "b"] and document["revision"] == 4
+    assert [len(each) for each in document["texts"]] == [2, 2, 2]
+    assert document["states"] == ["running", "succeeded"]
+
+
+def test_the_search_finds_names_states_parameters_and_tags() -> None:
+    one = found("a", "FAILED", name="lenet", params={"lr": "0.1"}, tags={"team": "vision"})
+    other = found("b", name="bert")
+    for words in ("LENET", "lr=0.1", "team=vis", "failed", "lenet vision", ""):
+        assert one in matching([one, other], words), words
+    assert matching([one, other], "lenet bert") == []
+    assert "team=vision" in searched(one)
+
+
+def test_states_have_words_for_every_status() -> None:
+    states = {status: state_of(found("a", status.value)) for status in JobStatus}
+    assert set(states.values()) == {"waiting", "starting", "running", "succeeded", "failed"}
+    assert state_of(FoundRun(None, None)) == "unknown"
+
+
+def test_a_change_after_the_snapshot_is_not_lost() -> None:
+    """A tab says which revision its document has, and gets what came since."""
+    table = RunTable()
+    table.take([found("a")])
+    at = table.revision
+    table.take([replace(found("a"), run=run("a", "SUCCEEDED"))])
+    (missed,) = table.since(at) or [Change(0)]
+    assert missed.runs[0].run is not None and missed.runs[0].run.status is JobStatus.SUCCEEDED
+
+
+def test_events_run_in_a_loop() -> None:
+    async def first() -> bytes:
+        from batchml.dashboard.hub import Hub
+
+        hub = Hub(None, lambda: 0.0, pace=1.0)  # type: ignore[arg-type]
+        stream = hub.events(None, lambda change: {})
+        parts = [await anext(stream)]
+        hub.stop()
+        parts += [part async for part in stream]
+        assert not hub.has_listeners
+        return b"".join(parts)
+
+    assert b"event: end" in asyncio.run(first())

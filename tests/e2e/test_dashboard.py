@@ -1,0 +1,89 @@
+"""The dashboard as a person uses it, in a real browser."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import Browser, browser
+from tests.support.cli import Cli
+from tests.support.dashboard_rig import running, wait_for
+
+RUN = ("submit", "--wait", "--name")
+NASTY = "</script><img src=x onerror=alert(1)> \u202e\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.mark.journey
+def test_a_person_finds_out_why_a_run_failed(cli: Cli, chromium: Browser) -> None:
+    for name in ("good", "better"):
+        assert cli(*RUN, name, "-p", "lr=0.1", "--", "true").code == 0
+    script = f"echo '{NASTY}'; echo 'ValueError: boom'; exit 3"
+    assert cli(*RUN, "bad", "-p", f"word={NASTY}", "--", "sh", "-c", script).code == 3
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        assert wait_for(page, "document.querySelectorAll('#runs tbody tr').length") == 3
+        page.click("#search")
+        page.type("failed")
+        assert wait_for(page, "document.querySelector('#count').textContent === '1 of 3 runs'")
+        assert page.evaluate("location.search") == "?q=failed"
+        page.click("#runs tbody a")
+        wait_for(page, "document.body.innerText.includes('The program raised ValueError: boom')")
+        wait_for(page, "document.querySelector('#log').textContent.includes('ValueError: boom')")
+        page.click("#log-error")
+        wait_for(page, "document.querySelector('#log mark').textContent.includes('ValueError')")
+        assert "<img src=x onerror=alert(1)>" in page.evaluate("document.body.innerText")
+        assert page.evaluate("document.images.length") == 0
+        assert page.evaluate("violations") == [] and page.complaints == []
+
+
+def test_runs_appear_and_change_without_a_reload(cli: Cli, chromium: Browser) -> None:
+    assert cli(*RUN, "old", "--", "true").code == 0
+    with running(cli) as dashboard:
+        first, second = dashboard.enter(chromium), None
+        wait_for(first, "document.querySelectorAll('#runs tbody tr').length === 1")
+        job = cli("submit", "--json", "--name", "young", "--", "sleep", "600").json["jobId"]
+        for state in ("RUNNING", "FAILED"):
+            wait_for(
+                first,
+                f"[...document.querySelectorAll('#runs tr')].some(row => "
+                f"row.innerText.includes('young') && row.innerText.includes('{state}'))",
+            )
+            if state == "RUNNING":
+                assert cli("cancel", job).code == 0
+        assert second is None and first.complaints == []
+
+
+def test_the_server_ends_with_ctrl_c_and_tells_its_tabs(cli: Cli, chromium: Browser) -> None:
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        assert "No runs yet" in page.evaluate("document.body.innerText")
+        wait_for(page, "document.querySelector('#connection').textContent === ''")
+        dashboard.process.send_signal(signal.SIGINT)
+        assert dashboard.process.wait(20) == 0
+        wait_for(page, "document.querySelector('#connection').textContent !== ''")
+
+
+def test_a_narrow_window_has_no_sideways_scrolling(
+    cli: Cli, chromium: Browser, tmp_path: Path
+) -> None:
+    assert cli(*RUN, "a-run-with-a-rather-long-name", "-p", "lr=0.1", "--", "true").code == 0
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium, 400)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.click("#runs tbody a")
+        wait_for(page, "document.querySelectorAll('[data-panel] dl').length > 1")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_taken_port_is_refused(cli: Cli) -> None:
+    with running(cli) as dashboard:
+        port = dashboard.base.rpartition(":")[2]
+        again = cli("dashboard", "--no-open", "--port", port)
+        assert (again.code, f"--port {port}: " in again.err) == (2, True)
