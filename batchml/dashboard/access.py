@@ -42,7 +42,7 @@ class RequestHead(Struct, frozen=True):
         return found[0] if len(found) == 1 else ""
 
 
-class Refusal(Struct, frozen=True):
+class RequestRefusal(Struct, frozen=True):
     """A request that is not answered: the HTTP status, and a sentence for people."""
 
     status: int
@@ -85,15 +85,15 @@ def make_secrets(
     )  # fmt: skip
 
 
-def check(head: RequestHead, known: AccessSecrets) -> Refusal | None:
+def check(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     """The reason why a request is refused, or None."""
     refusal = _check_host(head, known) or _check_method(head, known)
     if refusal or head.path == ENTER or head.path.startswith(STATIC):
         return refusal
     if head.header("sec-fetch-site") not in _FROM_HERE:
-        return Refusal(403, "Another site asked for this page.")
+        return RequestRefusal(403, "Another site asked for this page.")
     if not _same(head.cookie(known.cookie_name), known.cookie):
-        return Refusal(401, "Open the link that `batchml dashboard` printed in its terminal.")
+        return RequestRefusal(401, "Open the link that `batchml dashboard` has printed.")
     return _check_act(head, known) if head.path.startswith(ACT) else None
 
 
@@ -102,24 +102,24 @@ def check_token(given: str, known: AccessSecrets) -> bool:
     return _same(given, known.token)
 
 
-def _check_host(head: RequestHead, known: AccessSecrets) -> Refusal | None:
+def _check_host(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     if head.header("host") in known.hosts:
         return None
-    return Refusal(
+    return RequestRefusal(
         421,
         f"This is not the address of the dashboard. Open http://127.0.0.1:{known.port}/ instead.",
     )
 
 
-def _check_method(head: RequestHead, known: AccessSecrets) -> Refusal | None:
+def _check_method(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     is_act = head.path.startswith(ACT)
     allowed = ["GET", "HEAD"]
     if is_act or head.path == ENTER:
         allowed = ["POST"] if is_act else [*allowed, "POST"]
     if head.method not in allowed:
-        return Refusal(405, f"{head.path} takes {' and '.join(allowed)} only.")
+        return RequestRefusal(405, f"{head.path} takes {' and '.join(allowed)} only.")
     if head.method == "POST" and not _is_from_our_page(head):
-        return Refusal(403, "Another site sent this request.")
+        return RequestRefusal(403, "Another site sent this request.")
     return None
 
 
@@ -130,11 +130,11 @@ def _is_from_our_page(head: RequestHead) -> bool:
     return is_json and origin and head.header("sec-fetch-site") in ("", "same-origin")
 
 
-def _check_act(head: RequestHead, known: AccessSecrets) -> Refusal | None:
+def _check_act(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     if known.read_only:
-        return Refusal(403, "This dashboard was started with --read-only.")
+        return RequestRefusal(403, "This dashboard was started with --read-only.")
     if not _same(head.header(ACT_HEADER), known.act):
-        return Refusal(
+        return RequestRefusal(
             403, "This tab may only read. Act in the tab that the terminal's link opened."
         )
     return None

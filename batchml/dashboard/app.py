@@ -19,8 +19,8 @@ from batchml.dashboard.access import (
     ENTER,
     STATIC,
     AccessSecrets,
-    Refusal,
     RequestHead,
+    RequestRefusal,
     check,
     check_token,
 )
@@ -58,7 +58,7 @@ class Response(Struct, frozen=True):
     stream: AsyncIterator[bytes] | None = None
 
 
-class Query(Struct, frozen=True):
+class PageQuery(Struct, frozen=True):
     """The part of a request that a route reads: captured parts of the path, parameters, body."""
 
     path: str
@@ -78,7 +78,7 @@ class Query(Struct, frozen=True):
 
 
 Answer = Html | Response | dict[str, Any]
-Handler = Callable[[Query], Answer]
+Handler = Callable[[PageQuery], Answer]
 
 
 class Route(Struct, frozen=True):
@@ -100,7 +100,7 @@ class Dashboard:
         self,
         known: AccessSecrets,
         routes: list[Route],
-        events: Callable[[Query], AsyncIterator[bytes]],
+        events: Callable[[PageQuery], AsyncIterator[bytes]],
         touch: Callable[[], None] = lambda: None,
         exchanges: int = 1,
     ) -> None:
@@ -132,7 +132,7 @@ class Dashboard:
         if refusal is not None:
             return refused(refusal)
         if body is None:
-            return refused(Refusal(413, f"A request has at most {MAX_BODY >> 20} MiB."))
+            return refused(RequestRefusal(413, f"A request has at most {MAX_BODY >> 20} MiB."))
         try:
             found = _read_query(head.path, query, body)
             if head.path.startswith(STATIC):
@@ -150,24 +150,24 @@ class Dashboard:
         except BatchmlError as error:
             return failed(error)
 
-    async def _page(self, query: Query) -> Response:
+    async def _page(self, query: PageQuery) -> Response:
         for each in self._routes:
             found = each.path.fullmatch(query.path)
             if found:
                 parts = tuple(unquote(part) for part in found.groups())
                 made = await asyncio.to_thread(partial(each.answer, _with_parts(query, parts)))
                 return _to_response(made)
-        return refused(Refusal(404, f"There is no page {query.path}."))
+        return refused(RequestRefusal(404, f"There is no page {query.path}."))
 
-    async def _act(self, key: str, query: Query) -> Response:
+    async def _act(self, key: str, query: PageQuery) -> Response:
         """An action; repeated with the same key it is done once, and has the same answer."""
         if not key:
-            return refused(Refusal(400, "An action needs the header Idempotency-Key."))
+            return refused(RequestRefusal(400, "An action needs the header Idempotency-Key."))
         if key not in self._done:
             self._done[key] = await self._page(query)
         return self._done[key]
 
-    def _enter(self, head: RequestHead, query: Query) -> Response:
+    def _enter(self, head: RequestHead, query: PageQuery) -> Response:
         """Exchange the token for the cookie and the secret to act, or show the page that does so.
 
         The page has the token in its fragment, which no server and no log sees. Browsers without
@@ -178,7 +178,7 @@ class Dashboard:
             return _to_response(_entry_page())
         if not self._exchanges or not check_token(token, self._known):
             return refused(
-                Refusal(401, "This link has been used. Start `batchml dashboard` again.")
+                RequestRefusal(401, "This link has been used. Start `batchml dashboard` again.")
             )
         self._exchanges -= 1
         name, value = self._known.cookie_name, self._known.cookie
@@ -189,7 +189,7 @@ class Dashboard:
         return Response(b"", status=303, headers={**cookie, "location": "/"})
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: RequestRefusal) -> Response:
     return Response(str(error_page(refusal.text)).encode(), status=refusal.status)
 
 
@@ -217,7 +217,7 @@ def _to_response(made: Answer) -> Response:
     return Response(text.encode(), "application/json", headers={"cache-control": "no-store"})
 
 
-def _read_query(path: str, query: str, body: bytes) -> Query:
+def _read_query(path: str, query: str, body: bytes) -> PageQuery:
     """Raises UsageError for a body that is no JSON object."""
     pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=1000)
     lists: dict[str, tuple[str, ...]] = {}
@@ -229,11 +229,11 @@ def _read_query(path: str, query: str, body: bytes) -> Query:
         raise UsageError("The body of the request is not JSON.") from error
     if not isinstance(document, dict):
         raise UsageError("The body of the request is not a JSON object.")
-    return Query(path, (), dict(pairs), lists, document)
+    return PageQuery(path, (), dict(pairs), lists, document)
 
 
-def _with_parts(query: Query, parts: tuple[str, ...]) -> Query:
-    return Query(query.path, parts, query.params, query.lists, query.body)
+def _with_parts(query: PageQuery, parts: tuple[str, ...]) -> PageQuery:
+    return PageQuery(query.path, parts, query.params, query.lists, query.body)
 
 
 async def _read_body(receive: Receive) -> bytes | None:

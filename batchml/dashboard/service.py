@@ -10,7 +10,7 @@ from batchml.client import Client
 from batchml.clock import Clock
 from batchml.dashboard import run, runs
 from batchml.dashboard.access import AccessSecrets
-from batchml.dashboard.app import Dashboard, Query, Route, route
+from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.html import Html
 from batchml.dashboard.hub import Change, Hub
 from batchml.errors import UsageError
@@ -44,30 +44,30 @@ class Pages:
             route("/run/*/series", lambda q: run.series_document([self._run(q)])),
         ]
 
-    def runs(self, query: Query) -> Html:
+    def runs(self, query: PageQuery) -> Html:
         revision, found = self._hub.snapshot()
         shown = runs.matching(found, query.params.get("q", "")) if "q" in query.params else found
         return runs.runs_page(shown, revision, self._now, self._client.env,
                               query.params.get("cols", ""), self._hub.trouble)  # fmt: skip
 
-    def runs_document(self, query: Query) -> dict[str, Any]:
+    def runs_document(self, query: PageQuery) -> dict[str, Any]:
         revision, found = self._hub.snapshot()
         return runs.runs_document(found, revision, self._now, query.params.get("cols", ""))
 
-    def _run(self, query: Query) -> Any:
+    def _run(self, query: PageQuery) -> Any:
         return self._client.run(query.parts[0])
 
-    def run(self, query: Query) -> Html:
+    def run(self, query: PageQuery) -> Html:
         found = self._hub.run(query.parts[0]) or self._run(query).seen
         return run.run_page(found, self._client.env, self._hub.trouble)
 
-    def request(self, query: Query) -> Html:
+    def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
 
-    def log(self, query: Query) -> dict[str, Any]:
+    def log(self, query: PageQuery) -> dict[str, Any]:
         return run.log_document(self._run(query), query.number("after", 0, 10**9))
 
-    def events(self, query: Query) -> AsyncIterator[bytes]:
+    def events(self, query: PageQuery) -> AsyncIterator[bytes]:
         columns = query.params.get("cols", "")
 
         def to_document(change: Change) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from batchml.dashboard.access import RequestHead, make_secrets
-from batchml.dashboard.app import Dashboard, Query, Response, route
+from batchml.dashboard.app import Dashboard, PageQuery, Response, route
 from batchml.dashboard.html import Html, tag
 from batchml.errors import NotFound, UsageError
 
@@ -17,11 +17,11 @@ POST = (HOST, ("origin", "http://127.0.0.1:8123"), ("content-type", "application
 ACT = (*POST, COOKIE, ("x-batchml-act", KNOWN.act))
 
 
-async def no_events(query: Query) -> AsyncIterator[bytes]:
+async def no_events(query: PageQuery) -> AsyncIterator[bytes]:
     yield b""
 
 
-def fails(query: Query) -> Html:
+def fails(query: PageQuery) -> Html:
     raise NotFound("Run", query.parts[0], [], "")
 
 
@@ -36,7 +36,7 @@ class Rig:
         ]
         self.app = Dashboard(KNOWN, routes, no_events, exchanges=exchanges)
 
-    def note(self, query: Query) -> dict[str, Any]:
+    def note(self, query: PageQuery) -> dict[str, Any]:
         self.acts.append(dict(query.body))
         return {"done": len(self.acts)}
 
@@ -124,7 +124,7 @@ def test_a_static_file_has_its_digest_in_its_name_and_no_other_is_served() -> No
 
 
 def test_usage_errors_say_what_to_do() -> None:
-    def wrong(query: Query) -> Html:
+    def wrong(query: PageQuery) -> Html:
         raise UsageError("--queue x: no such queue.")
 
     app = Dashboard(KNOWN, [route("/", wrong)], no_events)
