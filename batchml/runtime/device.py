@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from importlib import metadata
@@ -39,6 +40,12 @@ class NoDevice(Exception):
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+    def report(self, environ: Mapping[str, str] = os.environ) -> int:
+        """Print the text, on rank 0 alone, and return the exit code."""
+        if environ.get("RANK", "0") == "0":
+            print(self, file=sys.stderr)
+        return self.exit_code
 
 
 class Gpu(NamedTuple):

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import gc
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
-LIMIT = timedelta(minutes=10)  # for which a rank waits for the others
+from batchml.runtime.device import join_torch
 
 
 class Ranks:
-    """This rank, and operations of all ranks together."""
+    """This rank, and operations of all ranks together. Raises NoDevice."""
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        joined = join_torch(torch)
+        self.rank, self.world, self.device = joined.rank, joined.world, joined.device
         self.local = int(os.environ.get("LOCAL_RANK", "0"))
-        has_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", self.local) if has_gpu else torch.device("cpu")
-        if has_gpu:
-            torch.cuda.set_device(self.device)
-        if self.world > 1:
-            distributed.init_process_group("nccl" if has_gpu else "gloo", timeout=LIMIT)
+        self.autocast = joined.autocast
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """Wrap the model so that gradients are the means over all ranks."""
         if self.world == 1:
             return model
-        devices = [self.local] if self.device.type == "cuda" else None
+        devices = [self.device] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=devices)
 
     def sum(self, *numbers: float) -> list[float]:
@@ -52,8 +46,7 @@ class Ranks:
         return values[0]
 
     def leave(self) -> None:
-        if self.world > 1:
-            # DistributedDataParallel is part of a reference cycle and holds the process group. If
-            # the group lives until Python ends, the process may abort there (torch 2.13, gloo).
-            gc.collect()
-            distributed.destroy_process_group()
+        # DistributedDataParallel is part of a reference cycle and holds the process group. If the
+        # group lives until Python ends, the process may abort there (torch 2.13, gloo).
+        gc.collect()
+        distributed.destroy_process_group()

@@ -24,10 +24,8 @@ from ranks import Ranks
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-try:
-    from batchml.runtime import checkpoint, report
-except ImportError:  # without batchml, train without checkpoints and metrics
-    checkpoint = report = None
+from batchml.runtime import checkpoint, report
+from batchml.runtime.device import NoDevice
 
 LINE_EVERY = 20  # steps between two log lines
 STOP_CHECK_EVERY = 5  # steps; all ranks check together whether to stop
@@ -90,12 +88,11 @@ class Training:
         torch.manual_seed(options.seed)
         self.model = bert.build(options.model, len(pieces), options.longest).to(ranks.device)
         self.optimizer = torch.optim.AdamW(_groups(self.model), lr=options.lr)
-        self.has_bf16 = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
     # --- Checkpoints and the result -------------------------------------------------------------
 
     def save(self) -> None:
-        if checkpoint is not None and self.ranks.rank == 0:
+        if self.ranks.rank == 0:
             checkpoint.save(self._write, self.step)
 
     def _write(self, folder: str) -> None:
@@ -185,7 +182,7 @@ class Training:
         is_there = torch.arange(ids.shape[1])[None, :] < lengths[:, None]
         blocks = {"input_ids": ids, "token_type_ids": sides, "attention_mask": is_there.long()}
         on_device = {name: block.to(self.ranks.device) for name, block in blocks.items()}
-        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.has_bf16):
+        with self.ranks.autocast():
             return network(**on_device).logits.float()
 
     # --- Validation and messages ----------------------------------------------------------------
@@ -211,11 +208,11 @@ class Training:
         self._report(loss=loss)
 
     def _report(self, **values: float) -> None:
-        if report is not None and self.ranks.rank == 0:
+        if self.ranks.rank == 0:
             self.should_continue &= report(step=self.step, total=self.steps, **values)
 
     def _should_stop(self) -> bool:
-        return not self.should_continue or (checkpoint is not None and checkpoint.should_stop())
+        return not self.should_continue or checkpoint.should_stop()
 
     def log(self, line: str) -> None:
         if self.ranks.rank == 0:
@@ -306,8 +303,6 @@ def vocabulary(options: argparse.Namespace, ranks: Ranks, train: list[mrpc.Pair]
 
 def newest(ranks: Ranks) -> dict[str, Any] | None:
     """Load the newest checkpoint, which rank 0 chooses; None without one."""
-    if checkpoint is None:
-        return None
     found = checkpoint.newest() if ranks.rank == 0 else None
     path = ranks.broadcast(found.path if found else "")
     if not path:
@@ -321,7 +316,10 @@ def newest(ranks: Ranks) -> dict[str, Any] | None:
 
 def main() -> int:
     options = parse_arguments()
-    ranks = Ranks()
+    try:
+        ranks = Ranks()
+    except NoDevice as error:
+        return error.report()
     if fetch(options, ranks):
         return 78
     try:

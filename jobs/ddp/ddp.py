@@ -30,16 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-try:
-    from batchml.runtime import report, should_stop
-except ImportError:  # started without batchml
-
-    def report(step: float | None = None, *, total: float | None = None, **_: float) -> bool:
-        return True
-
-    def should_stop() -> bool:
-        return False
-
+from batchml.runtime import report, should_stop
+from batchml.runtime.device import NoDevice, join_torch
 
 SAMPLES, FEATURES = 2048, 20
 STOPPED = 128 + signal.SIGTERM  # exit code
@@ -195,11 +187,11 @@ def main() -> int:
     # Write each line at once and in one piece: other processes write to the same stream.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     options = parse_arguments()
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        # A linear model of 21 weights gains nothing from bf16.
+        device = join_torch(torch, bf16=False).device
+    except NoDevice as error:
+        return error.report()
     try:
         return run(options, device)
     finally:

@@ -1,7 +1,8 @@
 """Train LeNet on MNIST with MXNet, with the symbol and Module API of the original example.
 
 It prints MXNet's classic lines, and writes mnist-symbol.json and mnist-NNNN.params to
-$BATCHML_OUTPUT_DIR. With $BATCHML_CHECKPOINT_DIR it continues after an interruption.
+$BATCHML_OUTPUT_DIR. With $BATCHML_CHECKPOINT_DIR it continues after an interruption. It trains on a
+GPU where there is one for which MXNet has code.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from pathlib import Path
 
 import numpy as np
 
-from batchml.runtime import mnist, report
+from batchml.runtime import device, mnist, report
 from batchml.runtime.storage.files import write_json
 
+# MXNet reads these variables when it is imported.
+FOUND = device.choose_mxnet(os.environ, device.is_mxnet_for_cuda())
+if FOUND.gpu:
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML counts
+    # Equal seeds give equal results: no algorithm is chosen by its time.
+    os.environ.setdefault("MXNET_ENFORCE_DETERMINISM", "1")
+    os.environ.setdefault("MXNET_CUDNN_AUTOTUNE_DEFAULT", "0")
+else:
+    # One operation after the other: on a CPU it is faster for a network this small.
+    os.environ.setdefault("MXNET_ENGINE_TYPE", "NaiveEngine")
 try:
     import mxnet as mx
-except OSError as error:  # its wheel lacks two system libraries
-    sys.exit(f"MXNet cannot be loaded: {error}. On Debian: apt-get install libgomp1 libquadmath0")
+except OSError as error:
+    sys.exit(device.why_mxnet_fails(error))
 
 LINE_EVERY = 100  # batches between two log lines
 
@@ -60,10 +71,11 @@ def build_lenet() -> mx.sym.Symbol:
     return mx.sym.SoftmaxOutput(layer, name="softmax", normalization="batch")
 
 
-def to_arrays(split: mnist.Split) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
-    """Make arrays of all images (N, 1, 28, 28), from 0 to 1, and labels (N)."""
+def to_arrays(split: mnist.Split, context: mx.Context) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    """Make arrays of all images (N, 1, 28, 28), from 0 to 1, and labels (N), on the device."""
     images = np.frombuffer(split.images, np.uint8).reshape(-1, 1, mnist.SIDE, mnist.SIDE)
-    return mx.nd.array(images) / 255, mx.nd.array(np.frombuffer(split.labels, np.uint8))
+    labels = np.frombuffer(split.labels, np.uint8)
+    return mx.nd.array(images, context) / 255, mx.nd.array(labels, context)
 
 
 def batch_of(arrays: tuple[mx.nd.NDArray, mx.nd.NDArray], start: int, size: int) -> mx.io.DataBatch:
@@ -95,11 +107,12 @@ class Progress:
 
 
 class Training:
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, context: mx.Context) -> None:
         mx.random.seed(options.seed)
-        self.options, self.progress, self.stopping = options, Progress(), False
+        self.options, self.context = options, context
+        self.progress, self.stopping = Progress(), False
         size = options.batch_size
-        self.module = mx.mod.Module(build_lenet(), context=mx.cpu())
+        self.module = mx.mod.Module(build_lenet(), context=context)
         self.module.bind(
             [("data", (size, 1, mnist.SIDE, mnist.SIDE))], [("softmax_label", (size,))]
         )
@@ -145,8 +158,9 @@ class Training:
         """Train the rest of the epoch. Its order depends on the seed and the epoch alone."""
         now, size, count = self.progress, self.options.batch_size, len(arrays[1])
         order = np.random.RandomState([self.options.seed, now.epoch]).permutation(count)
-        images, labels = (mx.nd.take(array, mx.nd.array(order)) for array in arrays)
-        seen, right = now.seen, mx.nd.array([now.right])
+        order = mx.nd.array(order, self.context)
+        images, labels = (mx.nd.take(array, order) for array in arrays)
+        seen, right = now.seen, mx.nd.array([now.right], self.context)
         since = time.perf_counter()
         while seen < count and not self.stopping:
             right += self.step(batch_of((images, labels), seen, size))
@@ -172,8 +186,9 @@ def save_model(module: mx.mod.Module, epochs: int, output: Path) -> None:
 
 
 def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
-    train, validation = to_arrays(digits.train), to_arrays(digits.validation)
-    training = Training(options)
+    context = device.confirm_mxnet(mx, FOUND)
+    train, validation = (to_arrays(split, context) for split in (digits.train, digits.validation))
+    training = Training(options, context)
     signal.signal(signal.SIGTERM, training.stop)
 
     def validate(epoch: int) -> None:

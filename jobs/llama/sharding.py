@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,11 +20,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from batchml.runtime.device import join_torch
+
 
 class Process(NamedTuple):
     """This process among all processes. A single process needs no launcher."""
 
     device: torch.device
+    precision: str  # that pays on this device: bf16 or fp32
     mesh: DeviceMesh  # axes "data" and "tensor"
 
     @property
@@ -46,23 +48,18 @@ class Process(NamedTuple):
         return self.mesh["data"].get_local_rank()
 
 
-def join(tensor_parallel: int) -> Process:
-    """Connect to the other processes. Raises ValueError if they cannot form tensor groups."""
-    on_gpu = torch.cuda.is_available()
-    kind = "cuda" if on_gpu else "cpu"
-    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None)
-    if on_gpu:
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    world = dist.get_world_size()
+def join(tensor_parallel: int, bf16: bool) -> Process:
+    """Connect to the other processes.
+
+    Raises ValueError if they cannot form tensor groups, and NoDevice if they lack GPUs.
+    """
+    joined = join_torch(torch, bf16=bf16, can_share=False)
+    device, world = joined.device, joined.world
     if world % tensor_parallel:
         raise ValueError(f"--tensor-parallel {tensor_parallel} does not divide {world} processes.")
     shape = (world // tensor_parallel, tensor_parallel)
-    return Process(device, init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+    return Process(device, joined.precision, mesh)
 
 
 def build(config: Config, process: Process, dtype: torch.dtype) -> Llama:

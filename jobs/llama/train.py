@@ -27,6 +27,7 @@ from sharding import Process, build, clip_gradients, fill, join
 from torch import Tensor
 
 from batchml.runtime import report, should_stop
+from batchml.runtime.device import BF16, NoDevice
 
 STOPPED = 128 + signal.SIGTERM  # exit code
 
@@ -89,10 +90,9 @@ def learning_rate(step: int, options: argparse.Namespace) -> float:
     return float(options.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))))
 
 
-def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
+def choose_dtype(asked: str, precision: str) -> torch.dtype:
     if asked == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if precision == BF16 else torch.float32
     return torch.bfloat16 if asked == "bfloat16" else torch.float32
 
 
@@ -144,7 +144,7 @@ class Training:
         if corpus.vocabulary > 256 and self.config.vocabulary < 32_000:
             raise ValueError(f"--size {options.size} supports only bytes: give a folder of *.txt.")
         self.windows = Windows(corpus, sequence, options.seed)
-        self.dtype = choose_dtype(options.dtype, process.device)
+        self.dtype = choose_dtype(options.dtype, process.precision)
         self.model = build(self.config, process, self.dtype)
         self.optimizer = self._optimizer()
         self.checkpoints = Checkpoints(self.model, self.optimizer, options.checkpoints)
@@ -241,17 +241,20 @@ class Training:
         mesh = f"{self.process.readers} x {self.options.tensor_parallel}"
         self._log(
             f"Llama {self.options.size}: {millions:.1f} M weights on {mesh} processes"
-            f" (data x tensor), {self.process.device.type}, {str(self.dtype)[6:]}"
+            f" (data x tensor), {str(self.dtype)[6:]}"
         )
 
 
 def run(options: argparse.Namespace) -> int:
     torch.manual_seed(options.seed)
     try:
-        training = Training(options, join(options.tensor_parallel))
+        process = join(options.tensor_parallel, bf16=options.dtype != "float32")
+        training = Training(options, process)
         signal.signal(signal.SIGTERM, training.stop)
         training.describe()
         return 0 if training.train() else STOPPED
+    except NoDevice as error:
+        return error.report()
     except (ValueError, Diverged) as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"train.py: {error}", file=sys.stderr)

@@ -29,10 +29,8 @@ from ranks import Ranks
 from torch.nn import functional
 from vocabulary import BEGIN, PAD, Vocabulary
 
-try:
-    from batchml.runtime import checkpoint, report
-except ImportError:  # without batchml, train without checkpoints and metrics
-    checkpoint = report = None
+from batchml.runtime import checkpoint, report
+from batchml.runtime.device import NoDevice
 
 MODEL = "translate.pt"  # the file that translate.py opens
 LINE_EVERY = 50  # steps between two log lines
@@ -135,12 +133,11 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
         )
-        self.has_bf16 = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
     # --- Checkpoints and the result -------------------------------------------------------------
 
     def save(self) -> None:
-        if checkpoint is not None and self.ranks.rank == 0:
+        if self.ranks.rank == 0:
             checkpoint.save(self._write, self.step)
 
     def _write(self, folder: str) -> None:
@@ -219,7 +216,7 @@ class Training:
         # Random numbers depend on the seed, the step and the rank alone.
         torch.manual_seed(hash((self.options.seed, self.step, self.ranks.rank)) % 2**63)
         parallel.train()
-        with self._precision():
+        with self.ranks.autocast():
             scores = parallel(source, shifted)
         loss = functional.cross_entropy(
             scores.float().flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum",
@@ -235,9 +232,6 @@ class Training:
     def _block(self, lines: Sequence[Ids]) -> torch.Tensor:
         return pad_lines(lines, self.options.longest).to(self.ranks.device, non_blocking=True)
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.has_bf16)
-
     # --- Validation and messages ----------------------------------------------------------------
 
     def validate(self, epoch: int) -> None:
@@ -247,7 +241,7 @@ class Training:
         counted = [0] * bleu.FIELDS
         for start in range(0, len(own), 64):
             part = own[start : start + 64]
-            with self._precision():
+            with self.ranks.autocast():
                 source = self._block([self.words.encode(line) for line, _ in part])
                 found = translate(self.model, source)
             for ids, (_, wanted) in zip(found, part, strict=True):
@@ -263,11 +257,11 @@ class Training:
         self._report(loss=loss)
 
     def _report(self, **values: float) -> None:
-        if report is not None and self.ranks.rank == 0:
+        if self.ranks.rank == 0:
             self.should_continue &= report(step=self.step, total=self.steps, **values)
 
     def _should_stop(self) -> bool:
-        return not self.should_continue or (checkpoint is not None and checkpoint.should_stop())
+        return not self.should_continue or checkpoint.should_stop()
 
     def log(self, line: str) -> None:
         if self.ranks.rank == 0:
@@ -304,8 +298,6 @@ def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
 
 def newest(ranks: Ranks) -> dict[str, Any] | None:
     """Load the newest checkpoint, which rank 0 chooses; None without one."""
-    if checkpoint is None:
-        return None
     found = checkpoint.newest() if ranks.rank == 0 else None
     path = ranks.broadcast(found.path if found else "")
     if not path:
@@ -319,13 +311,15 @@ def newest(ranks: Ranks) -> dict[str, Any] | None:
 
 def main() -> int:
     options = parse_arguments()
-    ranks = Ranks()
     try:
+        ranks = Ranks()
         training = prepare(options, ranks)
     except corpus.BadCorpus as error:
         if ranks.local == 0:  # one message for each node
             print(f"train.py: {error}", file=sys.stderr)
         return 78
+    except NoDevice as error:
+        return error.report()
     is_done = training.train()
     if is_done and ranks.rank == 0:
         training.save_model()

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchml.runtime import checkpoint, report
+from batchml.runtime.device import join_torch
 from batchml.runtime.storage.files import write_atomically
 
 LINE_EVERY = 100  # steps between two log lines, or a tenth of all steps
@@ -76,11 +77,13 @@ class Training:
 
     def __init__(self, config: dict[str, Any]) -> None:
         torch.manual_seed(config["seed"])
-        self.config, self.device, self.step = config, get_device(), 0
-        self.is_first = ray.train.get_context().get_world_rank() == 0
+        # Ray has chosen the GPU, and made the process group.
+        chosen = {"LOCAL_RANK": str(get_device().index or 0)}
+        joined = join_torch(torch, {**os.environ, **chosen})
+        self.config, self.device, self.step = config, joined.device, 0
+        self.autocast, self.is_first = joined.autocast, joined.rank == 0
         self.bare = Vit(config["size"], CLASSES).to(self.device)
-        world = ray.train.get_context().get_world_size()
-        self.model = prepare_model(self.bare) if world > 1 else self.bare
+        self.model = prepare_model(self.bare) if joined.world > 1 else self.bare
         self.optimizer = torch.optim.SGD(
             self.bare.parameters(), lr=config["lr"], momentum=config["momentum"]
         )
@@ -106,8 +109,9 @@ class Training:
             )  # fmt: skip
 
     def learn(self, images: Tensor, labels: Tensor) -> float:
-        scores = self.model(images)
-        loss = functional.cross_entropy(scores, labels)
+        with self.autocast():
+            scores = self.model(images)
+        loss = functional.cross_entropy(scores.float(), labels)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -180,7 +184,8 @@ def train(config: dict[str, Any]) -> None:
             training.save()
     training.save()
     if training.is_first:
-        torch.save(training.bare.state_dict(), config["result"] + ".pt")
+        weights = {name: value.cpu() for name, value in training.bare.state_dict().items()}
+        torch.save(weights, config["result"] + ".pt")
         result = {"step": training.step, "stopped": stopped, **clock.steps()._asdict()}
         write_atomically(config["result"], json.dumps(result).encode())
     ray.train.report({"step": training.step})
@@ -235,6 +240,8 @@ def fit(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     head = next(node for node in ray.nodes() if node["Alive"] and "trainer" in node["Resources"])
     gpus = int(head["Resources"].get("GPU", 0))
     trainers = options.trainers or max(1, gpus)
+    if trainers > gpus > 0:  # Ray would wait for ever
+        sys.exit(f"--trainers {trainers}: the head has {gpus} GPUs, and each trainer takes one")
     result = os.path.join(folder, "result.json")
     config = {
         **vars(options),

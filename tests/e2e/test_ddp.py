@@ -55,6 +55,8 @@ def test_a_killed_rank_changes_no_bit_of_the_end(cli: Cli, worlds: Worlds, tmp_p
     assert re.search(rf"\[GPU{world - 1}\] Epoch 7 \| Batchsize: 32 \| Steps: \d+\n", seen + out)
     codes, printed = worlds.run(job / "ddp.py", tmp_path, world, EPOCHS, 3)
     assert {*codes} == {0}, printed
+    together = f", {world} processes (gloo)" if world > 1 else ""
+    assert printed.count(f"device: CPU, 1 thread, fp32{together}\n") == 1, printed
     check_losses(printed)
     assert (tmp_path / "snapshot.pt").read_bytes() == (folder / "snapshot.pt").read_bytes()
 

@@ -85,6 +85,7 @@ def test_a_checkpoint_is_restored_on_another_number_of_processes(
     for part in steps:
         for step, loss in part.items():
             assert loss == pytest.approx(expected[step], abs=1e-3)
+    assert unbroken[1].count("device: CPU, 1 thread, fp32, 2 processes (gloo)\n") == 1
     for (codes, printed), code, words in zip(refused, (2, 2, 2, 1), MISTAKES, strict=True):
         assert {*codes} == {code}
         assert printed.count(words) == 1, printed

@@ -149,6 +149,8 @@ def test_four_processes_learn_what_one_learns(job_worlds: Worlds, tmp_path: Path
         words = (*LEARN, "--layers", "1", "--epochs", "2")
         codes, printed = job_worlds.run(JOB / "train.py", tmp_path, world, *words, **place)
         assert {*codes} == {0}, printed
+        together = f", {world} processes (gloo)" if world > 1 else ""
+        assert printed.count(f"device: CPU, 1 thread, fp32{together}\n") == 1, printed
         losses.append([float(loss) for loss in re.findall(r" loss=([0-9.]+)", printed)])
     assert len(losses[0]) == 2 and losses[0][1] < 0.8 * losses[0][0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
