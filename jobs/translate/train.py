@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import bleu
+import catalogues
 import corpus
 import torch
 import vocabulary
@@ -43,7 +44,9 @@ Ids = list[int]
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Learn to translate.")
-    parser.add_argument("--data", default="", help="folder with train.src and train.tgt")
+    parser.add_argument(
+        "--data", default="", help="folder with train.src and train.tgt, or gettext:LANGUAGE"
+    )
     parser.add_argument(
         "--digits", type=int, default=4, help="most digits of the numbers, without --data"
     )
@@ -268,13 +271,18 @@ class Training:
             print(line, flush=True)
 
 
+def read(options: argparse.Namespace) -> corpus.Corpus:
+    """Read or make the pairs of lines. Raises BadCorpus."""
+    if options.data.startswith(catalogues.PREFIX):
+        return catalogues.read(options.data.removeprefix(catalogues.PREFIX))
+    if options.data:
+        return corpus.read(corpus.find(options.data))
+    return corpus.numbers(options.digits, options.direction)
+
+
 def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
     """Prepare the training, and resume it from a checkpoint. Raises BadCorpus."""
-    pairs = (
-        corpus.read(corpus.find(options.data))
-        if options.data
-        else corpus.numbers(options.digits, options.direction)
-    )
+    pairs = read(options)
     state = newest(ranks)
     if min(options.batch_size, len(pairs.train)) < ranks.world:
         raise corpus.BadCorpus(f"{ranks.world} processes cannot share a batch of fewer pairs")

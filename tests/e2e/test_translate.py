@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,8 @@ def part_of(job: Path, name: str) -> Any:
 
 
 corpus, vocabulary, bleu = (part_of(JOB, name) for name in ("corpus", "vocabulary", "bleu"))
+sys.modules["corpus"] = corpus  # for catalogues.py
+catalogues = part_of(JOB, "catalogues")
 LINES = [line for pair in corpus.numbers(3).train for line in pair]
 PIECES = vocabulary.build(LINES, "bpe:100")
 
@@ -104,6 +107,39 @@ def test_everything_that_is_wrong_with_a_corpus_is_said_at_once(tmp_path: Path) 
         assert words in str(wrong.value)
     with pytest.raises(corpus.BadCorpus, match="no folder with a corpus at nowhere, /d/nowhere"):
         corpus.find("nowhere", {"BATCHML_DATA_DIR": "/d"})
+
+
+def write_catalogue(path: Path, messages: dict[str, str]) -> tuple[str, Path]:
+    """A file as msgfmt writes it: gettext's manual, "The Format of GNU MO Files"."""
+    rows = sorted((a.encode(), b.encode()) for a, b in messages.items())
+    tables, texts, at = [b"", b""], b"", 28 + 16 * len(rows)
+    for side in (0, 1):
+        for row in rows:
+            tables[side] += struct.pack("<2I", len(row[side]), at + len(texts))
+            texts += row[side] + b"\0"
+    head = struct.pack("<7I", 0x950412DE, 0, len(rows), 28, 28 + 8 * len(rows), 0, 0)
+    path.write_bytes(head + b"".join(tables) + texts)
+    return "xx", path
+
+
+def test_messages_of_packages_are_a_corpus(tmp_path: Path) -> None:
+    messages = {f"Message {number}": f"Nachricht {number}" for number in range(40)}
+    messages |= {
+        "menu\x04Open the file": "Die Datei\n\n öffnen",  # with a context
+        "%d file\0%d files": "%d Datei\0%d Dateien",  # a plural
+        "File": "Datei",  # no sentence
+        "the same": "the same",
+        "": "Content-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=2; plural=n!=1;\n",
+    }
+    found = catalogues.read("xx", [write_catalogue(tmp_path / "a.mo", messages)])
+    pairs = {*found.train, *found.valid}
+    assert len(pairs) == 42 and found.valid
+    assert {("Open the file", "Die Datei öffnen"), ("%d file", "%d Datei")} < pairs
+    with pytest.raises(corpus.BadCorpus, match="into 'yy': most catalogues are for xx"):
+        catalogues.read("yy", [("xx", tmp_path / "a.mo")])
+    (tmp_path / "b.mo").write_bytes(b"no catalogue")
+    with pytest.raises(corpus.BadCorpus, match=r"b\.mo: is not a catalogue of gettext"):
+        catalogues.read("xx", [("xx", tmp_path / "b.mo")])
 
 
 @given(st.lists(st.sampled_from("0123456789 efghinorstuvwxyz"), max_size=40).map("".join))
