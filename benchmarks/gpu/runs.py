@@ -118,7 +118,7 @@ def measure(run: CheckRun) -> None:
         batchml("local", "start", "--executor", "process")
         in_turn(run, batchml, gpus)
     finally:
-        batchml("local", "stop", may_fail=True)
+        batchml("local", "reset", "--yes", may_fail=True)  # its jobs end, too
 
 
 def in_turn(run: CheckRun, batchml: Commands, gpus: list[str]) -> None:

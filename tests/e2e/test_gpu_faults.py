@@ -106,14 +106,16 @@ def machine(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Mach
     return Machine(folder, home)
 
 
-@pytest.mark.journey
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("FAKE_XID_79", "XID 79: it has fallen off the bus; the run saves and goes on elsewhere"),
+        pytest.param(
+            "FAKE_XID_79", "XID 79: it has fallen off the bus; the run saves and goes on elsewhere",
+            marks=pytest.mark.journey,
+        ),
         ("FAKE_LOST", "it does not answer: GPU is lost; the run goes on elsewhere"),
     ],
-)
+)  # fmt: skip
 def test_a_run_whose_gpu_breaks_goes_on_from_its_checkpoint_on_another_host(
     machine: Machine, name: str, why: str
 ) -> None:

@@ -1,5 +1,6 @@
 """GPUs by NVML, against a library that was built for this: what is asked, and what it means."""
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,26 @@ def test_a_program_that_ends_by_its_broken_card_goes_on_elsewhere(
     ((why, given),) = attempt.stopped
     assert given == 75 and words in why
     assert why.endswith("; the run goes on elsewhere")
+
+
+def test_a_driver_that_never_answers_after_a_failure_is_left(
+    driver: FakeDriver, tmp_path: Path
+) -> None:
+    over = threading.Event()
+
+    class Hanging(Nvml):
+        def test(self, handle: Any) -> int:
+            over.wait(60)
+            return 0
+
+    attempt = Attempt(tmp_path)
+    watch = GpuWatcher(attempt, lambda: Hanging(driver.load), HERE, limit=0.05)
+    watch.tick(1.0)
+    attempt.code = 1
+    watch.finish()
+    over.set()
+    ((why, code),) = attempt.stopped
+    assert code == 75 and "GPUs: no answer within 0.05 s" in why
 
 
 def test_a_program_that_fails_by_itself_keeps_its_exit_code(

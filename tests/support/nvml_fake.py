@@ -196,7 +196,11 @@ class FakeDriver:
 
     def open(self) -> Nvml:
         """What the runtime opens instead of the machine's own."""
-        return Nvml(lambda name: ctypes.CDLL(self._path))
+        return Nvml(self.load)
+
+    def load(self, name: str) -> Any:
+        """The library instead of the one of this name."""
+        return ctypes.CDLL(self._path)
 
     def set(self, what: str, value: int, gpu: int = 0) -> None:
         self._library.fake_set(what.encode(), gpu, ctypes.c_ulonglong(value))

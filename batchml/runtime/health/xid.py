@@ -10,7 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from batchml.runtime.health.checks import MONITOR, NOTICE, OK, REPLACE, RETRY, HostCheck
+from batchml.runtime.health.checks import (
+    LIMIT,
+    MONITOR,
+    NOTICE,
+    OK,
+    REPLACE,
+    RETRY,
+    HostCheck,
+    run_with_limit,
+)
 from batchml.runtime.health.gate import OFF, EndingAttempt, HealthSettings, end_on_unfit_host
 from batchml.runtime.health.gpus import (
     check_clocks,
@@ -94,8 +103,10 @@ class GpuWatcher:
         attempt: EndingAttempt,
         open_nvml: Callable[[], Nvml] = Nvml,
         device: str = DEVICE,
+        limit: float = LIMIT,
     ) -> None:
-        self._attempt = attempt
+        """`limit`: the seconds within which the driver must answer after the command's end."""
+        self._attempt, self._limit = attempt, limit
         settings = HealthSettings.read(attempt.environ)
         self._handles: Dict[str, Any] = {}
         self._names: Dict[int, str] = {}
@@ -104,6 +115,7 @@ class GpuWatcher:
         self._reported: List[Tuple[str, str]] = []
         self._next_poll: Optional[float] = None
         self._has_left = False
+        self._has_answered = False  # the driver, after a command that failed
         self._nvml: Optional[Nvml] = None
         self._is_on = settings.checks != OFF and os.path.exists(device)
         if self._is_on:
@@ -181,7 +193,12 @@ class GpuWatcher:
 
     def _ask_after_failure(self) -> None:
         """Leave the host if a GPU is the reason why the command failed."""
-        found = self._find_broken(self._nvml) if self._nvml is not None else []
+        found: List[HostCheck] = []
+        if self._nvml is not None:
+            # A broken driver may never answer, and the attempt must end.
+            found = run_with_limit("GPUs", self._limit, REPLACE, self._find_broken, self._nvml)
+            if not self._has_answered:
+                self._nvml = None  # it is not closed, because that would wait, too
         if self._contained is not None:
             found.append(self._contained._replace(severity=RETRY))
         for line in self._attempt.last_lines():
@@ -202,6 +219,7 @@ class GpuWatcher:
                 continue
             found.append(self._new_errors(nvml, name, handle, RETRY) or HostCheck(name))
             found += check_gpu(nvml, name, handle)
+        self._has_answered = True
         return found
 
     def _react(self, found: Optional[HostCheck]) -> None:
