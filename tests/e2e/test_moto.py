@@ -41,6 +41,14 @@ trials = 2
 parallel = 2
 """
 
+FAST = """
+[env.dev.compute.fast]
+instance_types = ["c6in.32xlarge"]
+max_vcpus = 128
+ami = "ami-0123456789abcdef0"
+efa = true
+"""
+
 
 class Cycle:
     """Commands against a fresh account. `calls` has those of each command."""
@@ -111,10 +119,17 @@ def write_images(folder: Path) -> None:
 def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
     cycle("init")
     write_images(cycle.cli.folder)
-    assert "problem" not in cycle("doctor").out
-    assert "Plan: " in cycle("setup", "--plan", expect=2).out
+    with (cycle.cli.folder / "batchml.toml").open("a") as file:
+        file.write(FAST)
+    shown = cycle("doctor").out
+    assert "problem" not in shown
+    line = "each host of compute fast has 2 EFA interfaces, 200 Gbps; all hosts are in one zone"
+    assert line in shown
+    planned = cycle("setup", "--plan", expect=2).out
+    assert "Plan: " in planned and line[1:] in planned
     cycle("setup", "--yes")
     assert "Nothing to do." in cycle("setup", "--plan").out, "AWS has all that was asked for"
+    check_interfaces(cycle.aws)
     submitter = submitter_policy(cycle.aws)
     cycle.note(("the test",))
 
@@ -141,6 +156,25 @@ def test_a_whole_life_of_an_environment(cycle: Cycle) -> None:
         if command not in ("init", "doctor", "the test"):
             lacking[command] = refusals(doctors_statements(cycle, command), cycle.of(command))
     assert {name: found for name, found in lacking.items() if found} == {}
+
+
+def check_interfaces(aws: MotoAws) -> None:
+    """The hosts with EFA have all its interfaces, one subnet, and the group of these."""
+    ec2, batch = aws.client("ec2"), aws.client("batch")
+    (version,) = ec2.describe_launch_template_versions(
+        LaunchTemplateName="batchml-dev-fast", Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    found = version["LaunchTemplateData"]["NetworkInterfaces"]
+    assert [each["InterfaceType"] for each in found] == ["efa", "efa-only"]
+    (compute,) = [
+        each["computeResources"]
+        for each in batch.describe_compute_environments()["computeEnvironments"]
+        if each["computeEnvironmentName"] == "batchml-dev-fast"
+    ]
+    assert {tuple(each["Groups"]) for each in found} == {tuple(compute["securityGroupIds"])}
+    assert len(compute["subnets"]) == 1
+    (group,) = ec2.describe_placement_groups()["PlacementGroups"]
+    assert (group["GroupName"], group["Strategy"]) == ("batchml-dev-fast", "cluster")
 
 
 def doctors_statements(cycle: Cycle, command: str) -> list[Any]:

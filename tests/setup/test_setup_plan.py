@@ -747,6 +747,32 @@ def test_a_change_of_the_scaling_alone_replaces_no_instance(ready: World) -> Non
     assert [request["computeResources"] for request in requests] == [{"maxvCpus": 128}]
 
 
+def test_efa_comes_and_goes_with_its_image_interfaces_and_group(world: World) -> None:
+    world.templates["ami"] = (shipped_folder("cfn") / "ami.yaml").read_text()
+    gpu = {"instance_types": ["g6.48xlarge"], "max_vcpus": 384}
+    tables = {
+        efa: {**SMALL, "compute": {"gpu": {**gpu, "efa": efa}}} for efa in (False, True)
+    }  # fmt: skip
+    world.table = tables[False]
+    world.setup()
+    before = world.account.snapshot()
+
+    world.table = tables[True]
+    changes = {(step.action.value, step.kind.value, step.name) for step in world.plan()}
+    assert changes == {
+        ("update", "stack", "batchml-dev-ami"),
+        ("create", "placement group", "batchml-dev-gpu"),
+        ("update", "launch template", "batchml-dev-gpu"),
+        ("update", "compute environment", "batchml-dev-gpu"),
+    }
+    world.setup()
+    assert world.plan() == []
+    world.table = tables[False]
+    world.setup()
+    assert world.plan() == []
+    assert without_generations(world.account.snapshot()) == without_generations(before)
+
+
 def sent(world: World, operation: str) -> list[dict[str, Any]]:
     """The requests of an operation while setup runs."""
     found: list[dict[str, Any]] = []
@@ -822,7 +848,9 @@ def test_whatever_call_is_refused_is_named_and_the_next_run_goes_on(
 
 COMPUTES = st.fixed_dictionaries(
     {
-        "instance_types": st.sampled_from([["g5"], ["g6.xlarge", "g5"], ["c7i"]]),
+        "instance_types": st.sampled_from(
+            [["g5"], ["g6.xlarge", "g5"], ["c7i"], ["g6.48xlarge", "g5.48xlarge"]]
+        ),
         "max_vcpus": st.sampled_from([8, 64]),
     },
     optional={
@@ -830,6 +858,7 @@ COMPUTES = st.fixed_dictionaries(
         "ami": st.sampled_from(["ecs-gpu", "ami-0123456789abcdef0"]),
         "disk": st.just("200 GiB"),
         "placement_group": st.sampled_from(["cluster", "mine"]),
+        "efa": st.just("auto"),
         "capacity_reservation": st.just("open"),
         "scale_down_delay": st.just("1h"),
         "min_vcpus": st.just(4),

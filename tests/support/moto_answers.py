@@ -355,11 +355,15 @@ def describe_offerings(front: Front, call: ReadCall) -> Json:
 @answers("ec2", "DescribePlacementGroups")
 def describe_placement_groups(front: Front, call: ReadCall) -> Json:
     """EC2 API reference."""
-    tags = [f["Values"] for f in call.params.get("Filters", ()) if f["Name"] == "tag:batchml:env"]
+    wanted = {
+        (each["Name"].removeprefix("tag:"), value)
+        for each in call.params.get("Filters", ()) for value in each["Values"]
+    }  # fmt: skip
+    groups = front.placement_groups.values()
     return {
         "PlacementGroups": [
-            group for group in front.placement_groups.values()
-            if all(tag["Value"] in tags[0] for tag in group["Tags"]) or not tags
+            group for group in groups
+            if not wanted or wanted & {(tag["Key"], tag["Value"]) for tag in group["Tags"]}
         ]
     }  # fmt: skip
 
