@@ -382,7 +382,7 @@ def _resource_lines(seen: Observation | None) -> Iterator[str]:
     else:
         yield '#memory = "2 GiB"'
     yield "#vcpus = 1"
-    yield "#gpus = 0"
+    yield _line('#gpus = "auto"', "one where the hosts of the queue have GPUs")
 
 
 def _line(text: str, comment: str) -> str:
