@@ -5,16 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.aws.batch.requests import container_properties, definition_request
+from batchml.aws.naming import Platform
 from batchml.context import Context
 from batchml.errors import ConfigError
+from batchml.jobs.find import find_source
+from batchml.model.job import JobSpec, Launch, Resources
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.submit import submit_run
 from tests.runs.test_submission import Aws, place_in, write
 from tests.support.scripted import Answer, ScriptedSession
 
+ROOT = Path(__file__).parents[2]
 CONFIG = """
 [env.dev]
 region = "us-east-1"
@@ -207,3 +213,158 @@ def test_the_same_image_has_a_gpu_where_it_has_code(tmp_path: Path, aws: Aws) ->
     assert requested(prepare(here, order(queue="gpu"), dry_run=False))["GPU"] == "1"
     none, _ = place(tmp_path / "other", aws.answer, job=MXNET, gpu="c7i.large")
     assert "GPU" not in requested(prepare(none, order(queue="gpu"), dry_run=False))
+
+
+# --- From job.toml to what AWS Batch receives, for each kind of host ------------------------------
+
+HOSTS = """
+[env.dev]
+region = "us-east-1"
+ami = "build"
+[env.dev.compute.c7i]
+instance_types = ["c7i.2xlarge"]
+max_vcpus = 64
+[env.dev.compute.g6]
+instance_types = ["g6.xlarge"]
+max_vcpus = 64
+[env.dev.compute.p5]
+instance_types = ["p5.48xlarge"]
+max_vcpus = 384
+efa = true
+[env.dev.queues.default]
+compute = ["c7i"]
+[env.dev.queues.g6]
+compute = ["g6"]
+[env.dev.queues.p5]
+compute = ["p5"]
+"""
+
+
+class Received(Struct, frozen=True):
+    """What AWS Batch receives of a run; botocore has checked both requests by its model."""
+
+    register: dict[str, Any]
+    submit: dict[str, Any]
+    image: str  # the tag of the image in ECR, before its digest replaces it
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The properties of the containers of all nodes."""
+        return container_properties(self.register)
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The resources of each container."""
+        nodes = self.submit.get("nodeOverrides")
+        overrides = nodes["nodePropertyOverrides"][0] if nodes else self.submit
+        needs = overrides["containerOverrides"]["resourceRequirements"]
+        return {each["type"]: each["value"] for each in needs}
+
+    @property
+    def mounts(self) -> list[str]:
+        """The folders of the host that containers see."""
+        return [each["host"]["sourcePath"] for each in self.container["volumes"]]
+
+    @property
+    def devices(self) -> list[str]:
+        found = self.container["linuxParameters"].get("devices", ())
+        return [each["hostPath"] for each in found]
+
+
+def submitted(folder: Path, aws: Aws, queue: str, job: str = JOB, **changes: Any) -> Received:
+    """Submit the job of a job.toml to a queue of HOSTS."""
+    write(folder, job)
+    here, session = place_in(folder, aws.answer, HOSTS)
+    submit_run(here, prepare(here, order(queue=queue, **changes), dry_run=False))
+    (register,), submit = session.asked("RegisterJobDefinition"), session.asked("SubmitJob")[-1]
+    (image,) = session.asked("DescribeImages")
+    assert submit["jobQueue"] == f"batchml-dev-{queue}"
+    return Received(register, submit, image["imageIds"][0]["imageTag"])
+
+
+def image_tag(flavor: str) -> str:
+    source = find_source("pytorch", [ROOT / "images"], ROOT)
+    assert source is not None
+    return source.recipe(flavor).built_for("amd64").tag
+
+
+def test_a_run_on_c7i_is_unprivileged_and_has_the_image_for_cpus(tmp_path: Path, aws: Aws) -> None:
+    run = submitted(tmp_path, aws, "default")
+    assert run.needs == {"VCPU": "4", "MEMORY": "2048"}
+    assert "privileged" not in run.container
+    assert (run.mounts, run.devices) == (["/workspace"], [])
+    assert run.image == image_tag("cpu") != image_tag("cuda")
+
+
+def test_a_run_on_g6_is_privileged_with_the_driver_of_the_host(tmp_path: Path, aws: Aws) -> None:
+    run = submitted(tmp_path, aws, "g6")
+    assert run.needs == {"VCPU": "4", "MEMORY": "2048", "GPU": "1"}
+    assert run.container["privileged"] is True
+    assert (run.mounts, run.devices) == (["/workspace", "/opt/nvidia"], [])
+    assert MOUNT in run.container["mountPoints"]
+    assert run.image == image_tag("cuda")
+
+
+def test_nodes_on_p5_have_gpus_the_driver_and_all_devices_of_efa(tmp_path: Path, aws: Aws) -> None:
+    job = f'nodes = 2\nlaunch = {{kind = "torchrun"}}\n{JOB}'.replace('"auto"', "8")
+    run = submitted(tmp_path, aws, "p5", job)
+    assert run.register["type"] == "multinode" and run.submit["nodeOverrides"]["numNodes"] == 2
+    assert run.needs == {"VCPU": "4", "MEMORY": "2048", "GPU": "8"}
+    assert run.container["privileged"] is True and MOUNT in run.container["mountPoints"]
+    assert run.devices == [f"/dev/infiniband/uverbs{number}" for number in range(32)]
+    limits = {each["name"]: each["hardLimit"] for each in run.container["ulimits"]}
+    assert limits["memlock"] == -1
+    assert run.image == image_tag("cuda")
+
+
+def test_auto_is_one_gpu_on_each_node_and_one_node_needs_no_efa(tmp_path: Path, aws: Aws) -> None:
+    two = submitted(tmp_path / "two", aws, "p5", f"nodes = 2\n{JOB}")
+    assert two.needs["GPU"] == "1" and len(two.devices) == 32
+    one = submitted(tmp_path / "one", aws, "p5")
+    assert one.needs["GPU"] == "1" and one.devices == []
+
+
+JOBS = ("lenet", "lenet-mxnet", "ddp", "llama", "bert", "translate", "vit-ray")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_jobs_that_ship_use_a_gpu_where_there_is_one(
+    tmp_path: Path, aws: Aws, name: str
+) -> None:
+    here, _ = place_in(tmp_path, aws.answer, HOSTS)
+    asked = RunRequest(job=name, changes={"queue": "g6"})
+    there = prepare(here, asked, dry_run=False)
+    assert container_properties(there.requests.register)["privileged"] is True
+    assert there.record.gpus == 1
+    elsewhere = prepare(here, RunRequest(job=name), dry_run=False)
+    assert "privileged" not in container_properties(elsewhere.requests.register)
+    assert elsewhere.record.gpus == 0
+
+
+PLATFORM = Platform(
+    gpu="driver-mount", job_role="arn:job", execution_role="arn:execution",
+    log_group="/batchml/dev", workspace="/workspace", user="1000:1000", notices="/run/batchml",
+    env="dev", region="us-east-1", tags={"batchml:env": "dev"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "aws_name", "local_name"),
+    [
+        (JobSpec(name="one"), "one-3bff241eff", "one-0462c4474a"),
+        (JobSpec(name="two", nodes=2, launch=Launch("torchrun"), resources=Resources(4, "8 GiB")),
+         "two-59dbbd7c0a", "two-b1bfa58980"),
+        (JobSpec(name="gpu", resources=Resources(4, "8 GiB", gpus=1)),
+         "gpu-a28ac1fab8", "gpu-3c638bb258"),
+    ],
+)  # fmt: skip
+def test_definitions_without_new_devices_stay_as_they_were_registered(
+    spec: JobSpec, aws_name: str, local_name: str
+) -> None:
+    """A definition's name has a hash of its content: these were registered before."""
+    spec = replace(spec, image="pytorch", command=("python", "train.py"))
+    names = [
+        definition_request(spec, "registry/image@sha256:0", platform)["jobDefinitionName"]
+        for platform in (PLATFORM, Platform())
+    ]
+    assert names == [aws_name, local_name]
