@@ -127,7 +127,6 @@ def to_json(
 
 def write(report: Mapping[str, Any], folder: Path) -> Path:
     """Write the report as JSON and as a table; return the path of the JSON file."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{machine.file_name(report['machine']['gpu'], report['small'])}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     path.with_suffix(".txt").write_text(table(report) + "\n", "utf-8")
@@ -153,8 +152,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{options.show} is no report of these checks: {error!r}", file=sys.stderr)
             return 2
         return 0
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.out).close()
+    except OSError as error:
+        print(f"--out: the results cannot be written to {options.out}: {error}", file=sys.stderr)
+        return 2
+    try:
+        return run_checks(options, began)
+    except KeyboardInterrupt:
+        print("Interrupted before the first check", file=sys.stderr)
+        return INTERRUPTED
+
+
+def run_checks(options: argparse.Namespace, began: float) -> int:
+    """Run the checks and write the report; return the exit code."""
     python, facts, lacks = look_at_machine(options.python)
-    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
+    code = 0
+    with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
         runner = Runner(
             python,
             Path(scratch),
@@ -164,7 +179,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds=options.seconds - (time.monotonic() - began),
             clean_up=lambda: kill_descendants(5.0),
         )
-        code = 0
         try:
             runner.run(options.chosen, lacks, lambda line: print(line, flush=True))
         except KeyboardInterrupt:
@@ -173,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = write(report, options.out)
     print(f"\n{table(report)}\n\nWritten: {path}, and the table beside it")
     if code:
-        print("Interrupted: the checks after that were not done", file=sys.stderr)
+        print("Interrupted: this check and those after it are missing", file=sys.stderr)
         return code
     return 1 if failures(runner.results) else 0
 

@@ -62,7 +62,6 @@ def probe() -> dict[str, Any]:
 def _gpu(torch: Any) -> dict[str, Any]:
     device = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
-    version = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
     return {
         "name": device.name,
         "count": torch.cuda.device_count(),
@@ -70,7 +69,6 @@ def _gpu(torch: Any) -> dict[str, Any]:
         "multiprocessors": device.multi_processor_count,
         "memory": total,
         "free": free,
-        "nccl": ".".join(str(part) for part in version),
         "cudnn": torch.backends.cudnn.version(),
     }
 

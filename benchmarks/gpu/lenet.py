@@ -8,10 +8,9 @@ ways to need fewer of them (larger batches, a compiled step) or cheaper ones (a 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,6 +21,7 @@ from torch.nn import functional
 from batchml.runtime import mnist
 from benchmarks.gpu import limits
 from benchmarks.gpu.checks import CheckRun, first_line
+from benchmarks.gpu.conclusions import Bound, Kernels, fastest, group_of, traffic
 from benchmarks.gpu.machine import load_program
 from benchmarks.gpu.report import number
 from benchmarks.gpu.timing import capture, free_memory, synchronize
@@ -102,7 +102,8 @@ def measure(run: CheckRun) -> None:
         free_memory()
     if not done:
         run.leave("no variant could be trained")
-    conclude(run, done[0], choose(done))
+    best = done[fastest([(each.seconds, each.right) for each in done])]
+    conclude(run, done[0], best)
 
 
 class Trained(NamedTuple):
@@ -111,15 +112,6 @@ class Trained(NamedTuple):
     trainer: Trainer
     seconds: float  # of an epoch
     right: float  # percent of the validation images
-
-
-def choose(done: Sequence[Trained]) -> Trained:
-    """The fastest of those that learn as well as the first, which is the job: at most a point less.
-
-    Without this rule the largest batch would win, which hardly trains.
-    """
-    good = [each for each in done if each.right >= done[0].right - 1]
-    return min(good, key=lambda each: each.seconds)
 
 
 def conclude(run: CheckRun, first: Trained, best: Trained) -> None:
@@ -286,8 +278,8 @@ class Trainer:
         self._shuffle()
         done = self._steps(self.full)
         rest = self.order[done * self.variant.batch :]
-        if len(rest):
-            self._step(self.images[rest], self.labels[rest])
+        if len(rest):  # not compiled: another shape would be compiled again
+            self._step(self.images[rest], self.labels[rest], self._loss)
 
     def _shuffle(self) -> None:
         torch.randperm(len(self.order), out=self.order)
@@ -310,8 +302,8 @@ class Trainer:
             left %= steps
         return count
 
-    def _step(self, images: Tensor, labels: Tensor) -> None:
-        loss, scores = self._forward(images, labels)
+    def _step(self, images: Tensor, labels: Tensor, forward: Any = None) -> None:
+        loss, scores = (forward or self._forward)(images, labels)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -358,48 +350,7 @@ class Trainer:
                 self.optimizer.state[parameter]["momentum_buffer"].zero_()
 
 
-# --- The profile ----------------------------------------------------------------------------------
-
-GROUPS = (  # a kernel belongs to the first whose pattern its name has, ignoring case
-    ("compiled", "triton"),
-    ("optimizer", "multi_tensor|sgd"),
-    ("pooling", "pool"),
-    ("convolutions", "conv|fprop|dgrad|wgrad|cudnn|nchw|nhwc"),
-    ("copies", "memcpy|memset|copy"),
-    ("matrix products", "gemm|gemv|cublas|cutlass|nvjet|splitk|addmm|aten::mm"),
-    ("loss", "softmax|nll|cross_entropy"),
-    ("reading images", "index|gather|sort|perm"),
-    ("reductions", "reduce|argmax|sum"),
-    ("elementwise", "elementwise|tanh|div|mul|add|fill|zero|eq"),
-)
-
-
-class Kernels(NamedTuple):
-    """The kernels of one step, on a CPU the operators."""
-
-    number: float
-    seconds: float
-    groups: dict[str, float]  # seconds
-    longest: list[tuple[str, float, float]]  # name, number, seconds
-
-    def describe(self) -> str:
-        """What share of the kernels' time each group has."""
-        shares = sorted(self.groups.items(), key=lambda group: -group[1])
-        words = [f"{name} {100 * part / self.seconds:.0f} %" for name, part in shares if part]
-        return f"{self.number:.0f} kernels a step: {', '.join(words)}"
-
-    def to_json(self) -> dict[str, Any]:
-        longest = [
-            {"name": name, "a_step": number, "us": round(1e6 * seconds, 2)}
-            for name, number, seconds in self.longest
-        ]
-        groups = {name: round(1e6 * seconds, 2) for name, seconds in self.groups.items()}
-        return {
-            "number": self.number,
-            "us": round(1e6 * self.seconds, 2),
-            "groups_us": groups,
-            "longest": longest,
-        }
+# --- Profile and limits ---------------------------------------------------------------------------
 
 
 def kernels_of(events: Iterable[Any], steps: int, on_gpu: bool) -> Kernels:
@@ -423,24 +374,6 @@ def kernels_of(events: Iterable[Any], steps: int, on_gpu: bool) -> Kernels:
     return Kernels(*total, dict(groups), longest)
 
 
-def group_of(kernel: str) -> str:
-    for name, pattern in GROUPS:
-        if re.search(pattern, kernel, re.IGNORECASE):
-            return name
-    return "others"
-
-
-# --- Limits ---------------------------------------------------------------------------------------
-
-
-class Bound(NamedTuple):
-    """No epoch is shorter than this."""
-
-    name: str
-    seconds: float
-    note: str
-
-
 def bounds(run: CheckRun, trainer: Trainer, kernels: float) -> list[Bound]:
     """The limits of an epoch, from what the check `limits` measured; empty without its figures."""
     eager = trainer.variant.mode == EAGER
@@ -461,14 +394,6 @@ def bounds(run: CheckRun, trainer: Trainer, kernels: float) -> list[Bound]:
         note = f"{number(operations / 1e12)} TFLOP at {number(product)} TFLOP/s"
         found.append(Bound("compute limit", operations / product / 1e12, note))
     return found
-
-
-def traffic(images: int, steps: int, activations: int, weights: int) -> float:
-    """The bytes that an epoch moves if no cache helps: each activation and its gradient is written
-    and read once; a step reads the weights twice, writes and reads their gradients, reads and
-    writes weights and momenta.
-    """
-    return images * 4.0 * activations + steps * 8.0 * weights
 
 
 def flops(trainer: Trainer) -> float:

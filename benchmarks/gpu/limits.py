@@ -31,6 +31,7 @@ SMALL = Sizes(4 * MIB, 1 * MIB, 50, 64, 2)
 
 EAGER_LAUNCH, GRAPH_LAUNCH = "eager launch", "graph launch"
 BANDWIDTH = "copy on the device"
+SUSTAINED = "bf16 product, sustained"
 BF16, TF32, FP32 = PRODUCTS = ("bf16 product", "tf32 product", "fp32 product")
 
 
@@ -124,4 +125,4 @@ def sustained(run: CheckRun, n: int, seconds: float = 2.0) -> None:
         synchronize("cuda")
         count += 10
     rate = 2 * n**3 * count / (time.perf_counter() - start) / 1e12
-    run.figure("bf16 product, sustained", rate, "TFLOP/s", f"{seconds:g} s without a pause")
+    run.figure(SUSTAINED, rate, "TFLOP/s", f"{seconds:g} s without a pause")

@@ -15,36 +15,27 @@ import gc
 import math
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from batchml.runtime.protocol.instance_types import accelerator_of_card
+from benchmarks.gpu import limits
 from benchmarks.gpu.checks import CheckRun, first_line
+from benchmarks.gpu.conclusions import (
+    GIB,
+    Measured,
+    Variant,
+    fitting_batch,
+    llama_sentences,
+)
 from benchmarks.gpu.machine import load_module
 from benchmarks.gpu.timing import free_memory, synchronize
 
-GIB = float(1 << 30)
-GOAL = 45.0  # percent MFU at 1 to 3 B weights, compiled
-STATE = 16  # bytes of a weight: itself, its gradient and two moments, in 32 bits
-USABLE = 0.92  # of the free memory: the allocator's blocks do not fit together exactly
 SECONDS = 4.0  # of measuring a variant
 START_SECONDS = 12.0  # that must be left for a variant, and for a compiled one
 COMPILE_SECONDS = 35.0
-
-
-class Variant(NamedTuple):
-    """A way to train. All use AdamW with its state in 32 bits, and bf16 in products."""
-
-    sharded: bool  # by FSDP2, whose only process has the whole model
-    recompute: bool
-    compiled: bool
-
-    def __str__(self) -> str:
-        words = ["FSDP2" if self.sharded else "one process without FSDP2"]
-        words += ["recomputation"] * self.recompute + ["compiled"] * self.compiled
-        return ", ".join(words)
 
 
 EAGER = Variant(sharded=True, recompute=False, compiled=False)
@@ -56,40 +47,12 @@ VARIANTS = (
 )  # fmt: skip
 
 
-class Measured(NamedTuple):
-    size: str
-    variant: Variant
-    batch: int  # sequences
-    speed: float  # tokens a second
-    step: float  # seconds
-    memory: float  # bytes at the highest
-    start: float  # seconds until the second step: compilation and the first use of kernels
-    loss: float
-
-
 def sizes() -> dict[str, Any]:
     """The sizes of the job, and one between 1 B and 7 B weights; the largest last."""
     job = load_module("llama", "model")
     middle = {"3b": job.Config(3072, 26, 24, 8, 8192, 4096)}
     found: dict[str, Any] = {**job.SIZES, **middle}
     return dict(sorted(found.items(), key=lambda each: int(each[1].parameters())))
-
-
-def bytes_of_token(config: Any, recompute: bool) -> float:
-    """Estimate the memory of the activations of a token: per layer some 20 bytes of a unit of
-    width and 8 of a hidden unit; for a vocabulary's word a score, its copy in 32 bits, that one's
-    gradient and the softmax.
-    """
-    layer = 20 * config.width + 8 * config.hidden
-    layers = 2 * config.width * config.layers + layer if recompute else layer * config.layers
-    return float(layers + 14 * config.vocabulary)
-
-
-def fitting_batch(config: Any, recompute: bool, free: float, most: int = 16) -> int:
-    """The number of sequences of a step that fit into so many bytes: a power of two; 0: none."""
-    left = USABLE * free - STATE * config.parameters()
-    count = left / (bytes_of_token(config, recompute) * config.sequence)
-    return 0 if count < 1 else min(most, 1 << int(math.log2(count)))
 
 
 def measure(run: CheckRun) -> None:
@@ -116,12 +79,12 @@ def measure(run: CheckRun) -> None:
     process = sharding.join(1)
     try:
         done = perform(run, plan, known, process, dtype, free)
-        for sentence in conclude(done, known, peak_of(run)):
-            run.finding(sentence)
-        biggest = known[largest[-1]].parameters() / 1e9
-        run.finding(
-            f"The largest size that fits into {free / GIB:.0f} GiB: {biggest:.2f} B weights."
-        )
+        if not run.small:  # then the steps are too short to say anything
+            for sentence in llama_sentences(done, known, peak_of(run)):
+                run.finding(sentence)
+            biggest = known[largest[-1]].parameters() / 1e9
+            words = f"The largest size for {free / GIB:.0f} GiB of free memory"
+            run.finding(f"{words}: {largest[-1]}, {biggest:.2f} B weights.")
     finally:
         gc.collect()
         torch.distributed.destroy_process_group()
@@ -179,39 +142,11 @@ def show(run: CheckRun, found: Measured, config: Any, peak: float) -> None:
     rate = found.speed * config.flops_per_token()
     if peak:
         run.figure(f"{name}: MFU", 100 * rate / peak, "%", f"of {peak / 1e12:.0f} TFLOP/s")
+    product = run.before("limits", limits.SUSTAINED)
+    if product:
+        note = f"of the measured {product:.0f} TFLOP/s"
+        run.figure(f"{name}: of a product", 100 * rate / product / 1e12, "%", note)
     run.detail(name, {"flops": rate, "loss": found.loss, "memory": found.memory})
-
-
-def conclude(done: list[Measured], known: dict[str, Any], peak: float) -> list[str]:
-    """What compilation, recomputation and FSDP2 change, and the best MFU."""
-    found = []
-    by_variant = {(each.size, each.variant): each for each in done}
-    for each in done:
-        pairs = (
-            ("Compiled blocks are", each.variant._replace(compiled=False), each.variant.compiled),
-            ("Recomputation is", each.variant._replace(recompute=False), each.variant.recompute),
-            ("FSDP2 in one process is", each.variant._replace(sharded=False), each.variant.sharded),
-        )
-        for words, other, is_changed in pairs:
-            before = by_variant.get((each.size, other))
-            if is_changed and before is not None and before.batch == each.batch:
-                saved = (before.memory - each.memory) / GIB
-                memory = f"{abs(saved):.1f} GiB {'less' if saved >= 0 else 'more'}"
-                found.append(
-                    f"{words} {each.speed / before.speed:.2f} times as fast, with {memory}"
-                    f" ({each.size}, {before.variant})."
-                )
-    if peak:
-        rated = [(each.speed * known[each.size].flops_per_token() / peak, each) for each in done]
-        share, best = max(rated, key=lambda pair: pair[0])
-        met = "met" if 100 * share >= GOAL else "not met"
-        found.append(
-            f"Best: {100 * share:.1f} % MFU ({best.size}, {best.variant}); the goal of"
-            f" {GOAL:.0f} % is {met}."
-        )
-    else:
-        found.append("Without a peak for this device there is no MFU.")
-    return found
 
 
 # --- Training -------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def environment(environ: Mapping[str, str], scratch: str = "") -> dict[str, str]
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]),
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # A group of one process needs no network, and a machine without one has no other interface.
+        "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME", "lo"),
         **(caches if scratch else {}),
     }
 

@@ -25,11 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.checks import CheckRun, first_line
+from benchmarks.gpu.conclusions import Fed, feeding_sentences, price_of
 from benchmarks.gpu.machine import ROOT, load_module, load_program
-from benchmarks.gpu.report import number
 from benchmarks.gpu.timing import synchronize
-
-CLAIM = 23.0  # percent
 
 
 class Sizes(NamedTuple):
@@ -50,27 +48,6 @@ SEED = 0
 STEPS = 2000  # of Ray's dataset at most: the job makes a block of each, up to this number
 
 
-class Fed(NamedTuple):
-    """The steps with one number of workers, after a warm-up."""
-
-    workers: int
-    steps: int
-    images: int
-    seconds: float
-    waited: float  # seconds that waited for data
-    busy: float  # seconds in which the device computed
-
-    @property
-    def speed(self) -> float:
-        """Images a second."""
-        return self.images / self.seconds
-
-    @property
-    def idle(self) -> float:
-        """Percent of the time without work for the device."""
-        return 100 * max(0.0, 1 - self.busy / self.seconds)
-
-
 def measure(run: CheckRun) -> None:
     sizes = SMALL if run.small else FULL
     prices = load_module("vit-ray", "figures").read_prices(run.option("prices") or "")
@@ -87,7 +64,7 @@ def measure(run: CheckRun) -> None:
         if ray is not None:
             ray.close()
     if not run.small:  # then the steps are too short to say anything
-        for sentence in conclude(found, sizes.head, prices, speed):
+        for sentence in feeding_sentences(found, sizes.head, prices, speed):
             run.finding(sentence)
 
 
@@ -111,41 +88,6 @@ def compare(
             f"at ${price:g} an hour",
         )  # fmt: skip
     return found
-
-
-def price_of(further: bool, prices: dict[str, float]) -> float:
-    """Dollars an hour of the host of the GPU, and of a further host."""
-    return prices.get("head", 0.0) + further * prices.get("worker", 0.0)
-
-
-def conclude(found: list[Fed], head: int, prices: dict[str, float], limit: float) -> Iterator[str]:
-    """Say which part of the trainer's limit workers reach, and whether a further host pays. `limit`
-    is in images a second, `head` the workers of the host of the GPU.
-    """
-    most_workers = found[-1]
-    share = most_workers.speed / limit
-    yield (
-        f"{most_workers.workers} workers reach {100 * share:.1f} % of what the trainer can take"
-        f" ({number(limit)} images/s)."
-    )
-    if share < 0.9 and most_workers.workers:
-        needed = number(round(most_workers.workers / share))
-        yield f"At this speed of a worker the trainer could take some {needed} workers."
-    alone = [each for each in found if each.workers <= head]
-    both = [each for each in found if each.workers > head]
-    if not alone or not both or not prices.get("head") or not prices.get("worker"):
-        return
-    dearer = price_of(True, prices) / price_of(False, prices)
-    faster = both[-1].speed / alone[-1].speed
-    gain = 100 * (faster / dearer - 1)
-    verdict = (
-        "confirmed" if gain >= CLAIM else "refuted: it pays, but less" if gain > 0 else "refuted"
-    )
-    yield (
-        f"{both[-1].workers} workers beside {alone[-1].workers}: {faster:.2f} times as fast for"
-        f" {dearer:.2f} times the price of an hour: {gain:+.0f} % steps for a dollar. The claim"
-        f" of +{CLAIM:.0f} % is {verdict}."
-    )
 
 
 # --- The trainer ----------------------------------------------------------------------------------
