@@ -80,6 +80,22 @@ def test_the_slow_node_of_four_is_named_and_left(nodes: Nodes) -> None:
     assert len(usual.read()) == 3  # a slow node's rate is not the environment's
 
 
+def test_a_program_that_dies_on_one_node_ends_the_check_and_the_run_starts(nodes: Nodes) -> None:
+    start(nodes, 3)
+
+    def probes() -> list[int]:
+        found = descendants(nodes.processes[1].pid)
+        return [pid for pid in found if b"all_reduce" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    os.kill(wait_for(probes, "node 1 measures", 60)[0], signal.SIGKILL)
+    assert nodes.ended() == [0, 0, 0]
+    assert nodes.said()[:2] == [
+        "batchml notice: the network between the nodes was not measured: node 1 (127.0.3.2): the "
+        "program that measures ended by signal 9",
+        "batchml: generation 1: 3 nodes, 3 ranks.",
+    ]
+
+
 def nodes_torch(nodes: Nodes) -> Iterator[str]:
     """The version of PyTorch, as it names itself."""
     for path in Path(nodes.python).parent.parent.glob("lib/*/site-packages/torch/version.py"):

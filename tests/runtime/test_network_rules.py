@@ -256,7 +256,7 @@ def test_a_slow_node_is_only_reported_where_nodes_may_share_a_machine() -> None:
 def test_what_could_not_be_measured_is_said_with_the_first_cause() -> None:
     lost = NodeAnswer("node", "the connection was closed")
     failed = [lost, lost, NodeAnswer("node 2", "PyTorch cannot be imported: no disk"), lost]
-    decision = decide(NetworkFacts(failed, 4, 0))
+    decision = decide(NetworkFacts(failed, 4, 0, failed_first=2))
     assert decision == NetworkDecision((
         "the network between the nodes was not measured: "
         "node 2: PyTorch cannot be imported: no disk",

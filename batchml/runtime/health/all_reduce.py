@@ -34,6 +34,7 @@ from batchml.runtime.processes import die_with_parent
 from batchml.runtime.storage.files import write_atomically
 
 JOIN_WITHIN = 60.0  # seconds until PyTorch is imported on all nodes
+_STUCK = 30.0  # seconds after which an operation fails that should take a few at most
 _MOST = 20  # all-reduces of the final size
 _SHARE = 0.25  # of the seconds: what the all-reduces of one size over all nodes may take
 _PAIR_SHARE = 0.05  # the same over two nodes
@@ -93,7 +94,7 @@ def main(path: str) -> None:
         pid, status = os.wait()
         local = pids.pop(pid, -1)
         if status and not why:
-            why = _read_text(f"{path}.{local}.error") or f"its process ended with {status}"
+            why = _read_text(f"{path}.{local}.error") or _describe_end(status)
             for other in pids:
                 os.kill(other, signal.SIGKILL)
     measured = _read_text(f"{path}.0.result")
@@ -142,7 +143,7 @@ class _Measurement:
         self._began = time.monotonic()
         dist.init_process_group(
             order.backend, store=store, rank=self._rank, world_size=order.world,
-            timeout=timedelta(seconds=order.seconds + JOIN_WITHIN),
+            timeout=timedelta(seconds=_STUCK),
         )  # fmt: skip
         size, seconds = self._measure(None, order.seconds * _SHARE)
         rate = MeasuredRate(self._software(), size, bus_bandwidth(size, seconds, order.world))
@@ -227,6 +228,13 @@ def _read_text(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def _describe_end(status: int) -> str:
+    """How a process ended that wrote no error, by its wait status."""
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)} ended the program that measures"
+    return f"the program that measures ended with code {os.WEXITSTATUS(status)}"
 
 
 def _words(error: BaseException) -> str:

@@ -258,6 +258,7 @@ class NetworkFacts(NamedTuple):
     measured: Optional[MeasuredRate] = None
     pairs: Sequence[PairRate] = ()
     earlier: Sequence[EarlierRate] = ()
+    failed_first: int = -1  # the node whose error came first, which is the cause of the others
 
 
 class NetworkDecision(NamedTuple):
@@ -280,7 +281,10 @@ def decide(facts: NetworkFacts) -> NetworkDecision:
         return efa
     measured = facts.measured
     if measured is None:
-        why = describe_errors(facts.answers)
+        why = "the main node has no result"
+        if facts.failed_first >= 0:
+            first = facts.answers[facts.failed_first]
+            why = f"{first.name}: {first.error}"
         return NetworkDecision((f"the network between the nodes was not measured: {why}",))
     line = _describe(facts, measured)
     floor = floor_of(measured, facts.earlier, facts.bound)
@@ -334,19 +338,6 @@ def _describe_no_efa(answer: NodeAnswer) -> HostCheck:
     why = f": {answer.nccl.problem}" if answer.nccl.problem else ""
     text = f"NCCL uses {answer.nccl.name} here, and EFA on other nodes{why}"
     return HostCheck("EFA", REPLACE, text)
-
-
-def describe_errors(answers: Sequence[NodeAnswer]) -> str:
-    """Why the nodes could not measure: each reason with the nodes that have it."""
-    nodes: Dict[str, List[str]] = {}
-    for answer in answers:
-        if answer.error:
-            nodes.setdefault(answer.error, []).append(answer.name)
-    if not nodes:
-        return "the main node has no result"
-    # The first to fail has the cause: the others lose their connections.
-    error, names = min(nodes.items(), key=lambda each: len(each[1]))
-    return f"{', '.join(names[:4])}: {error}"
 
 
 def _describe(facts: NetworkFacts, measured: MeasuredRate) -> str:

@@ -109,6 +109,8 @@ class NodeAgent:
             self._begin(message)
         elif kind == "check_network":
             self._probe.start(message, self._settings.node, time.monotonic())
+        elif kind == "end_network_check":
+            self._probe.end()
         elif kind == "leave_network_check":
             self._probe.cancel()
         elif kind == "leave_host":

@@ -321,8 +321,11 @@ class Coordinator:
             self._order_all(order)
 
     def _network_answered(self, index: int, message: Message, now: float) -> None:
+        had_failed = self._network.has_failed
         decision = self._network.answer(index, message)
         if decision is None:
+            if self._network.has_failed and not had_failed:
+                self._order_all({"do": "end_network_check"})
             return
         for node, check in decision.unfit.items():
             self._send(node, {"do": "leave_host", "checks": [list(check)]})

@@ -101,6 +101,11 @@ class NetworkProbe:
             self._is_running, self._kill_at = False, float("inf")
             self._ranks.signal(signal.SIGKILL)
 
+    def end(self) -> None:
+        """End the program, because another node has failed: its answer has NCCL's log so far."""
+        if self._is_running:
+            self._ranks.signal(signal.SIGKILL)
+
     def _ended(self, code: int) -> None:
         try:
             found = json.loads(read(f"{self._path}.answer"))
@@ -207,6 +212,11 @@ class NetworkCheck:
             },
         }
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a node could not measure, so that the others wait for it in vain."""
+        return any(message.get("error") for message in self._answers.values())
+
     def answer(self, index: int, message: Message) -> Optional[network.NetworkDecision]:
         """Take the answer of a node. Return the decision once all have answered."""
         plan = self._plan
@@ -237,8 +247,10 @@ class NetworkCheck:
                 name, str(message.get("error", "")), NcclNetwork(*message["nccl"]),
                 dict(message["counters"]),
             ))  # fmt: skip
+        failed = [index for index, message in self._answers.items() if message.get("error")]
         return network.NetworkFacts(
             answers=answers,
+            failed_first=failed[0] if failed else -1,  # the answers are in the order they came in
             processes=plan.kind.processes,
             efa=asked_interfaces(self._environ),
             instance_type=plan.kind.instance_type,
