@@ -281,11 +281,11 @@ class Context:
         reasons = (str(each.get("statusReason", "")) for each in environments)
         return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
 
-    def choose_queue(self, given: str, gpus: int | Literal["auto"]) -> str:
-        """The queue of a run, as batchml.toml names it: `given`, or the default for its GPUs."""
+    def choose_queue(self, given: str, gpus: int | Literal["auto"], neurons: int = 0) -> str:
+        """The queue of a run, as batchml.toml names it: `given`, or the default for its chips."""
         if given or self.settings.is_local:  # here all hosts are this machine
             return given or DEFAULT_QUEUE
-        return choose_queue(self.settings.environment, gpus)
+        return choose_queue(self.settings.environment, gpus, neurons)
 
     def queue(self, given: str) -> str:
         """Return the name that a queue of `batchml.toml` has in AWS; other names are unchanged.

@@ -46,6 +46,7 @@ from batchml.cost.quote import (
 )
 from batchml.errors import BatchmlError, NotFound
 from batchml.jobs.gpus import resolve_gpus
+from batchml.jobs.neurons import take_whole_hosts
 from batchml.model.job import JobSpec
 from batchml.model.names import dollars, duration
 from batchml.model.run import NOT_KNOWN, JobStatus, Record, Run, run_from_record
@@ -92,6 +93,8 @@ def quote_of_job(
     """
     queue = queue or spec.queue
     spec = resolve_gpus(context, replace(spec, queue=queue), None, None, [])
+    spec = take_whole_hosts(context, spec, None, [])
+    queue = spec.queue
     if not spec.groups:
         return quote_of(context, need_of_job(spec, children), queue)
     head, *workers = [

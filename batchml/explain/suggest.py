@@ -190,6 +190,7 @@ def describe_request(run: Run) -> str:
     """`4 vCPU, 15 GiB, 1 GPU`"""
     parts = [f"{run.vcpus} vCPU", describe_memory(run.memory_mib)]
     parts += [f"{run.gpus} GPU"] if run.gpus else []
+    parts += [f"{run.neurons} Neuron chips"] if run.neurons else []
     return ", ".join(parts) + (f" on each of {run.nodes} nodes" if run.nodes else "")
 
 

@@ -13,6 +13,7 @@ from batchml.cluster.snapshot import describe_coming_move
 from batchml.explain import compute
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.suggest import CommandWriter, count, describe_time, join_numbers, name_and_id
+from batchml.model.environment import is_neuron_type
 from batchml.model.explanation import Explanation
 from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import HELD_TAG
@@ -424,6 +425,29 @@ def _describe_position(waiting: WaitingRun) -> str:
     return f"position {waiting.runs_before + 1} in queue {waiting.queue_name}, for {waited}"
 
 
+# --- Neuron chips ---------------------------------------------------------------------------
+
+
+def no_neurons(waiting: WaitingRun) -> Explanation | None:
+    """Its hosts have no Neuron chips, which AWS Batch does not count: on one of them it fails."""
+    names = sorted({name for each in waiting.usable for name in each.instance_types})
+    chips, is_known = waiting.run.neurons, all(each.instance_types for each in waiting.usable)
+    if not chips or not names or not is_known or waiting.commands.is_local:
+        return None
+    without = [name for name in names if not is_neuron_type(name)]
+    if not without:
+        return None
+    lacking = "no host" if without == names else "not every host"
+    return Explanation(
+        "no-neurons",
+        f"It needs {count(chips, 'Neuron chip')}, and {lacking} of its queue has some. AWS Batch "
+        "does not see that, and on a host without them it cannot start.",
+        (f"hosts of its queue: {', '.join(without)}",),
+        "Submit it to a queue whose hosts are trn1, trn2 or inf2.",
+        waiting.commands.batchml("compute", "list"),
+    )
+
+
 # --- the causes, in order -------------------------------------------------------------------
 
 
@@ -438,6 +462,7 @@ _CERTAIN: tuple[Cause, ...] = (
     compute.environment_disabled,
     consumable,
     compute.too_large_for_compute,
+    no_neurons,
     compute.too_large_for_hosts,
     behind_stuck_run,
     share_limit,

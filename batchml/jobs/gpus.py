@@ -80,7 +80,7 @@ def resolve_gpus(
         from batchml.local import machine
 
         return on_machine(spec, len(machine.find_gpus()))
-    if not any(resources.gpus for _, _, resources in _containers(spec)):
+    if not any(resources.gpus for _, _, resources in job_containers(spec)):
         return spec
     look = _QueueReader(context, source, cache)
     mistakes = list(_image_mistakes(spec, look))
@@ -118,6 +118,19 @@ def unfit(types: Iterable[str], limits: GpuLimits) -> Iterator[str]:
             yield f"{name} ({card.name}, {'.'.join(map(str, card.capability))})"
 
 
+def with_neuron_queue(context: Context, spec: JobSpec) -> JobSpec:
+    """The job with the queue for its Neuron chips, where it names none."""
+    groups = tuple(
+        replace(each, queue=context.choose_queue("", 0, neurons))
+        if (neurons := resources_of(spec, each).neurons) and not (each.queue or spec.queue)
+        else each
+        for each in spec.groups
+    )
+    if spec.resources.neurons and not spec.queue and not spec.groups:
+        spec = replace(spec, queue=context.choose_queue("", 0, spec.resources.neurons))
+    return replace(spec, groups=groups)
+
+
 def _has_auto(spec: JobSpec) -> bool:
     groups = (resources_of(spec, each).gpus for each in spec.groups)
     return AUTO in (spec.resources.gpus, *groups)
@@ -128,6 +141,7 @@ def variants(context: Context, spec: JobSpec, source: ImageSource | None) -> lis
 
     The second one is that of `--queue NAME`, for the first queue with GPUs in batchml.toml.
     """
+    spec = with_neuron_queue(context, spec)
     first = resolve_gpus(context, spec, source, None, [])
     others = context.settings.environment.queues_with_gpus
     if context.settings.is_local or first == spec or spec.queue or spec.groups or not others:
@@ -190,7 +204,7 @@ def with_gpus_of(asked: JobSpec, given: JobSpec) -> JobSpec:
     return replace(asked, resources=take(asked.resources, given.resources), groups=groups)
 
 
-def _containers(spec: JobSpec) -> Iterator[tuple[str, str, Resources]]:
+def job_containers(spec: JobSpec) -> Iterator[tuple[str, str, Resources]]:
     """The name of each group, "" without groups; the queue that it names; its resources."""
     if not spec.groups:
         yield "", spec.queue, spec.resources
@@ -232,7 +246,7 @@ def _image_mistakes(spec: JobSpec, look: _QueueReader) -> Iterator[str]:
     """The GPUs that a job asks for by number, and for which its image has no code."""
     if look.limits == GpuLimits():
         return
-    for name, queue, resources in _containers(spec):
+    for name, queue, resources in job_containers(spec):
         if resources.gpus in (0, AUTO):
             continue
         found = look.read(look.context.choose_queue(queue, resources.gpus))
@@ -246,7 +260,7 @@ def _image_mistakes(spec: JobSpec, look: _QueueReader) -> Iterator[str]:
 def _notices(asked: JobSpec, given: JobSpec, look: _QueueReader) -> Iterator[str]:
     """A line for each container with "auto"."""
     with_gpus = look.context.settings.environment.queues_with_gpus
-    pairs = zip(_containers(asked), _containers(given), strict=True)
+    pairs = zip(job_containers(asked), job_containers(given), strict=True)
     for (name, queue, before), (_, _, after) in pairs:
         if before.gpus != AUTO:
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 from batchml.local.batch.state import MachineCapacity
 from batchml.local.executors.choice import read_choice
 from batchml.local.home import Home
+from batchml.runtime.protocol.launch import NEURON_DEVICE
 
 
 def read_machine(*, with_gpus: bool = True) -> MachineCapacity:
@@ -82,6 +83,16 @@ def _read_text(path: str) -> str:
 def memory_mib() -> int:
     """The memory of this machine in MiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2
+
+
+def count_neurons(dev: str = "/dev") -> int:
+    """The number of AWS's Neuron chips in this machine."""
+    try:
+        names = os.listdir(dev)
+    except OSError:
+        return 0
+    prefix = os.path.basename(NEURON_DEVICE)
+    return sum(name.startswith(prefix) and name[len(prefix) :].isdecimal() for name in names)
 
 
 def find_gpus() -> tuple[str, ...]:

@@ -224,6 +224,15 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
+    def queues_with_neurons(self) -> tuple[str, ...]:
+        """The queues whose hosts have Neuron chips: a queue has no other hosts beside them."""
+        return tuple(
+            name
+            for name, queue in self.queues.items()
+            if any(self.compute[each].has_neurons for each in queue.compute)
+        )
+
+    @property
     def builds_image(self) -> bool:
         """Whether a compute environment uses an AMI that `setup` builds."""
         images = {compute.ami or self.ami for compute in self.compute.values()}
@@ -235,18 +244,17 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
-def choose_queue(environment: Environment, gpus: int | Literal["auto"]) -> str:
-    """The queue of a run that names none, by its number of GPUs.
+def choose_queue(environment: Environment, gpus: int | Literal["auto"], neurons: int = 0) -> str:
+    """The queue of a run that names none, by its number of GPUs or Neuron chips.
 
     It is `default`. A run with GPUs could never start there if none of its hosts has GPUs: then it
     is the first queue of the file that has such hosts. A run with "auto" stays in `default`: it can
     do without a GPU, and hosts with GPUs cost more and have quotas of their own.
     """
-    default = environment.queues.get(DEFAULT_QUEUE)
-    if gpus in (0, "auto") or default is None:
+    if DEFAULT_QUEUE not in environment.queues or not (neurons or gpus not in (0, "auto")):
         return DEFAULT_QUEUE
-    with_gpus = environment.queues_with_gpus
-    return DEFAULT_QUEUE if DEFAULT_QUEUE in with_gpus else next(iter(with_gpus), DEFAULT_QUEUE)
+    fit = environment.queues_with_neurons if neurons else environment.queues_with_gpus
+    return DEFAULT_QUEUE if DEFAULT_QUEUE in fit else next(iter(fit), DEFAULT_QUEUE)
 
 
 def is_gpu_type(instance_type: str) -> bool:

@@ -163,6 +163,7 @@ MIN_IDLE = 60  # seconds; the runtime measures use every 30 s
 MAX_IDLE = 10 * 86_400
 MAX_MEMORY = 100 * 1024**4  # bytes; the largest host of EC2 has 32 TiB
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
+MAX_NEURONS = 64  # of one container; hosts have at most 16
 MIN_SHM_MIB = 64  # Docker's default
 MIN_UNITLESS = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
@@ -184,6 +185,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True):
     vcpus: Annotated[int, Meta(ge=1, le=10_000)] = 1  # more than any host has: 1,920
     memory: str | int = "2 GiB"
     gpus: Gpus = 0
+    neurons: Annotated[int, Meta(ge=0, le=MAX_NEURONS)] = 0  # chips: Trainium or Inferentia
     shm: str | int | None = None  # the size of /dev/shm; None: half of the memory
 
     @property
@@ -467,6 +469,11 @@ def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterat
         elif value is not None and _lacks_unit(value):
             meant = f'"{value} GiB" or "{value} MiB"'
             yield f"{where}.{key}: found {value!r} without a unit. Write {meant}."
+    if resources.neurons and resources.gpus not in (0, AUTO):
+        yield (
+            f"{where}.neurons: found {resources.neurons} with {resources.gpus} GPUs. A host has "
+            "GPUs or Neuron chips, not both: remove gpus or neurons."
+        )
     memory = parse_size(resources.memory)
     if memory is not None and memory < MIN_MEMORY and not _lacks_unit(resources.memory):
         yield f"{where}.memory: found {resources.memory!r}. At least 4 MiB."

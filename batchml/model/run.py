@@ -130,6 +130,7 @@ class Run(Struct, frozen=True):
     vcpus: int = 0
     memory_mib: int = 0
     gpus: int = 0
+    neurons: int = 0  # Neuron chips
     definition: str = ""
     children: dict[str, int] = {}  # of an array: the number of children by status
     failures: dict[str, int] = {}  # of an array: the number of failed children by outcome class
@@ -478,6 +479,7 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     vcpus: int = 0
     memory_mib: int = 0
     gpus: int = 0
+    neurons: int = 0  # Neuron chips
     array_size: int = 0
     groups: dict[str, str] = {}  # for the head of a group run: the key of each group's job
     patterns: dict[str, str] = {}  # `[metrics]` of the job
@@ -549,6 +551,7 @@ def run_from_record(record: Record | None) -> Run | None:
         vcpus=record.vcpus,
         memory_mib=record.memory_mib,
         gpus=record.gpus,
+        neurons=record.neurons,
         children=record.children,
         failures=record.failures,
         tags=record.tags,

@@ -133,6 +133,12 @@ ASSUMPTIONS = (
         "NVIDIA's container runtime and the mounted driver work together.", ("gpu-smi",),
     ),
     Assumption(
+        "docs/setup.md", "no run has used one",
+        "A job reaches the Neuron chips of its host through the devices of its definition, with "
+        "AWS's AMI and image for them.",
+        undecided="prove uses no hosts with Neuron chips",
+    ),
+    Assumption(
         _DECISIONS + "022-instance-credentials.md", "on an instance",
         "The firewall rule keeps jobs from the instance metadata.", ("metadata-blocked",),
     ),

@@ -16,6 +16,7 @@ class Capacity(Struct, frozen=True):
     vcpus: int
     memory_mib: int
     gpus: int
+    neurons: int = 0
 
 
 class FittedJob(Struct, frozen=True):
@@ -36,7 +37,8 @@ def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[
     requested = [spec.resources, *(resources_of(spec, group) for group in spec.groups)]
     gpus = len(machine.find_gpus()) if any(each.gpus for each in requested) else 0
     spec = on_machine(spec, gpus)
-    capacity = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus)
+    neurons = machine.count_neurons() if any(each.neurons for each in requested) else 0
+    capacity = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus, neurons)
     fitted = fit_groups(spec, capacity) if spec.groups else fit_job(spec, capacity)
     if strict and fitted.cuts:
         cuts = [f"resources: this machine would give {cut}." for cut in fitted.cuts]
@@ -73,9 +75,16 @@ def fit_job(spec: JobSpec, capacity: Capacity) -> FittedJob:
     gpus = min(requested.gpu_count, capacity.gpus // nodes)
     if gpus < requested.gpu_count:
         cuts.append(f"{_count(gpus, 'GPU') if gpus else 'no GPU'} instead of {requested.gpus}")
+    # A definition names the chips by their numbers, so that nodes here would share them.
+    neurons = min(requested.neurons, capacity.neurons if nodes == 1 else 0)
+    if neurons < requested.neurons:
+        given = _count(neurons, "Neuron chip") if neurons else "no Neuron chip"
+        cuts.append(f"{given} instead of {requested.neurons}")
     if nodes > 1:
         cuts = [f"{cut} on each node" for cut in cuts]
-    resources = replace(requested, vcpus=vcpus, memory=memory, gpus=gpus)
+    if neurons:  # with all vCPUs, no other run takes the same chips meanwhile
+        vcpus = capacity.vcpus
+    resources = replace(requested, vcpus=vcpus, memory=memory, gpus=gpus, neurons=neurons)
     return FittedJob(replace(spec, resources=resources), tuple(cuts))
 
 
@@ -117,6 +126,8 @@ def fit_groups(spec: JobSpec, capacity: Capacity) -> FittedJob:
         resources = _limit(asked, most) if is_shared else asked
         if resources.gpu_count > capacity.gpus:
             resources = replace(resources, gpus=capacity.gpus)
+        if resources.neurons:  # the jobs of a group run are on this machine at the same time
+            resources = replace(resources, neurons=0)
         if resources != asked:
             cuts.append(f"{group.name} with {_describe(resources)} instead of {_describe(asked)}")
         groups.append(replace(group, resources=resources))
@@ -129,5 +140,6 @@ def _limit(asked: Resources, most: Capacity) -> Resources:
 
 
 def _describe(resources: Resources) -> str:
-    gpus = f", {resources.gpus} GPU" if resources.gpus else ""
-    return f"{resources.vcpus} vCPU, {resources.memory_mib} MiB{gpus}"
+    chips = f", {resources.gpus} GPU" if resources.gpus else ""
+    chips += f", {resources.neurons} Neuron chips" if resources.neurons else ""
+    return f"{resources.vcpus} vCPU, {resources.memory_mib} MiB{chips}"

@@ -119,6 +119,14 @@ class SubmitOptions(TypedDict, total=False):
             words=("auto",),
         ),
     ]
+    neurons: Annotated[
+        int | None,
+        Option(
+            "Request this number of Neuron chips: Trainium, Inferentia.",
+            metavar="N",
+            key="resources.neurons",
+        ),
+    ]
     nodes: Annotated[int | None, Option("Run on this number of nodes.", metavar="N", key="nodes")]
     launch: Annotated[
         str | None,

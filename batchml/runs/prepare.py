@@ -25,6 +25,7 @@ from batchml.errors import ConfigError, NoQueue
 from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.jobs.gpus import resolve_gpus, with_gpus_of
+from batchml.jobs.neurons import take_whole_hosts
 from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.fabric import describe_network
 from batchml.model.group import GROUP_TAG, GroupJob
@@ -102,6 +103,7 @@ def prepare(
         fitted = fit_to_machine(context, requested, request.strict_resources, notices)
     else:
         fitted = resolve_gpus(context, requested, source, cache, notices)
+        fitted = take_whole_hosts(context, fitted, cache, notices)
     job = replace(job, spec=with_slurm_sizes(fitted), original=with_gpus_of(job.original, fitted))
     spec = job.spec
     context.forget_queues()
@@ -166,7 +168,8 @@ def prepare(
         moved = replace(spec, queue=spec.fallback.queue)
         if not context.settings.is_local:  # "auto" may be another number there
             asked = replace(requested, queue=spec.fallback.queue)
-            moved = with_slurm_sizes(resolve_gpus(context, asked, source, cache, []))
+            moved = resolve_gpus(context, asked, source, cache, [])
+            moved = with_slurm_sizes(take_whole_hosts(context, moved, cache, []))
         budget = _cost_limit_variables(context, moved, request, [])
         record, plan = make_plan(moved, submission, budget, record, make, notices)
     return PreparedRun(
@@ -350,6 +353,7 @@ def _record(
         vcpus=spec.resources.vcpus,
         memory_mib=spec.resources.memory_mib,
         gpus=spec.resources.gpu_count,
+        neurons=spec.resources.neurons,
         array_size=submission.array or 0,
         patterns=spec.patterns,
         directions=spec.directions,

@@ -88,6 +88,7 @@ def notebook_resources(
     vcpus: int | None = None,
     memory: str | None = None,
     limits: NotebookLimits | None = None,
+    neurons: int | None = None,
 ) -> Resources:
     """Fill in defaults: 2 vCPUs and 7 GiB; with GPUs 4 vCPUs and 14 GiB for each GPU.
 
@@ -102,7 +103,7 @@ def notebook_resources(
         default_mib = min(default_mib, limits.memory_mib)
     if memory is None:
         memory = f"{default_mib} MiB" if default_mib % 1024 else f"{default_mib // 1024} GiB"
-    return Resources(default_vcpus if vcpus is None else vcpus, memory, gpus)
+    return Resources(default_vcpus if vcpus is None else vcpus, memory, gpus, neurons or 0)
 
 
 def notebook_job(image: str | None, resources: Resources) -> JobSpec:
@@ -227,6 +228,7 @@ def _matches(record: Record | None, options: SubmitOptions) -> bool:
     pairs = (
         (None if gpus == AUTO else gpus, record.gpus), (options.get("vcpus"), record.vcpus),
         (None if memory is None else (parse_size(memory) or 0) // 1024**2, record.memory_mib),
+        (options.get("neurons"), record.neurons),
         (options.get("queue"), record.queue), (options.get("name"), record.name),
         (options.get("image"), record.spec.get("image", IMAGE)),
     )  # fmt: skip

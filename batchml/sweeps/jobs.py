@@ -202,6 +202,7 @@ def batch_record(
         vcpus=job.resources.vcpus,
         memory_mib=job.resources.memory_mib,
         gpus=job.resources.gpu_count,
+        neurons=job.resources.neurons,
         array_size=size if size > 1 else 0,
         patterns=job.patterns,
         directions=job.directions | {goal.metric: goal.direction for goal in sweep.spec.goals},

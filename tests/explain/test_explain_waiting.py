@@ -138,6 +138,12 @@ CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
         "too-large-for-hosts", True, "1 GPU", "batchml setup",
         World(job(text=TOO_LARGE, needs=EIGHT_GPUS, age=1)),
     ),
+    "hosts without Neuron chips": (
+        "no-neurons", True, "c7i.large", "batchml compute list",
+        World(job(needs={"VCPU": "1", "MEMORY": "1024"}, container={"linuxParameters": {"devices": [
+            {"hostPath": "/dev/infiniband/uverbs0"}, {"hostPath": "/dev/neuron0"}]}}),
+            DescribeComputeEnvironments=environments(resources={"instanceTypes": ["c7i.large"]})),
+    ),
     "AWS says so for long, and arithmetic cannot tell": (
         "too-large-for-hosts", True, "JOB_RESOURCE", "batchml setup",
         World(job(text=TOO_LARGE), DescribeComputeEnvironments=environments(
@@ -521,6 +527,7 @@ CERTAIN = {
     "queue-gone", "queue-invalid", "no-compute", "environment-invalid", "environment-disabled",
     "hosts-not-joining", "too-large-for-compute", "too-large-for-hosts", "service-role",
     "instance-configuration", "quota", "launch-failed", "share-limit", "behind-stuck-run",
+    "no-neurons",
     "consumable", "dependency-failed", "dependency-cycle", "dependency-forgotten",
 }  # fmt: skip
 TEXTS = ["", TOO_LARGE, MAX_RESOURCE, NO_CAPACITY, ROLE, UNSUPPORTED, ACTION, UNDETERMINED, "new"]

@@ -80,6 +80,7 @@ CHANGES: dict[str, Any] = {
     "vcpus": 3,
     "memory": "64 MiB",
     "gpus": 1,
+    "neurons": 1,
     "launch": "torchrun",
     "array": 7,
     "after": ["6b0e0000-0000-4000-8000-000000000001"],

@@ -41,7 +41,7 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import GPUS, VCPUS, LaunchPlan
+from batchml.runtime.protocol.launch import GPUS, NEURON_DEVICE, NEURONS, VCPUS, LaunchPlan
 from batchml.runtime.protocol.variables import (
     DATA,
     DATA_CACHE,
@@ -92,7 +92,8 @@ def retry_strategy(
     """
     retries = "app-error" in spec.retry.on
     if not (has_runtime or has_budget):
-        rules = [*_outcome_rules(spec), _rule(spec, ("onExitCode", "*"), "app-error"), _last_rule()]
+        ended = _rule(spec, ("onExitCode", "*"), "app-error")
+        rules = [*_rules_before_exit(spec, lists_devices), ended, _last_rule()]
     elif retries:
         rules = _rules_with_app_errors(spec, has_budget, lists_devices)
     else:
@@ -102,9 +103,7 @@ def retry_strategy(
 
 def _rules_without_app_errors(spec: JobSpec, lists_devices: bool) -> list[RetryRule]:
     """Rules for a job without retries of app-errors: the last rule ends the run."""
-    lost, image, memory = _outcome_rules(spec)
-    if lists_devices and image["action"] == "EXIT":  # as the last rule does
-        image = _rule(spec, _DEVICE, "host-lost")
+    lost, image, memory = _rules_before_exit(spec, lists_devices)
     rules = [lost, _elsewhere(spec), image, memory, _last_rule()]
     if LaunchPlan(spec.launch.kind).restarts:
         # A missing image leaves no exit code, so the last rule may replace its rule.
@@ -112,6 +111,15 @@ def _rules_without_app_errors(spec: JobSpec, lists_devices: bool) -> list[RetryR
         killed = _rule(spec, ("onExitCode", _KILLED), "host-lost")
         rules[-1:] = [killed, _last_rule()] if len(rules) < MAX_RULES else [_last_rule()]
     return rules
+
+
+def _rules_before_exit(spec: JobSpec, lists_devices: bool) -> list[RetryRule]:
+    """The rules of `_outcome_rules`, with one for a missing device if no rule for images is needed:
+    the last rule ends a run whose image is wrong, too.
+    """
+    lost, image, memory = _outcome_rules(spec)
+    is_needed = not lists_devices or image["action"] == "RETRY"
+    return [lost, image if is_needed else _rule(spec, _DEVICE, "host-lost"), memory]
 
 
 def _rules_with_app_errors(spec: JobSpec, has_budget: bool, lists_devices: bool) -> list[RetryRule]:
@@ -466,7 +474,21 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
 
 
 def _linux_parameters(spec: JobSpec) -> dict[str, Any]:
-    return {"initProcessEnabled": True, "sharedMemorySize": spec.resources.shm_mib}
+    """The shared memory, and the Neuron chips: a device for each, as AWS's own samples have them.
+
+    Source: ECS Developer Guide, "Amazon ECS task definitions for AWS Neuron machine learning
+    workloads".
+    """
+    found: dict[str, Any] = {
+        "initProcessEnabled": True,
+        "sharedMemorySize": spec.resources.shm_mib,
+    }
+    if spec.resources.neurons:
+        found["devices"] = [
+            {"hostPath": f"{NEURON_DEVICE}{chip}", "permissions": ["READ", "WRITE", "MKNOD"]}
+            for chip in range(spec.resources.neurons)
+        ]
+    return found
 
 
 def _definition_command(spec: JobSpec) -> list[str]:
@@ -487,8 +509,9 @@ def _platform_properties(
     network = network_properties(spec, platform.efa.get(queue))
     environment = dict(network.environment)
     if network.devices:
-        devices = {**_linux_parameters(spec), "devices": list(network.devices)}
-        found |= {"linuxParameters": devices, "ulimits": list(network.ulimits)}
+        linux = _linux_parameters(spec)
+        linux["devices"] = [*linux.get("devices", ()), *network.devices]
+        found |= {"linuxParameters": linux, "ulimits": list(network.ulimits)}
     mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
     if platform.workspace:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))
@@ -534,6 +557,7 @@ def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
     for name, value in (
         (VCPUS, str(spec.resources.vcpus)),
         (GPUS, str(spec.resources.gpu_count or "")),
+        (NEURONS, str(spec.resources.neurons or "")),
         ("BATCHML_KEY", submission.key),
         ("BATCHML_CODE", submission.code),
         ("BATCHML_STORE", submission.store),

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchml.model.names import bare_name, split_key
 from batchml.model.run import Attempt, JobStatus, Run
+from batchml.runtime.protocol.launch import NEURON_DEVICE
 from batchml.runtime.protocol.variables import read_params
 
 _INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
@@ -58,6 +59,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
         vcpus=needs.get("VCPU", container.get("vcpus", 0)),
         memory_mib=needs.get("MEMORY", container.get("memory", 0)),
         gpus=needs.get("GPU", 0),
+        neurons=_neurons(container),
         definition=bare_name(detail.get("jobDefinition", "")),
         children=_children(detail),
         tags=tags,
@@ -179,6 +181,12 @@ def _needs(container: Mapping[str, Any]) -> dict[str, int]:
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
     entries = container.get("environment") or ()
     return {entry.get("name", ""): entry.get("value", "") for entry in entries}
+
+
+def _neurons(container: Mapping[str, Any]) -> int:
+    """The Neuron chips of a container: AWS Batch knows them only as devices."""
+    devices = (container.get("linuxParameters") or {}).get("devices") or ()
+    return sum(str(each.get("hostPath", "")).startswith(NEURON_DEVICE) for each in devices)
 
 
 def _consumables(detail: Mapping[str, Any]) -> dict[str, int]:

@@ -66,7 +66,8 @@ CAPABILITIES = (
 
 # Devices that give no control over the machine itself.
 _HARMLESS_DEVICES = re.compile(
-    r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|dri/\w+|kfd)"
+    r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|neuron\d+"
+    r"|dri/\w+|kfd)"
 )
 
 

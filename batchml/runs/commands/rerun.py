@@ -14,8 +14,8 @@ from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.rerun.resubmit import prepare_again
 
 _CHANGED = (
-    "params", "name", "queue", "vcpus", "memory", "gpus", "launch", "attempts", "retry_on",
-    "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
+    "params", "name", "queue", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
+    "retry_on", "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
 )  # fmt: skip
 
 

@@ -301,7 +301,12 @@ def _more_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         more |= {
             "image": run.image,
             "command": list(found.command),
-            "resources": {"vcpus": run.vcpus, "memory": run.memory_mib, "gpus": run.gpus},
+            "resources": {
+                "vcpus": run.vcpus,
+                "memory": run.memory_mib,
+                "gpus": run.gpus,
+                "neurons": run.neurons,
+            },
             "logStreams": [each.log_stream for each in run.attempts if each.log_stream],
             "attemptDetails": [
                 {
@@ -436,6 +441,8 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
     parts = [f"{many}{asked.vcpus} vCPU", f"{asked.memory_mib} MiB"]
     if asked.gpus:
         parts.append(f"{asked.gpus} GPU")
+    if asked.neurons:
+        parts.append(f"{asked.neurons} Neuron chips")
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
     dirty = " and changes" if record and record.dirty else ""
     return {
@@ -469,6 +476,7 @@ def _describe_cuts(record: Record | None) -> str:
             (asked.vcpus, record.vcpus, "vCPU"),
             (asked.memory_mib, record.memory_mib, "MiB"),
             (asked.gpu_count, record.gpus, "GPU"),
+            (asked.neurons, record.neurons, "Neuron chips"),
         )
         if had < wanted
     ]

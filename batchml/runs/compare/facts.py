@@ -56,6 +56,7 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
         yield "vcpus", asked.vcpus or None
         yield "memory", asked.memory_mib or None
         yield "gpus", asked.gpus
+        yield from [("neurons", asked.neurons)] if asked.neurons else []
         yield from [("data", found.data_dir)] if found.data_dir else []
         yield "array", asked.array_size or None
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}

@@ -276,6 +276,7 @@ def _intent(
         vcpus=resources.vcpus,
         memory_mib=resources.memory_mib,
         gpus=resources.gpu_count,
+        neurons=resources.neurons,
         array_size=member.array or 0,
         patterns={},
         max_cost=None,

@@ -126,7 +126,10 @@ def groups_of(head: Run, workers: Mapping[str, Run]) -> tuple[Group, ...]:
 
 
 def _resources(run: Run) -> Resources:
-    return Resources(vcpus=run.vcpus or 1, memory=f"{run.memory_mib or 2048} MiB", gpus=run.gpus)
+    return Resources(
+        vcpus=run.vcpus or 1, memory=f"{run.memory_mib or 2048} MiB", gpus=run.gpus,
+        neurons=run.neurons,
+    )  # fmt: skip
 
 
 def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
@@ -322,9 +325,7 @@ def _spec_from_run(run: Run) -> JobSpec:
         command=run.command,
         name=to_name(run.name),
         queue=run.queue,
-        resources=Resources(
-            vcpus=run.vcpus or 1, memory=f"{run.memory_mib or 2048} MiB", gpus=run.gpus
-        ),
+        resources=_resources(run),
         retry=Retry(attempts=run.max_attempts),
         timeout=run.timeout,
     )

@@ -16,6 +16,7 @@ VARIABLE = "BATCHML_LAUNCH"
 VCPUS = "BATCHML_VCPUS"  # of one node, as the job requested them
 GPUS = "BATCHML_GPUS"  # the same for GPUs; unset if the job requested none
 NEURONS = "BATCHML_NEURONS"  # the same for Neuron chips
+NEURON_DEVICE = "/dev/neuron"  # the chip's number follows
 TOKEN = "BATCHML_GANG_TOKEN"  # 32 hex digits: the secret that all nodes of a run share
 ENDED_BY_HEAD = "The head of its group run has ended"  # the reason of TerminateJob for workers
 AGAIN = "It begins again in place"  # ends the main node's log line about a restart

@@ -40,7 +40,19 @@ KIND = HeldKind(ALLOC, "run", "The resources are released.")
 
 @app.command(epilog="Example: batchml alloc --gpus 1 --time 2h")
 @takes_options(
-    ("gpus", "vcpus", "memory", "nodes", "queue", "image", "name", "max_cost", "set_env", "tags"),
+    (
+        "gpus",
+        "neurons",
+        "vcpus",
+        "memory",
+        "nodes",
+        "queue",
+        "image",
+        "name",
+        "max_cost",
+        "set_env",
+        "tags",
+    ),
     texts={"image": "Use this image; default: python."},
     defaults={"name": "alloc"},
 )
@@ -159,6 +171,7 @@ _NO_COPY = "The working folder is empty: `batchml get` brings the files that you
 
 def _describe_granted(run: Run, flags: AllocOptions) -> str:
     gpus = f", {run.gpus} GPU{'s' if run.gpus > 1 else ''}" if run.gpus else ""
+    gpus = f", {run.neurons} Neuron chips" if run.neurons else gpus
     end = " `exit` releases the resources." if flags.shell and not flags.command else ""
     size = f"{run.vcpus} vCPU{'' if run.vcpus == 1 else 's'}{gpus}, {run.memory_mib} MiB"
     nodes = f"{run.nodes} nodes, each of " if run.nodes else ""

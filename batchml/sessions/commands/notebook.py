@@ -59,12 +59,23 @@ if TYPE_CHECKING:
     from batchml.context import Context
 
 KIND = HeldKind(NOTEBOOK, "notebook", "The notebook has ended.")
-_IN_SPEC = ("gpus", "vcpus", "memory", "image")  # options that the notebook's own job has
+_IN_SPEC = ("gpus", "neurons", "vcpus", "memory", "image")  # options that its own job has
 
 
 @app.command(epilog="Example: batchml notebook --gpus 1 --idle 30m")
 @takes_options(
-    ("gpus", "vcpus", "memory", "queue", "image", "name", "set_env", "tags", "max_cost"),
+    (
+        "gpus",
+        "neurons",
+        "vcpus",
+        "memory",
+        "queue",
+        "image",
+        "name",
+        "set_env",
+        "tags",
+        "max_cost",
+    ),
     texts={"image": "Use this image, which has JupyterLab; default: notebook."},
 )
 def notebook(
@@ -171,7 +182,8 @@ def _read_idle(text: str | None) -> float | None:
 
 def _request(context: "Context", options: SubmitOptions, timeout: str | None) -> RunRequest:
     gpus, vcpus, memory = options.get("gpus"), options.get("vcpus"), options.get("memory")
-    resources = notebook_resources(gpus, vcpus, memory, default_limits(context))
+    limits, neurons = default_limits(context), options.get("neurons")
+    resources = notebook_resources(gpus, vcpus, memory, limits, neurons)
     spec = notebook_job(options.get("image"), resources)
     check_image(context, spec.image)
     rest = {name: value for name, value in options.items() if name not in _IN_SPEC}
