@@ -61,12 +61,12 @@ class Nodes(NamedTuple):
 Starter = Callable[[int, int, int], tuple[list[str], dict[str, str]]]  # node, nodes, port
 
 
-def ours(python: Path, program: Sequence[str]) -> Starter:
+def ours(python: Path, program: Sequence[str], processes: int = 1) -> Starter:
     """Each node as in a container, but for the server and the entry, which are not in its way."""
 
     def start(node: int, nodes: int, port: int) -> tuple[list[str], dict[str, str]]:
         environ = {
-            VARIABLE: LaunchPlan(TORCHRUN, processes=1).to_json(),
+            VARIABLE: LaunchPlan(TORCHRUN, processes=processes).to_json(),
             TOKEN: "0" * 32,
             "BATCHML_KEY": f"benchmark{port}",
             "BATCHML_NODE_ADDRESS": f"127.0.0.{node + 1}",

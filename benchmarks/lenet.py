@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from batchml.config.settings import load_settings
+from batchml.jobs.find import find_source
 from batchml.local import environments, images
 from batchml.local.home import Home
 
@@ -74,15 +75,17 @@ def measure(python: Path, job: Path, samples: int) -> float:
         return median(list(speeds(python, job, Path(scratch), lines + 1))[1:])
 
 
-def interpreter(image: str) -> Path:
-    """The Python of the image's environment, the one that its jobs run in, made when missing.
+def interpreter(image: str, job: Path = ROOT) -> Path:
+    """The Python of the image's environment, the one that its jobs run in, made when missing. `job`
+    has the requirements.txt that the image may name.
 
     Raises RuntimeError when it cannot be made.
     """
     home = Home(Path(load_settings(os.environ, ROOT, "local").home.value))
     home.prepare()
-    folder = ROOT / "images" / image
-    made = images.find(home.images, images.publish(home.images, folder))
+    source = find_source(image, [ROOT / "images"], job)
+    assert source is not None, f"there is no image {image}"
+    made = images.find(home.images, images.publish_recipe(home.images, source.recipe()))
     assert made is not None and made.python() is not None, f"no Python here for {image}"
     target = home.envs / made.label
     environments.make(str(made.requirements), str(target), str(made.python()), images.uv_program())

@@ -240,7 +240,9 @@ class Training:
     def validate(self, epoch: int) -> None:
         """Translate the held-out lines and compute the scores. Each rank translates its part."""
         self.model.eval()
-        own = self.pairs.valid[self.ranks.rank :: self.ranks.world]
+        # Lines of a batch wait for the longest one.
+        lines = sorted(self.pairs.valid, key=lambda pair: len(pair[0]))
+        own = lines[self.ranks.rank :: self.ranks.world]
         counted = [0] * bleu.FIELDS
         for start in range(0, len(own), 64):
             part = own[start : start + 64]
