@@ -356,7 +356,7 @@ _ASSOCIATED = {
 _OLD_IMAGES = {ANY: "ec2:DescribeImages ec2:DeregisterImage ec2:DeleteSnapshot"}
 # The id of AWS's AMI for Neuron chips.
 _NEURON_IMAGE = {"parameter": "ssm:GetParameter"}
-# Of hosts with EFA, for doctor.
+# To check hosts with EFA, and a network of the user's own.
 _FABRIC = {
     ANY: "ec2:DescribeInstanceTypes ec2:DescribeRouteTables ec2:DescribeSecurityGroups",
 }
@@ -497,7 +497,8 @@ def _parts(command: Command, environment: Environment) -> Iterable[Mapping[str, 
             yield _OLD_IMAGES
     if command == "setup" and any(each.reservation for each in environment.compute.values()):
         yield _RESERVED
-    if command == "doctor" and any(each.efa for each in environment.compute.values()):
+    has_efa = any(each.efa for each in environment.compute.values())
+    if has_efa and command in ("doctor", "setup", "compute"):
         yield _FABRIC
     if command == "workspace" and environment.storage.workspace == "fsx-lustre":
         yield _ASSOCIATED

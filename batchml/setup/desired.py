@@ -74,7 +74,8 @@ class SetupSpec(Struct, frozen=True):
     the machine image that is to be built anew. `scripts`: the texts of bootstrap scripts, by their
     names in batchml.toml. `offers`: the zones that offer the instance types; None if AWS was not
     asked. `neuron_image`: the id of AWS's newest AMI for Neuron chips; "" if AWS was not asked.
-    `changes_stacks`: False to use the stacks as they are.
+    `changes_stacks`: False to use the stacks as they are. `mistakes`: of the environment, as AWS's
+    answers show them, each as `key: text`.
     """
 
     name: str
@@ -88,6 +89,7 @@ class SetupSpec(Struct, frozen=True):
     offers: Offers | None = None
     neuron_image: str = ""
     changes_stacks: bool = True
+    mistakes: tuple[str, ...] = ()
 
     @property
     def is_local(self) -> bool:
@@ -120,7 +122,10 @@ def wanted_state(spec: SetupSpec, current: CurrentState) -> WantedState:
         **batch,
         definitions=dict(spec.definitions(platform)),
         shared_with=spec.environment.storage.shared_with,
-        mistakes=_zone_mistakes(spec, zones if not spec.changes_stacks else layout.zones or zones),
+        mistakes=(
+            *spec.mistakes,
+            *_zone_mistakes(spec, zones if not spec.changes_stacks else layout.zones or zones),
+        ),
     )
 
 

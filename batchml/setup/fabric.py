@@ -1,4 +1,4 @@
-"""What doctor says of the Elastic Fabric Adapter: its interfaces, and a network of your own.
+"""Check hosts with EFA, for doctor and setup: their interfaces, and a network of your own.
 
 Sources: EC2 API reference, DescribeInstanceTypes; EC2 User Guide, "Get started with EFA and NCCL"
 (all traffic from and to the security group itself: a rule for all addresses does not suffice),
@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.aws.errors import call, read_entries
-from batchml.aws.session import CallerIdentity, Session
+from batchml.aws.session import Session
 from batchml.errors import BatchmlError
 from batchml.model.environment import Compute, Environment, Network
 from batchml.model.fabric import describe_fabric, fabric_layout
 from batchml.runtime.protocol.instance_types import devices_of
-from batchml.setup.doctor import AccountCheck, Finding, aws_cli_flags
+from batchml.setup.doctor import Finding, aws_cli_flags
 
 _ALL = "-1"  # the protocol of a rule for all traffic
 _ANYWHERE = ("0.0.0.0/0", "::/0")
@@ -38,11 +38,10 @@ class FabricCheck(Struct, frozen=True):
     why: str = ""
 
 
-def ask_fabric(session: Session, account: AccountCheck) -> FabricCheck:
+def ask_fabric(session: Session, environment: Environment) -> FabricCheck:
     """Ask EC2, if hosts have EFA: one call, three with a network of your own."""
-    environment = account.environment
     types = sorted({name for each in _with_efa(environment) for name in each.instance_types})
-    if not (types and isinstance(account.identity, CallerIdentity)):
+    if not types:
         return FabricCheck(environment)
     network = environment.network
     client = session.client("ec2")
@@ -127,6 +126,13 @@ def check_fabric(check: FabricCheck) -> Iterator[Finding]:
             yield Finding("efa", "problem", text, ("install a newer version of batchml",))
     if check.interfaces:
         yield from _check_network(check)
+
+
+def fabric_mistakes(check: FabricCheck) -> Iterator[str]:
+    """Why setup must not make hosts with EFA, each as `key: text`, with what to type."""
+    for each in check_fabric(check):
+        if each.mark == "problem":
+            yield f"network: {each.text}. To fix it: {'; '.join(each.fix)}"
 
 
 def _check_network(check: FabricCheck) -> Iterator[Finding]:

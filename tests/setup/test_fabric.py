@@ -4,16 +4,14 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.session import CallerIdentity
 from batchml.model.environment import Compute, Environment, Network
-from batchml.setup.doctor import AccountCheck, Finding
-from batchml.setup.fabric import ask_fabric, check_fabric
+from batchml.setup.doctor import Finding
+from batchml.setup.fabric import FabricCheck, ask_fabric, check_fabric, fabric_mistakes
 from tests.support.wire import NOW, Refusal, Script, Wire
 from tests.support.wire import keys as keys
 
 pytestmark = pytest.mark.usefixtures("keys")
 
-ME = CallerIdentity("123456789012", "arn:aws:iam::123456789012:user/me")
 P5 = Compute(instance_types=("p5.48xlarge",), max_vcpus=384, efa=True)
 OWN = Network(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), security_groups=("sg-1", "sg-2"))
 SELF = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-2"}]}]
@@ -43,18 +41,21 @@ def routes(*gateways: str) -> dict[str, Any]:
     ]}  # fmt: skip
 
 
-def examine(
+def ask(
     script: Script, compute: Compute = P5, network: Network = Network(),  # noqa: B008
-    identity: CallerIdentity | None = ME,
-) -> tuple[list[Finding], list[str]]:  # fmt: skip
+) -> tuple[FabricCheck, list[str]]:  # fmt: skip
     environment = Environment(
         region="us-east-1", ami="build", network=network, compute={"gpu": compute}
     )
     wire = Wire(script, NOW)
-    account = AccountCheck("dev", environment, NOW, identity)
-    found = list(check_fabric(ask_fabric(wire.session(), account)))
+    found = ask_fabric(wire.session(), environment)
     assert wire.wrong == []
     return found, wire.operations
+
+
+def examine(script: Script, *more: Any, **named: Any) -> tuple[list[Finding], list[str]]:
+    found, asked = ask(script, *more, **named)
+    return list(check_fabric(found)), asked
 
 
 def test_hosts_with_efa_are_one_line() -> None:
@@ -136,6 +137,13 @@ def test_what_may_not_be_asked_is_a_warning() -> None:
     assert found.mark == "warning" and "is unknown" in found.text
 
 
-def test_without_credentials_nothing_is_asked() -> None:
-    found, asked = examine({}, identity=None)
-    assert [each.mark for each in found] == ["ok"] and asked == []
+def test_setup_refuses_a_network_in_which_efa_cannot_work() -> None:
+    script = {
+        "DescribeInstanceTypes": types(), "DescribeSecurityGroups": groups([], []),
+        "DescribeRouteTables": routes("igw-1", "nat-1"),
+    }  # fmt: skip
+    closed, public = fabric_mistakes(ask(script, network=OWN)[0])
+    assert closed.startswith("network: no group of network.security_groups (sg-1, sg-2) lets")
+    assert "; aws ec2 authorize-security-group-egress" in closed
+    assert public.startswith("network: subnet-1 reaches the internet through an internet gateway")
+    assert list(fabric_mistakes(ask({"DescribeInstanceTypes": types()})[0])) == []

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from batchml.aws.iam import COMMANDS, PROOFS, permissions_of, policy_documents, unknown_account
-from batchml.aws.session import Access, Session, home_region
+from batchml.aws.session import Access, CallerIdentity, Session, home_region
 from batchml.cli.app import app
 from batchml.cli.options import Json
 from batchml.cli.output import print_json, print_line
@@ -24,7 +24,7 @@ from batchml.local.executors.choice import DOCKER, read_choice
 from batchml.local.home import Home
 from batchml.model.environment import LOCAL, Environment
 from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
-from batchml.setup.fabric import ask_fabric, check_fabric
+from batchml.setup.fabric import FabricCheck, ask_fabric, check_fabric
 from batchml.setup.images import ask_images, check_images
 from batchml.setup.init import FIRST_JOB, first_files, write_files
 from batchml.setup.machine import check_config, check_machine, check_plugin, examine_machine
@@ -166,7 +166,10 @@ def _examine_account(settings: Settings) -> Iterator[Finding]:
     account = ask_account(home, session, settings.env.value, environment, SystemClock())
     yield from check_account(account)
     yield from check_images(ask_images(session, account))
-    yield from check_fabric(ask_fabric(session, account))
+    is_known = isinstance(account.identity, CallerIdentity)
+    yield from check_fabric(
+        ask_fabric(session, environment) if is_known else FabricCheck(environment)
+    )
 
 
 def _lines(finding: Finding) -> Sequence[str]:

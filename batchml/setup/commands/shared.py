@@ -30,6 +30,7 @@ from batchml.runs import job_images
 from batchml.setup import desired
 from batchml.setup.apply import apply_plan, read_state
 from batchml.setup.desired import STACKS, SetupSpec, wanted_stacks
+from batchml.setup.fabric import ask_fabric, fabric_mistakes
 from batchml.setup.sharing import ResourceKind
 from batchml.setup.steps import remove, settle
 from batchml.setup.tools import SetupTools
@@ -87,8 +88,10 @@ def _read_scripts(context: Context, environment: Environment, notes: list[str]) 
 
 
 def with_offers(context: Context, subject: SetupSubject) -> SetupSubject:
-    """Ask AWS which zones offer the instance types, and for its AMI for Neuron chips if hosts have
-    some. Raises AccessError, ServiceError, ServiceUnreachable.
+    """Ask AWS which zones offer the instance types, for its AMI for Neuron chips, and whether hosts
+    with EFA can have it; the last two only if there are such hosts.
+
+    Raises AccessError, ServiceError, ServiceUnreachable.
     """
     if context.settings.is_local:
         return subject
@@ -101,7 +104,11 @@ def with_offers(context: Context, subject: SetupSubject) -> SetupSubject:
         notes += (f"Zones were not chosen by the instance types that they offer: {why}.",)
     has_neurons = any(each.has_neurons for each in spec.environment.compute.values())
     image = newest_neuron_image(context.connect()) if has_neurons else ""
-    spec = replace(spec, offers=offers, neuron_image=image)
+    fabric = ask_fabric(context.connect(), spec.environment)
+    if fabric.why:
+        notes += (f"The network of hosts with EFA was not checked: {fabric.why.rstrip('.')}.",)
+    mistakes = tuple(fabric_mistakes(fabric))
+    spec = replace(spec, offers=offers, neuron_image=image, mistakes=mistakes)
     return replace(subject, spec=spec, notes=notes)
 
 
