@@ -101,7 +101,7 @@ def measure(run: CheckRun) -> None:
         del trainer
         free_memory()
     if not done:
-        run.leave("no variant could be trained")
+        run.leave("no variant could be trained, for the reasons below")
     best = done[fastest([(each.seconds, each.right) for each in done])]
     conclude(run, done[0], best)
 

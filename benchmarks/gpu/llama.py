@@ -119,7 +119,7 @@ def perform(
             finally:
                 free_memory()
     if not done:
-        run.leave("no variant could be measured")
+        run.leave("no variant could be measured, for the reasons below")
     return done
 
 
