@@ -28,11 +28,9 @@ from torch import Tensor
 
 from batchml.runtime import report, should_stop
 from batchml.runtime.device import BF16, NoDevice
+from batchml.runtime.protocol.instance_types import accelerator_of_card
 
 STOPPED = 128 + signal.SIGTERM  # exit code
-
-# TFLOP/s of GPUs for products of dense bf16 matrices. Source: NVIDIA's data sheets.
-PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "A10G": 70, "T4": 65}
 
 
 def folder(text: str) -> str:
@@ -97,11 +95,14 @@ def choose_dtype(asked: str, precision: str) -> torch.dtype:
 
 
 def peak_flops(options: argparse.Namespace, device: torch.device) -> float:
-    """Return FLOP/s of one device, 0 if unknown."""
+    """Return FLOP/s of one device for dense 16-bit matrices, 0 if unknown."""
     if options.peak:
         return float(options.peak) * 1e12
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), 0.0)
+    if device.type != "cuda":
+        return 0.0
+    about = torch.cuda.get_device_properties(device)
+    card = accelerator_of_card(about.name, about.total_memory / 2**30)
+    return (card.bf16_tflops or card.fp16_tflops or 0.0) * 1e12 if card else 0.0
 
 
 class Speed:
