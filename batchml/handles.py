@@ -182,7 +182,8 @@ class RunHandle:
         The series have the last ten minutes, or all of the run if `whole` is true. An array has
         none: ask its children. Empty without access to the logs. `usage` of an item has `cpu` (in
         CPUs), `memory` and `gpu_memory` (MiB), `gpu` (percent), `net_in` and `net_out` (bytes a
-        second), as far as they are known.
+        second), `staging` and `io_wait` (seconds in which it waited for data sets and disks) and
+        `data_wait` (their percentage), as far as they are known.
         """
         found, nodes = self._nodes()
         return read_usage(self._context, nodes or own_container(found.run), whole=whole)

@@ -21,7 +21,15 @@ from msgspec import Struct
 
 from batchml.aws.bootstrap import make_bootstrap, pack_script, script_hash
 from batchml.aws.errors import call, read_entries
-from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, WorkspaceMount, owner_tags
+from batchml.aws.naming import (
+    CACHE_ON_HOST,
+    NOTICE_FILE,
+    NOTICES,
+    WORKSPACE,
+    Site,
+    WorkspaceMount,
+    owner_tags,
+)
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute
@@ -59,6 +67,7 @@ def make_user_data(
     lets_privileged: bool = False,
     is_spot: bool = False,
     bootstrap: str = "",
+    has_cache: bool = False,
 ) -> str:
     """The user data of an instance before base64. Raises ConfigError if it exceeds 16 KB.
 
@@ -69,6 +78,8 @@ def make_user_data(
     mount = _mount(workspace)
     if mount:
         parts.append(UserDataPart("boothook", mount))
+    if has_cache:
+        parts.append(UserDataPart("boothook", _cache()))
     if is_spot:
         parts.append(UserDataPart("boothook", _notices()))
     if bootstrap:
@@ -147,6 +158,47 @@ RestartSec=5
 END
 systemctl daemon-reload
 systemctl start --no-block batchml-notice
+"""
+
+
+def _cache() -> str:
+    """Make the folder of the cache of data sets, before Docker: on the NVMe disks of the instance
+    store if there are any, several as RAID 0, else on the root disk, of which it may take half.
+
+    The disks are empty after a stop of the instance, but not after a reboot. Disks that something
+    else has mounted, as some AMIs do, are left alone. Source: EC2 User Guide, "NVMe instance store
+    volumes" (names of the links, and that an instance's volumes are not formatted).
+    """
+    return f"""\
+#!/bin/bash
+cache={CACHE_ON_HOST}
+mkdir -p "$cache"
+if ! mountpoint -q "$cache"; then
+    disks=()
+    for link in /dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*; do
+        disk=$(readlink -f "$link")
+        if [ -e "$disk" ] && [[ " ${{disks[*]}} " != *" $disk "* ]] &&
+            ! lsblk -nro MOUNTPOINT "$disk" | grep -q .; then
+            disks+=("$disk")
+        fi
+    done
+    disk=${{disks[0]}}
+    if [ ${{#disks[@]}} -gt 1 ] &&
+        {{ command -v mdadm || dnf install -y mdadm; }} > /dev/null 2>&1; then
+        [ -e /dev/md/batchml ] || mdadm --assemble /dev/md/batchml "${{disks[@]}}" ||
+            mdadm --create /dev/md/batchml --run --force --level=0 --homehost=any \
+                --raid-devices=${{#disks[@]}} "${{disks[@]}}"
+        [ ! -e /dev/md/batchml ] || disk=/dev/md/batchml
+    fi
+    if [ -n "$disk" ]; then
+        mount -o noatime,nodev,nosuid "$disk" "$cache" 2> /dev/null || {{
+            mkfs.xfs -f -q -K "$disk" && mount -o noatime,nodev,nosuid "$disk" "$cache"
+        }}
+    fi
+fi
+mountpoint -q "$cache" ||
+    echo $(($(df -B1 --output=size "$cache" | tail -n 1) / 2)) > "$cache/limit"
+chmod 0777 "$cache"
 """
 
 
@@ -260,6 +312,7 @@ def compute_user_data(
         lets_privileged=site.lets_privileged(compute),
         is_spot=compute.spot,
         bootstrap=pack(script) if script else "",
+        has_cache=site.data_cache,
     )
 
 

@@ -379,6 +379,7 @@ _SWITCHES: Mapping[str, Callable[[Environment], bool]] = {
     "IsLustre": lambda environment: environment.storage.workspace == "fsx-lustre",
     "Quarantine": lambda environment: environment.quarantine,
     "HasSecrets": lambda environment: bool(environment.secrets),
+    "HasData": lambda environment: bool(environment.data),
     "HasBudget": lambda environment: environment.budget is not None,
 }
 

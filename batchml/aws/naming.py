@@ -66,6 +66,7 @@ class Site(Struct, frozen=True):
     ami: str = "ecs-gpu"
     built_image: str = ""
     gpu_mode: str = "toolkit"
+    data_cache: bool = False
     neuron_image: str = ""  # the id of AWS's AMI for Neuron chips
     workspace: WorkspaceMount = WorkspaceMount()
     tags: dict[str, str] = {}
@@ -102,6 +103,7 @@ class Platform(Struct, frozen=True):
     host), `toolkit` (unprivileged, with the NVIDIA runtime), or "" (nothing is set). `workspace` is
     the host's folder that is mounted at `/workspace`, `user` the user of our images, `notices` the
     host's folder of EC2's spot notices. `secrets` are the ARNs of the secrets that jobs may use.
+    `data_cache`: hosts have a folder for copies of data sets.
     `efa` has the number of EFA devices of each host of a queue, by the queue's name in AWS; a queue
     that batchml.toml does not describe is missing.
     """
@@ -117,6 +119,7 @@ class Platform(Struct, frozen=True):
     env: str = LOCAL
     region: str = ""
     secrets: tuple[str, ...] = ()
+    data_cache: bool = False
     efa: Mapping[str, int] = {}
 
 
@@ -174,6 +177,7 @@ def make_site(
         ami=environment.ami,
         built_image=outputs.get("ImageId", ""),
         gpu_mode=environment.gpu_mode,
+        data_cache=environment.data_cache,
         workspace=_workspace(environment, outputs),
         tags=environment.tags,
     )
@@ -196,6 +200,7 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
         env=env,
         region=environment.region,
         secrets=environment.secrets,
+        data_cache=environment.data_cache,
         efa={qualified(env, name): efa_of_queue(environment, name) for name in environment.queues},
     )
 

@@ -269,6 +269,11 @@ STACK_PERMISSIONS: dict[str, dict[str, dict[str, str]]] = {
             ),
         },
     },
+    "roles HasData": {
+        "teardown": {
+            "role": "iam:GetRolePolicy",
+        },
+    },
     "roles HasSecrets": {
         "teardown": {
             "role": "iam:GetRolePolicy",

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from batchml.config.accelerators import accelerator_mistakes, build_mistakes
 from batchml.config.project import MAX_PROJECT_NAME, is_project_name
 from batchml.errors import ConfigError, did_you_mean
+from batchml.model.data import prefix_mistakes
 from batchml.model.environment import (
     LOCAL,
     MAX_ENVIRONMENTS,
@@ -273,6 +274,7 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
         *(f"compute.{name}.efa: {text}" for name, compute in env.compute.items()
           if compute.efa is True and not is_local for text in efa_obstacles(compute, env.ami)),
         *_secret_mistakes(env.secrets),
+        *prefix_mistakes(env.data),
         *_storage_mistakes(env.storage),
         *_tag_mistakes("tags", env.tags),
         *_budget_mistakes(env.budget, _inner(table, "budget")),
@@ -301,6 +303,8 @@ def _location_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
         yield f'region: found {env.region!r}. Expected a region such as "us-east-1".'
     if not is_local and env.usd_per_hour:
         yield "usd_per_hour: is the price of this machine: only for [env.local]."
+    if is_local and (env.data or env.data_cache):
+        yield "data, data_cache: are for AWS. This machine keeps copies of data sets by itself."
     if not is_local and env.endpoints:
         yield "endpoints: are for [env.local] only. In AWS, the SDKs know the services' addresses."
     yield from (f"endpoints.{mistake}" for mistake in endpoint_mistakes(env.endpoints))

@@ -18,7 +18,7 @@ from batchml.runs.rerun.rules import plain_command
 from batchml.runs.scripts import RUNNER
 from batchml.runtime.entry.script import PACKED
 from batchml.runtime.protocol.function import MODULE
-from batchml.runtime.protocol.variables import takes_all
+from batchml.runtime.protocol.variables import read_data, takes_all
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
 _MOST = 10  # numbers in a sentence
@@ -101,6 +101,7 @@ class CommandWriter(Struct, frozen=True):
         if words[: len(RUNNER)] == RUNNER:
             script = words[len(RUNNER) :]
             return self._submit_script(run, script, ("--image", image, *flags))
+        flags = (*_data_flags(run), *flags)
         again = self.batchml("submit", "--name", run.name, "--image", image, *flags)
         return f"{again} -- {argv}"
 
@@ -204,3 +205,12 @@ LOCAL_FIXES = {
     "no-gpu-driver": "Install the NVIDIA driver and the NVIDIA Container Toolkit on this machine.",
     "gpu-broken": "Reset this machine's GPU, or restart the machine: nvidia-smi -q names errors.",
 }
+
+
+def _data_flags(run: Run) -> tuple[str, ...]:
+    """The flags that give a command its data sets."""
+    try:
+        data = read_data(run.environment)
+    except ValueError:
+        return ()
+    return tuple(word for name, url in data.items() for word in ("--data", f"{name}={url}"))

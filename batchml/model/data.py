@@ -12,6 +12,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # Amazon S3 User Guide, naming rules
 _FOLDERS = ("{workspace}", "{data}")
 _TAKEN = {"BATCHML_DATA_DIR": "the folder of data sets", DATA_CACHE: "the folder of the cache"}
+_PARTITIONS = (("cn-", "aws-cn"), ("us-gov-", "aws-us-gov"))  # AWS General Reference, ARNs
 _EXAMPLE = 'Write "s3://BUCKET/PREFIX", "{workspace}/FOLDER" or the absolute path of a folder.'
 
 
@@ -69,11 +70,13 @@ def prefix_mistakes(prefixes: tuple[str, ...]) -> Iterator[str]:
             yield f'data: found {prefix[:120]!r}. Write "s3://BUCKET/PREFIX".'
 
 
-def prefix_arns(prefixes: tuple[str, ...], partition: str = "aws") -> tuple[list[str], list[str]]:
+def prefix_arns(prefixes: tuple[str, ...], region: str) -> tuple[list[str], list[str]]:
     """The ARNs of the objects below prefixes, and of their buckets."""
+    partition = next((p for start, p in _PARTITIONS if region.startswith(start)), "aws")
     paths = [prefix.removeprefix(S3).rstrip("/") for prefix in prefixes]
     buckets = dict.fromkeys(path.partition("/")[0] for path in paths)
+    ends = [end for path in paths for end in (path, f"{path}/*") if "/" in end]
     return (
-        [f"arn:{partition}:s3:::{path}/*" for path in paths],
+        [f"arn:{partition}:s3:::{end}" for end in ends],
         [f"arn:{partition}:s3:::{bucket}" for bucket in buckets],
     )

@@ -191,6 +191,8 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     # For controllers of detached sweeps ("": the queue of the sweep), watchers and transfers.
     controller_queue: str = ""
     jobs: tuple[str, ...] = ()  # the jobs whose definitions `setup` registers
+    data_cache: bool = False  # whether hosts keep copies of data sets, on NVMe if they have it
+    data: tuple[str, ...] = ()  # s3:// prefixes with data sets that jobs may read
     secrets: tuple[str, ...] = ()  # ARNs of SSM parameters and Secrets Manager secrets for jobs
     quarantine: bool = False  # whether runs may drain hosts that fail their checks
     network: Network = Network()

@@ -26,6 +26,7 @@ from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.jobs.gpus import resolve_gpus, with_gpus_of
 from batchml.jobs.neurons import take_whole_hosts
+from batchml.model.data import unlisted_data
 from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.fabric import describe_network
 from batchml.model.group import GROUP_TAG, GroupJob
@@ -125,6 +126,7 @@ def prepare(
         context, request, job, store, archive, commit, notices, dry_run=dry_run
     )
     outputs = cache.outputs() if cache else {}
+    notices += _data_notice(context, spec, outputs.get("BucketName", ""))
     platform = make_platform(context.env, context.settings.environment, outputs)
     workers: list[tuple[GroupJob, SubmissionContext]] = []
     run = spec
@@ -231,6 +233,31 @@ def _network_notice(context: Context, spec: JobSpec) -> list[str]:
     queue = context.bare(context.queue(context.choose_queue(spec.queue, gpus)))
     text = describe_network(context.settings.environment, queue, gpus)
     return [text] if text else []
+
+
+def _data_notice(context: Context, spec: JobSpec, bucket: str) -> list[str]:
+    """Say if hosts keep no copies of data sets, or the jobs' role has no right to read some."""
+    environment, env = context.settings.environment, context.env
+    if context.settings.is_local or not spec.data:
+        return []
+    notices = []
+    where = f"under [env.{env}] of batchml.toml"
+    if not environment.data_cache:
+        notices.append(
+            f"data: hosts of {env} keep no copies of data sets, so each run copies its own. Write "
+            f"data_cache = true {where}, then: batchml setup --env {env}"
+        )
+    has_keys = "AWS_ACCESS_KEY_ID" in {**spec.env, **spec.secrets}
+    unlisted = {} if has_keys else unlisted_data(spec.data, environment.data, bucket)
+    if unlisted:
+        prefixes = dict.fromkeys([*environment.data, *unlisted.values()])
+        listed = ", ".join(f'"{each}"' for each in prefixes)
+        notices.append(
+            f"data: jobs of {env} may read {', '.join(unlisted.values())} only if the bucket's own "
+            f"policy lets their role. Otherwise write {where}: data = [{listed}], then: batchml "
+            f"setup --env {env}"
+        )
+    return notices
 
 
 def _unused_params_notice(spec: JobSpec, given: Iterable[str]) -> list[str]:

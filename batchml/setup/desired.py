@@ -27,6 +27,7 @@ from batchml.aws.naming import (
     stack_name,
     unknown_output,
 )
+from batchml.model.data import prefix_arns
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.model.fabric import fabric_layout
 from batchml.setup import sharing
@@ -383,10 +384,13 @@ def _network(env: str, environment: Environment, outputs: Outputs) -> dict[str, 
 
 
 def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    objects, buckets = prefix_arns(environment.data, environment.region)
     return {
         "LogGroupName": log_group(env),
         "AllowPrivileged": str(environment.gpu_mode == "driver-mount").lower(),
         "JobSecrets": ",".join(environment.secrets),
+        "JobData": ",".join(objects),
+        "JobDataBuckets": ",".join(buckets),
         "AllowQuarantine": str(environment.quarantine).lower(),
     }
 

@@ -128,6 +128,8 @@ region = "@REGION@"
 #ami = "ecs-gpu"                       # AWS's AMI; build: setup builds one; ami-0123...: your own
 #gpu_access = "toolkit"                # or driver-mount (privileged), the default with build
 #jobs = []                             # jobs whose definitions setup registers: ["hello"]
+data_cache = true                      # hosts keep copies of jobs' data sets, on NVMe disks
+#data = []                             # data sets of jobs: ["s3://bucket/prefix"]
 #secrets = []                          # ARNs of SSM parameters and secrets that jobs may use
 #tags = {}                             # on all resources, such as { team = "research" }
 controller_queue = "default"           # for detached sweeps, transfers and fallbacks

@@ -501,7 +501,8 @@ def test_containers_hear_of_spot_notices_where_hosts_may_be_taken_back() -> None
 def test_a_job_with_data_sets_has_the_cache_of_its_host() -> None:
     data = {"train": "s3://team/sets", "test": "{workspace}/test"}
     spec = msgspec.structs.replace(SPEC, data=data, command=("train", "{data.train}"))
-    found = definition_request(spec, "img", Platform(env="dev"))["containerProperties"]
+    platform = Platform(env="dev", data_cache=True)
+    found = definition_request(spec, "img", platform)["containerProperties"]
     assert {"name": "BATCHML_DATA_CACHE", "value": "/batchml/cache"} in found["environment"]
     (point,) = found["mountPoints"]
     assert (point["containerPath"], point["readOnly"]) == ("/batchml/cache", False)
@@ -510,7 +511,7 @@ def test_a_job_with_data_sets_has_the_cache_of_its_host() -> None:
     variables = made(spec)[1]["containerOverrides"]["environment"]
     values = {each["name"]: each["value"] for each in variables}
     assert json.loads(values["BATCHML_DATA"]) == data and values["BATCHML_FILL"] == "1"
-    without = definition_request(SPEC, "img", Platform(env="dev"))["containerProperties"]
+    without = definition_request(SPEC, "img", platform)["containerProperties"]
     assert "volumes" not in without, "the definitions of other jobs stay as they are"
 
 

@@ -79,7 +79,10 @@ class Instance:
         path.chmod(0o755)
 
     def here(self, script: str) -> str:
-        for folder in ("/etc/", "/usr/local/sbin", "/workspace", "/run/batchml"):
+        for folder in (
+            "/etc/", "/usr/local/sbin", "/workspace", "/run/batchml", "/var/lib/", "/dev/md",
+            "/dev/disk",
+        ):  # fmt: skip
             script = script.replace(folder, f"{self.root}{folder}")
         return script.replace("//", "/")
 
@@ -123,11 +126,12 @@ def test_every_part_is_a_shell_script_for_cloud_init(workspace: WorkspaceMount) 
 @PLACES
 def test_a_linter_has_nothing_to_say(instance: Instance, workspace: WorkspaceMount) -> None:
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    found = [content for _, content in parts(make_user_data(workspace=workspace, is_spot=True))]
+    text = make_user_data(workspace=workspace, is_spot=True, has_cache=True)
+    found = [content for _, content in parts(text)]
     for hook in found[:-1]:
         instance.run(hook)  # some write scripts of their own
     found += [path.read_text() for path in (instance.root / "usr/local/sbin").iterdir()]
-    assert len(found) == (4 if workspace.kind == "none" else 6)
+    assert len(found) == (5 if workspace.kind == "none" else 7)
     for content in found:
         shown = subprocess.run([shellcheck, "-"], input=content, text=True, capture_output=True)
         assert (shown.returncode, shown.stdout) == (0, "")
@@ -250,7 +254,75 @@ def test_what_mounts_is_installed_where_an_image_lacks_it(instance: Instance) ->
 
 
 def test_without_a_workspace_nothing_is_mounted() -> None:
-    assert "mount" not in make_user_data()
+    assert "/workspace" not in make_user_data()
+
+
+class NvmeInstance(Instance):
+    """An instance with disks of the instance store, of which some are mounted elsewhere."""
+
+    def __init__(self, root: Path, disks: int, mounted: int = 0) -> None:
+        super().__init__(root)
+        links = root / "dev/disk/by-id"
+        links.mkdir(parents=True)
+        (root / "dev/md").mkdir()
+        for number in range(disks):
+            (root / f"nvme{number}").touch()
+            for end in ("", "_1"):  # two links lead to each disk
+                name = f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{number}{end}"
+                (links / name).symlink_to(root / f"nvme{number}")
+        self.install("lsblk", f'[ "${{3: -1}}" -ge {disks - mounted} ] && echo /scratch; exit 0')
+        self.install("mdadm", f'[ "$1" = --create ] && touch {root}/dev/md/batchml')
+        self.install("mkfs.xfs", f"touch {root}/formatted")
+        self.install("mount", f"[ -e {root}/formatted ] && touch {root}/mounted")
+        self.install("df", "echo Size; echo 1000")
+
+    def boot(self) -> None:
+        hook = scripts(make_user_data(has_cache=True), BOOTHOOK)[1]
+        shown = self.run(hook)
+        assert (shown.returncode, shown.stderr) == (0, "")
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "var/lib/batchml/cache"
+
+
+def test_data_sets_are_cached_on_the_nvme_disk_and_stay_there_after_a_reboot(
+    tmp_path: Path,
+) -> None:
+    host = NvmeInstance(tmp_path / "root", 1)
+    host.boot()
+    assert host.called("mkfs.xfs") == ["-f -q -K /nvme0"]
+    assert host.called("mount")[-1] == "-o noatime,nodev,nosuid /nvme0 /var/lib/batchml/cache"
+    assert not (host.cache / "limit").exists() and host.cache.stat().st_mode & 0o777 == 0o777
+    (host.root / "mounted").unlink()
+    host.boot()
+    assert len(host.called("mkfs.xfs")) == 1, "the file system is there"
+    mounts = len(host.called("mount"))
+    host.boot()
+    assert len(host.called("mount")) == mounts, "it is mounted"
+
+
+def test_several_disks_are_one_and_those_of_others_are_left_alone(tmp_path: Path) -> None:
+    host = NvmeInstance(tmp_path / "root", 4, mounted=1)
+    host.boot()
+    assert host.called("mdadm") == [
+        "--assemble /dev/md/batchml /nvme0 /nvme1 /nvme2",
+        "--create /dev/md/batchml --run --force --level=0 --homehost=any --raid-devices=3 "
+        "/nvme0 /nvme1 /nvme2",
+    ]
+    assert host.called("mkfs.xfs") == ["-f -q -K /dev/md/batchml"]
+    lone = NvmeInstance(tmp_path / "lone", 2)
+    lone.install("mdadm", "exit 1")  # it fails: one disk is better than none
+    lone.boot()
+    assert lone.called("mkfs.xfs") == ["-f -q -K /nvme0"]
+
+
+def test_without_such_a_disk_the_cache_takes_half_of_the_root_disk(tmp_path: Path) -> None:
+    host = NvmeInstance(tmp_path / "root", 0)
+    host.boot()
+    assert (host.cache / "limit").read_text() == "500\n"
+    assert host.called("mkfs.xfs") == host.called("mount") == []
+    assert host.cache.stat().st_mode & 0o777 == 0o777
 
 
 @given(st.integers(1, 40_000))

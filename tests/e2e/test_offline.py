@@ -196,3 +196,29 @@ def test_local_is_as_before(fresh: Cli) -> None:
         assert "It costs" not in done.err
     finally:
         fresh("local", "stop")
+
+
+def test_a_dry_run_names_data_sets_and_what_jobs_may_not_read(fresh: Cli) -> None:
+    change(fresh, "#data = []", 'data = ["s3://team-sets/a"]')
+    words = (
+        "--env",
+        "dev",
+        "--dry-run",
+        "--offline",
+        "hello",
+        "--data",
+        "a=s3://team-sets/a/train",
+    )
+    dry = fresh("submit", *words, "--data", "b=s3://others/b")
+    assert "keep no copies" not in dry.err
+    change(fresh, "data_cache = true", "data_cache = false")
+    without = fresh("submit", *words)
+    assert "hosts of dev keep no copies of data sets, so each run copies its own" in without.err
+    assert "/batchml/cache" not in without.out
+    assert "Data a, copied once to each host: s3://team-sets/a/train." in dry.err
+    assert "jobs of dev may read s3://others/b only if the bucket's own policy" in dry.err
+    assert 'data = ["s3://team-sets/a", "s3://others/b"], then: batchml setup --env dev' in dry.err
+    names = {
+        each["name"] for each in dry.json["RegisterJobDefinition"]["containerProperties"]["volumes"]
+    }
+    assert "cache" in names

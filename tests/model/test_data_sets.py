@@ -69,9 +69,10 @@ def test_prefixes_that_an_environment_lists_may_be_read() -> None:
     }  # fmt: skip
     found = unlisted_data(data, ("s3://team/sets/",), "ours")
     assert list(found) == ["beside", "other"]
-    assert prefix_arns(("s3://team/sets/", "s3://team/more", "s3://all")) == (
-        ["arn:aws:s3:::team/sets/*", "arn:aws:s3:::team/more/*", "arn:aws:s3:::all/*"],
+    assert prefix_arns(("s3://team/sets/", "s3://all"), "eu-west-1") == (
+        ["arn:aws:s3:::team/sets", "arn:aws:s3:::team/sets/*", "arn:aws:s3:::all/*"],
         ["arn:aws:s3:::team", "arn:aws:s3:::all"],
     )
+    assert prefix_arns(("s3://all",), "cn-north-1")[1] == ["arn:aws-cn:s3:::all"]
     wrong = ("team/sets", "s3://x/*", "arn:aws:s3:::x", "s3://")
     assert len(list(prefix_mistakes((*wrong, "s3://team/sets")))) == 4

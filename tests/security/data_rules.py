@@ -67,6 +67,8 @@ def t7_buckets(template: Template) -> Found:
                 f"T7 {name}: objects without a prefix: {target}"
                 for target in texts(statement["Resource"])
                 if re.fullmatch(r"[^/]*(/\*)?", target) and "s3:ListBucket" not in str(statement)
+                # The prefixes that the environment lists, for reading alone.
+                if (target, statement["Action"]) != ("${JobData}", "s3:GetObject")
             )
 
 

@@ -34,6 +34,8 @@ GIVEN: Mapping[str, Any] = {
     "LogGroupName": f"/aws/batch/batchml-{ENV}", "LogBucket": "b" * 63,
     "JobSecrets": [f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{'s' * 40}",
                    f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/{'p' * 40}"],
+    "JobData": ["arn:aws:s3:::team-sets/imagenet", "arn:aws:s3:::team-sets/imagenet/*"],
+    "JobDataBuckets": ["arn:aws:s3:::team-sets"],
     "JobSecretKeys": [f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{'k' * 36}"],
     # The image patterns of a team: five repositories in another account, pinned by digest.
     "AllowedImages": [f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team-{n}/*@sha256:*"

@@ -145,6 +145,8 @@ TEMPLATE_FAULTS: list[tuple[str, str, str, Fault]] = [
     ("TLS only where it is there anyway", "T7", "storage",
      lambda t: said(t, "BucketPolicy", "OnlyTls")["Condition"]["Bool"].update(
          {"aws:SecureTransport": "true"})),
+    ("data sets of others may be written", "T7", "roles",
+     lambda t: said(t, "DataPolicy", "Read").update(Action=["s3:GetObject", "s3:PutObject"])),
     ("nobody logs who reads", "T7", "storage",
      lambda t: drop(of(t, "Bucket"), "LoggingConfiguration")),
     ("unfinished uploads", "T7", "storage",

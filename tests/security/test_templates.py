@@ -171,6 +171,11 @@ def test_secrets_are_read_only_where_some_are_named() -> None:
     assert "SecretsPolicy" in made("roles", JobSecrets="arn:aws:ssm:us-east-1:1:parameter/a")
 
 
+def test_jobs_read_data_sets_of_others_only_where_some_are_named() -> None:
+    assert "DataPolicy" not in made("roles")
+    assert "DataPolicy" in made("roles", JobData="arn:aws:s3:::b/a/*", JobDataBuckets="arn:b")
+
+
 def test_hosts_are_taken_out_of_service_only_where_that_is_allowed() -> None:
     assert "QuarantinePolicy" not in made("roles")
     assert "QuarantinePolicy" in made("roles", AllowQuarantine="true")

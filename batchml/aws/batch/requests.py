@@ -524,7 +524,7 @@ def _platform_properties(
     if platform.notices:
         mounts.append(("notices", platform.notices, NOTICES, True))
         environment["BATCHML_NOTICE_FILE"] = NOTICE_FILE
-    if spec.data and platform.env != LOCAL:
+    if spec.data and platform.data_cache:
         mounts.append(("cache", CACHE_ON_HOST, CACHE, False))
         environment[DATA_CACHE] = CACHE
     for key, value in (

@@ -18,18 +18,23 @@ from batchml.cli.options import (
     open_context,
 )
 from batchml.cli.output import print_json, print_line, say
-from batchml.errors import UsageError
+from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.gpus import describe_container
+from batchml.model.data import S3
 from batchml.model.image import flavor_for
+from batchml.model.job import JobSpec
 from batchml.runs.commands.hints import SubmitCommand
 from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
 from batchml.runs.submit import announcement, submit_run, submitted_json
+from batchml.runtime.entry.folders import size_text
 
 if TYPE_CHECKING:
     from batchml.context import Context
+
+_MOST_LISTED = 1000  # objects: one call
 
 
 @app.command(cls=SubmitCommand, epilog="Example: batchml submit --wait lenet -p epochs=10")
@@ -129,6 +134,7 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
     from batchml.cost.render import quote_lines
     from batchml.cost.service import quote_of_job
 
+    yield from describe_data(context, prepared.spec)
     if context.is_offline:
         yield f"{context.why_offline}: \u00abnames\u00bb stand for values that setup makes."
     sent = [prepared.requests.submit, *(each.requests.submit for each in prepared.workers)]
@@ -140,6 +146,31 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
         alone = context.without_aws(context.why_offline or "a dry run")
         children = prepared.record.array_size
         yield from quote_lines(quote_of_job(alone, prepared.spec, children=children))
+
+
+def describe_data(context: "Context", spec: JobSpec) -> Iterator[str]:
+    """`Data train: 1,203 files, 12 GiB in s3://bucket/prefix.` for each data set in S3.
+
+    One call for each. A longer list is not read to its end.
+    """
+    from batchml.aws.s3 import BucketStore
+
+    for name, address in spec.data.items():
+        found = ""
+        if address.startswith(S3) and not context.is_offline:
+            bucket, _, prefix = address.removeprefix(S3).rstrip("/").partition("/")
+            try:
+                store = BucketStore(context.connect(), bucket, f"{prefix}/" if prefix else "")
+                objects = store.list_objects("", _MOST_LISTED)
+            except BatchmlError as error:
+                found = f", of unknown size: {str(error).partition('. ')[0]}"
+            else:
+                more = "more than " if len(objects) == _MOST_LISTED else ""
+                size = size_text(sum(each.size for each in objects))
+                found = (
+                    f": {more}{len(objects):,} files, {size}" if objects else ": no files below it"
+                )
+        yield f"Data {name}, copied once to each host: {address}{found}."
 
 
 def _describe_containers(prepared: PreparedRun) -> Iterator[str]:
