@@ -594,6 +594,15 @@ def test_nodes_without_gpus_have_the_devices_and_nothing_of_nccl() -> None:
     assert variables(node(cpu, "batchml-dev-slow")) == {}
 
 
+def test_nodes_with_neuron_chips_have_both_kinds_of_devices() -> None:
+    chips = Resources(vcpus=128, memory="480 GiB", neurons=2)
+    found = node(msgspec.structs.replace(CPU, nodes=2, resources=chips), "batchml-dev-g6")
+    paths = [each["hostPath"] for each in found["linuxParameters"]["devices"]]
+    assert paths == ["/dev/neuron0", "/dev/neuron1", "/dev/infiniband/uverbs0"]
+    assert variables(found)["FI_PROVIDER"] == "efa"
+    assert not [name for name in variables(found) if name.startswith("NCCL")]
+
+
 def test_one_node_and_a_queue_that_the_file_does_not_describe_have_nothing_of_it() -> None:
     bare = msgspec.structs.replace(FABRIC, efa={})
     for spec, queue in ((SPEC, "batchml-dev-p5"), (NODES, "theirs")):

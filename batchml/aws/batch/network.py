@@ -20,6 +20,8 @@ _UNLIMITED = -1
 
 # Without it a data loader that forks may fail: "Cannot allocate memory".
 _LIBFABRIC = {"FI_EFA_USE_HUGE_PAGE": "0"}
+# As AWS Neuron's guides for several trn1 hosts have them.
+_NEURON = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
 # Otherwise NCCL looks for its plugin under a name that depends on its version.
 _NCCL_EFA = {"NCCL_NET_PLUGIN": "ofi", "NCCL_TUNER_PLUGIN": "ofi"}
 _NCCL_TCP = {"NCCL_NET": "Socket"}
@@ -46,6 +48,8 @@ def network_properties(spec: JobSpec, devices: int | None) -> NetworkProperties:
             variables |= _NCCL_START
     if not devices:
         return NetworkProperties(environment=variables)
+    if spec.resources.neurons:
+        variables |= _NEURON
     return NetworkProperties(
         tuple(_device(number) for number in range(devices)),
         (
