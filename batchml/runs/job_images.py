@@ -251,5 +251,16 @@ def changed_image_notice(context: Context, record: Record | None, spec: JobSpec)
     return ""
 
 
+def kept_flavor_notice(context: Context, record: Record | None, gpus: int) -> str:
+    """A notice if a rerun keeps the image for CPUs and gets GPUs, or vice versa; else ""."""
+    if record is None or context.settings.is_local or bool(record.gpus) == bool(gpus):
+        return ""
+    source = present_source(context, record)
+    if source is None or not source.recipe().has_flavors:
+        return ""
+    before, now = ("CPUs", "GPUs") if gpus else ("GPUs", "CPUs")
+    return f"The image stays that for {before}. With the one for {now}, submit the job again."
+
+
 def _cache(context: Context) -> EnvironmentCache | None:
     return None if context.settings.is_local else open_cache(context)

@@ -248,8 +248,7 @@ def plain_value(value: object) -> object:
 
 @pytest.mark.journey
 def test_the_files_of_setup_md_can_be_read() -> None:
-    first, job, network = blocks("setup.md", "toml")
+    first, network = blocks("setup.md", "toml")
     assert read_environments(tomllib.loads(first), "setup.md")[1]["dev"].compute["gpu"].has_gpus
-    assert tomllib.loads(job)["code"] is False
     whole = tomllib.loads(first + network)
     assert read_environments(whole, "setup.md")[1]["dev"].network.is_given

@@ -14,8 +14,10 @@ from batchml.context import Context
 from batchml.errors import ConfigError
 from batchml.jobs.find import find_source
 from batchml.model.job import JobSpec, Launch, Resources
+from batchml.runs.find import FoundRun
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare
+from batchml.runs.rerun.resubmit import prepare_again
 from batchml.runs.submit import submit_run
 from tests.runs.test_submission import Aws, place_in, write
 from tests.support.scripted import Answer, ScriptedSession
@@ -368,3 +370,19 @@ def test_definitions_without_new_devices_stay_as_they_were_registered(
         for platform in (PLATFORM, Platform())
     ]
     assert names == [aws_name, local_name]
+
+
+def test_a_rerun_on_other_hosts_keeps_its_image_and_says_so(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, JOB)
+    here, _ = place_in(tmp_path, aws.answer, HOSTS)
+    submit_run(here, prepare(here, order(), dry_run=False))
+    (record,) = here.history.newest_first("dev")
+    said = "The image stays that for CPUs. With the one for GPUs, submit the job again."
+    for gpus, notice in ((0, ""), (1, said)):
+        changed = {"queue": "g6", "resources": {"gpus": gpus or "auto"}} if gpus else {}
+        again = prepare_again(
+            here, FoundRun(None, record), request=RunRequest(changes=changed), dry_run=True
+        )
+        assert again is not None and again.record.gpus == gpus
+        assert (notice in again.notices) is bool(notice)
+        assert container_properties(again.requests.register)["image"] == record.image

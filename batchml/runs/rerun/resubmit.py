@@ -19,7 +19,7 @@ from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
 from batchml.runs.functions.packing import read_packed
-from batchml.runs.job_images import changed_image_notice, check_kept_image
+from batchml.runs.job_images import changed_image_notice, check_kept_image, kept_flavor_notice
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.outputs import FolderOutputs
@@ -494,8 +494,10 @@ def _prepare(
     workers = [
         replace(each, record=_as_before(each.requests, each.record, found)) for each in made.workers
     ]
+    flavor = kept_flavor_notice(context, found.record, made.record.gpus)
     notices = (
-        *wanted.notices, *_data_notice(context, found), *_children_notices(wanted), *made.notices,
+        *wanted.notices, *filter(None, [flavor]), *_data_notice(context, found),
+        *_children_notices(wanted), *made.notices,
     )  # fmt: skip
     first = _as_before(made.requests, made.record, found)
     kept = replace(first, spec=record_spec(made.spec, found.record))

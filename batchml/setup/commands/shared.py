@@ -65,7 +65,7 @@ def read_subject(
     }
     project = context.project if context.settings.is_local else ""
     spec = SetupSpec(context.env, environment, templates, definitions, project, scripts=scripts)
-    access = "" if context.settings.is_local else describe_access(environment)
+    access = describe_access(environment) if has_hosts and not context.settings.is_local else ""
     return SetupSubject(spec, (*notes, *filter(None, [access]), *more), sources)
 
 
