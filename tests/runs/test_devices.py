@@ -14,10 +14,10 @@ from batchml.context import Context
 from batchml.errors import ConfigError
 from batchml.jobs.find import find_source
 from batchml.model.job import JobSpec, Launch, Resources
-from batchml.runs.find import FoundRun
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
 from tests.runs.test_submission import Aws, place_in, write
 from tests.support.scripted import Answer, ScriptedSession
