@@ -330,10 +330,11 @@ def _agree(
     else:
         choice = DeviceChoice(**json.loads(store.get("batchml/device/choice")))
     if choice.refusal:
-        # The store ends with rank 0, which therefore waits until all have read it.
-        if store.add("batchml/device/read", 1) == world:
+        # The store ends with rank 0, which therefore waits until all others have read it.
+        if rank and store.add("batchml/device/read", 1) == world - 1:
             store.set("batchml/device/all", "yes")
-        store.get("batchml/device/all")
+        elif rank == 0 and world > 1:
+            store.get("batchml/device/all")
     return choice
 
 

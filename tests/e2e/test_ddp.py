@@ -61,6 +61,50 @@ def test_a_killed_rank_changes_no_bit_of_the_end(cli: Cli, worlds: Worlds, tmp_p
     assert (tmp_path / "snapshot.pt").read_bytes() == (folder / "snapshot.pt").read_bytes()
 
 
+# Ranks of torch that see GPUs as `gpus` says; all else is real.
+LACKS_A_GPU = """
+import os
+import sys
+from types import SimpleNamespace
+
+import torch
+
+from batchml.runtime.device import NoDevice, join_torch
+
+gpus = int(sys.argv[1 + int(os.environ["RANK"])])
+card = SimpleNamespace(name="H200", total_memory=150 << 30, major=9, minor=0, uuid="the card")
+cuda = SimpleNamespace(
+    init=torch.cuda.init, is_available=lambda: gpus > 0, device_count=lambda: gpus,
+    get_arch_list=lambda: ["sm_90"],
+    get_device_properties=lambda index: card, set_device=lambda device: None,
+)
+torch_here = SimpleNamespace(
+    cuda=cuda, distributed=torch.distributed, device=torch.device, version=torch.version,
+    get_num_threads=torch.get_num_threads, __version__=torch.__version__,
+)
+try:
+    join_torch(torch_here, can_share=False)
+except NoDevice as error:
+    sys.exit(error.report())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_train_together_all_end_with_the_reason(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """Otherwise ranks on GPUs would wait for those on CPUs. The store of rank 0 is real."""
+    program = tmp_path / "lacks.py"
+    program.write_text(LACKS_A_GPU)
+    for gpus, code, why in (
+        ((0, 1, 1), 75, "cannot use a GPU, but others have H200"),
+        ((1, 1, 1), 78, "3 processes have 1 GPU, and this program needs one for each"),
+    ):
+        codes, printed = worlds.run(program, tmp_path, 3, *gpus)
+        assert codes == [code] * 3, printed
+        assert printed.count(why) == 1 and "Traceback" not in printed, printed
+
+
 # As such scripts are written: it knows the launcher's variables and nothing else.
 PLAIN = """
 import os
