@@ -11,13 +11,14 @@ _FOLDER = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 PAGES = (("Runs", "/"),)
 SCRIPTS = ("theme.js", "app.js")
+STYLES = ("page.css",)
 
 
 @cache
 def static_files() -> dict[str, tuple[str, bytes]]:
     """Name with digest -> media type and content: `app.1a2b3c4d5e6f.js`. A changed file is new."""
     found = {}
-    for path in sorted(_FOLDER.iterdir()):
+    for path in sorted((*_FOLDER.iterdir(), *(_FOLDER / "vendor").iterdir())):
         if path.suffix in _KINDS:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:12]
@@ -54,6 +55,7 @@ def page(
     current: str = "",
     view: str = "",
     scripts: tuple[str, ...] = SCRIPTS,
+    styles: tuple[str, ...] = STYLES,
 ) -> Html:
     """A page. `current`: the path of its entry in the navigation; `view`: its name for scripts."""
     head = tag(
@@ -63,7 +65,7 @@ def page(
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} - batchml"),
         tag("link", rel="icon", href="data:,"),
-        tag("link", rel="stylesheet", href=static_name("page.css")),
+        *(tag("link", rel="stylesheet", href=static_name(each)) for each in styles),
         *(tag("script", src=static_name(each), defer=each != "theme.js") for each in scripts),
     )
     links = (

@@ -1,16 +1,17 @@
 """The page of one run: what happened, why, what it printed, what it used, what it costs."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from batchml.cli.render import duration, timestamp, without_colours
 from batchml.client import Client
+from batchml.dashboard.curves import SCRIPTS as CURVES
+from batchml.dashboard.curves import STYLES, RunSeries, curves_section
 from batchml.dashboard.html import Html, join, tag, visible
 from batchml.dashboard.layout import command_line, facts, page
 from batchml.dashboard.runs import chips, note, state_mark
 from batchml.errors import BatchmlError
 from batchml.handles import RunHandle
-from batchml.model.run import Run, classify, describe_state
+from batchml.model.run import Run, classify, describe_state, first_start
 from batchml.runs.search import FoundRun
 
 MOST_LINES = 100_000  # of a log in a page; the newest are kept
@@ -27,6 +28,9 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
         _panel("Cost", f"/run/{job_id}/cost", live=True),
         _panel("Request", f"/run/{job_id}/request"),
     ]
+    is_over = found.run is None or found.run.status.is_terminal
+    place = curves_section(f"/run/{job_id}/series", is_over=is_over)
+    curves = tag("section", tag("h2", "Curves"), place, class_="card wide")
     log = tag(
         "section",
         tag("h2", "Log"),
@@ -46,8 +50,8 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     )  # fmt: skip
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
-        tag("div", *panels, log, class_="cards"), env=env, current="", view="run",
-        scripts=("theme.js", "app.js", "run.js"),
+        tag("div", *panels[:2], curves, *panels[2:], log, class_="cards"), env=env, current="",
+        view="run", scripts=("theme.js", "app.js", *CURVES, "run.js"), styles=STYLES,
     )  # fmt: skip
 
 
@@ -97,20 +101,17 @@ def explanation_panel(handle: RunHandle) -> Html:
 
 
 def metrics_panel(handle: RunHandle) -> Html:
-    """The last value of each metric; the script draws the curves of the same numbers."""
+    """The last value of each metric; the script keeps them as new as the curves."""
     last = handle.metrics()
     if not last:
         return tag("p", "No metrics: `[metrics]` in job.toml reads them from the output.",
                    class_="dim")  # fmt: skip
     rows = (
         tag("tr", tag("th", name, scope="row"), tag("td", f"{value:.4g}", class_="number",
-            title=repr(value)))
+            title=repr(value), data_metric=name))
         for name, value in last.items()
     )  # fmt: skip
-    return join((
-        tag("div", class_="curves", data_series=f"/run/{handle.job_id}/series"),
-        tag("table", tag("caption", "Last values", class_="unseen"), tag("tbody", *rows)),
-    ))  # fmt: skip
+    return tag("table", tag("caption", "Last values", class_="unseen"), tag("tbody", *rows))
 
 
 def usage_panel(handle: RunHandle) -> Html:
@@ -182,18 +183,12 @@ def log_document(handle: RunHandle, after: int) -> dict[str, Any]:
     return {"total": total, "lines": lines[after:][-MOST_LINES:], "notice": notice}
 
 
-def series_document(handles: Sequence[RunHandle]) -> dict[str, Any]:
-    """Every value of each metric: name -> [[step or time, ...], [value, ...]] of each run."""
-    found: dict[str, Any] = {}
-    for handle in handles:
-        for name, series in handle.series().items():
-            steps = [
-                sample.step if sample.step is not None else index
-                for index, sample in enumerate(series.samples)
-            ]
-            values = [value if abs(value) < float("inf") else None for value in series.values]
-            found.setdefault(name, {})[handle.job_id] = [steps, values]
-    return {"metrics": found}
+def run_series(handle: RunHandle, label: str = "") -> RunSeries:
+    """Every value of each metric of a run, for its curves."""
+    seen = handle.seen
+    started = first_start(seen.run) if seen and seen.run else None
+    directions = seen.record.directions if seen and seen.record else {}
+    return RunSeries(handle.job_id, label, handle.series(), started, directions)
 
 
 def open_run(client: Client, word: str) -> RunHandle:

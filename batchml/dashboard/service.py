@@ -11,6 +11,7 @@ from batchml.clock import Clock
 from batchml.dashboard import run, runs
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
+from batchml.dashboard.curves import curves_document
 from batchml.dashboard.html import Html
 from batchml.dashboard.hub import Change, Hub
 from batchml.errors import UsageError
@@ -41,7 +42,7 @@ class Pages:
             route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
             route("/run/*/request", self.request),
             route("/run/*/log", self.log),
-            route("/run/*/series", lambda q: run.series_document([self._run(q)])),
+            route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
         ]
 
     def runs(self, query: PageQuery) -> Html:

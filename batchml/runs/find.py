@@ -274,7 +274,8 @@ def read_children(context: Context, array: FoundRun) -> RunMetrics:
         found = _read_log(context, child, array.record, end)
         number = first[index] if index < len(first) else index
         for name, each in found.series.items():
-            series[f"{name}:{number}"] = Series(f"{name}:{number}", each.samples, each.breaks)
+            whole = f"{name}:{number}"
+            series[whole] = Series(whole, each.samples, each.breaks, each.total)
         is_whole, is_damaged = is_whole and found.is_whole, is_damaged or found.is_damaged
     found = RunMetrics(series, is_whole, is_damaged)
     return _keep_metrics(context, array.run, array.record, found)

@@ -50,6 +50,15 @@ const batchml = (() => {
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
 
+  // A number for people: four significant figures; with `whole` all of them.
+  const number = (value, whole = false) => {
+    if (value === null || value === undefined) return "-";
+    const size = Math.abs(value);
+    if (whole) return value.toLocaleString("en");
+    if (size && (size >= 1e6 || size < 1e-3)) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+    return size >= 1e4 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+  };
+
   // --- theme, copying --------------------------------------------------------------------------
   const themes = ["", "light", "dark"];
   one("#theme")?.addEventListener("click", () => {
@@ -129,5 +138,5 @@ const batchml = (() => {
     for (const element of all("[data-panel]")) refresh(element);
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {one, all, make, parse, getJson, refresh, on, emit, act, ready, views};
+  return {one, all, make, parse, getJson, refresh, number, on, emit, act, ready, views};
 })();

@@ -1,10 +1,10 @@
 "use strict";
 // The page of a run: panels that follow its state, and its log.
 batchml.views.run = () => {
-  const {one, all, make, getJson, on, refresh, ready} = batchml;
+  const {one, all, make, getJson, on, refresh, ready, number} = batchml;
   const id = decodeURIComponent(location.pathname.split("/")[2]);
   const log = one("#log"), search = one("#log-search"), matches = one("#log-count"), following = one("#log-follow");
-  let lines = [], match = -1, isReading = false, isOver = false;
+  let lines = [], match = -1, isReading = false, isOver = "over" in one("[data-series]").dataset, isFinal = false;
 
   const shown = (line) => (line[1] ? `${line[1]} | ${line[2]}` : line[2]);
   const draw = (from) => {
@@ -53,16 +53,26 @@ batchml.views.run = () => {
     if (index >= 0) show(index); else matches.textContent = "no error";
   });
 
+  // The curves, and with them the last values of the metrics.
+  const curves = batchml.curves(one("[data-series]"), {take: (found) => {
+    if (found.charts.length && !one("[data-metric]")) all("[data-panel$=metrics]").forEach(refresh);
+    for (const chart of found.charts) {
+      const cell = one(`[data-metric="${CSS.escape(chart.name)}"]`);
+      if (cell && chart.lines.length === 1 && chart.lines[0].last !== null) { cell.textContent = number(chart.lines[0].last); cell.title = chart.lines[0].last; }
+    }
+  }});
+
   on("runs", (change) => {
     const index = change.ids.indexOf(id);
     if (index < 0) return;
     isOver = change.ended[index];
     for (const panel of all("[data-live]")) refresh(panel);
-    read();
+    read(); curves.read();
   });
   const wait = async () => {
     await read();
-    if (!isOver && !document.hidden) for (const panel of all("[data-live][data-panel$=metrics], [data-live][data-panel$=usage]")) refresh(panel);
+    if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
+    if (!isOver && !document.hidden) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
     setTimeout(wait, isOver ? 15000 : 1000);
   };
   wait();

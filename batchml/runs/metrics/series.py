@@ -42,12 +42,13 @@ class Series(Struct, frozen=True):
     """The values of one metric, in the order in which they came.
 
     `breaks`: the indices of the first samples of attempts that may have begun again, as they do not
-    say at which step.
+    say at which step. `total`: how many values there were; 0 if none of them were dropped.
     """
 
     name: str
     samples: tuple[Sample, ...]
     breaks: tuple[int, ...] = ()
+    total: int = 0
 
     @property
     def values(self) -> list[float]:
@@ -134,7 +135,8 @@ class SampleCollector:
         numbers = [number for number, _ in numbered]
         breaks = (bisect_left(numbers, each) for each in self._breaks)
         samples = tuple(sample for _, sample in numbered)
-        return Series(name, samples, tuple(each for each in breaks if each))
+        total = self._count if self._every > 1 else 0
+        return Series(name, samples, tuple(each for each in breaks if each), total)
 
     def _numbered(self) -> list[tuple[int, Sample]]:
         if self._every == 1:  # nothing was dropped

@@ -1,0 +1,94 @@
+"""Curves of metrics of one run or several: their values for the script, and their place."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.dashboard.html import Html, tag, visible
+from batchml.runs.metrics.plot import thin_points
+from batchml.runs.metrics.series import Series, child_of
+
+MOST_POINTS = 20_000  # in one chart; more are thinned out
+MOST_LINES = 64  # in one chart: of children of an array, or of runs
+STYLES = ("page.css", "uPlot.min.css")
+SCRIPTS = ("uPlot.iife.min.js", "curves.js")
+
+
+class RunSeries(Struct, frozen=True):
+    """The metrics of a run, its label in the charts, and when it began: ms since the epoch."""
+
+    job_id: str
+    label: str
+    series: Mapping[str, Series]
+    started: int | None = None
+    directions: Mapping[str, str] = {}  # metric -> "max" or "min"
+
+
+def curves_section(source: str, *, is_over: bool = False) -> Html:
+    """The place of the curves; `source` is the path of their document, final if `is_over`."""
+    return tag(
+        "div",
+        tag("p", "The curves need scripts. The last values are below.", class_="dim"),
+        class_="curves", data_series=source, data_over=is_over,
+    )  # fmt: skip
+
+
+def curves_document(runs: Sequence[RunSeries]) -> dict[str, Any]:
+    """Every chart with its lines: steps, seconds since the start, values; null is not finite.
+
+    A line is a run, or a child of an array. A chart has about `MOST_POINTS` points at most: in each
+    interval the extremes are kept. `total` is the number of values that the run had.
+    """
+    charts: dict[str, list[tuple[RunSeries, int | None, Series]]] = {}
+    for each in runs:
+        for whole, series in each.series.items():
+            if series.samples:
+                name, child = child_of(whole)
+                charts.setdefault(name, []).append((each, child, series))
+    return {
+        "runs": [{"id": each.job_id, "label": visible(each.label)} for each in runs],
+        "charts": [_chart(name, lines) for name, lines in charts.items()],
+    }
+
+
+def _chart(name: str, lines: Sequence[tuple[RunSeries, int | None, Series]]) -> dict[str, Any]:
+    shown = lines[:MOST_LINES]
+    most = max(2, MOST_POINTS // len(shown))
+    direction = next(filter(None, (run.directions.get(name) for run, _, _ in shown)), "")
+    return {
+        "name": visible(name),
+        "direction": direction,
+        "hasSteps": all(series.has_steps for _, _, series in shown),
+        "leftOut": len(lines) - len(shown),
+        "lines": [_line(run, child, series, most) for run, child, series in shown],
+    }
+
+
+def _line(run: RunSeries, child: int | None, series: Series, most: int) -> dict[str, Any]:
+    samples, steps = series.samples, series.steps
+    start = (run.started or 0) / 1000 or samples[0].time
+    kept = thin_points(list(enumerate(series.values)), most)
+    places = [int(place) for place, _ in kept]
+    last = samples[-1].value
+    return {
+        "run": run.job_id,
+        "child": child,
+        "start": start,
+        "steps": [_short(steps[place]) for place in places],
+        "times": [_short(round(samples[place].time - start, 3)) for place in places],
+        "values": [_finite(value) for _, value in kept],
+        "breaks": [_short(steps[place]) for place in series.breaks],
+        "total": max(series.total, len(samples)),
+        "last": _finite(last),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _short(value: float) -> float | int:
+    """The number without `.0`, which half of a document would consist of."""
+    return int(value) if value == int(value) else value
