@@ -233,6 +233,11 @@ max_vcpus = 64
 instance_types = ["p5.48xlarge"]
 max_vcpus = 384
 efa = true
+[env.dev.compute.trn1]
+instance_types = ["trn1.32xlarge"]
+max_vcpus = 128
+[env.dev.queues.trn1]
+compute = ["trn1"]
 [env.dev.queues.default]
 compute = ["c7i"]
 [env.dev.queues.g6]
@@ -317,6 +322,14 @@ def test_nodes_on_p5_have_gpus_the_driver_and_all_devices_of_efa(tmp_path: Path,
     limits = {each["name"]: each["hardLimit"] for each in run.container["ulimits"]}
     assert limits["memlock"] == -1
     assert run.image == image_tag("cuda")
+
+
+def test_a_run_on_trn1_has_its_chips_and_no_gpu_also_with_auto(tmp_path: Path, aws: Aws) -> None:
+    run = submitted(tmp_path, aws, "trn1", f"{JOB}neurons = 16\n")
+    assert run.needs == {"VCPU": "128", "MEMORY": "2048"}, "all of the host"
+    assert "privileged" not in run.container and run.mounts == ["/workspace"]
+    assert run.devices == [f"/dev/neuron{chip}" for chip in range(16)]
+    assert run.image == image_tag("cpu")
 
 
 def test_auto_is_one_gpu_on_each_node_and_one_node_needs_no_efa(tmp_path: Path, aws: Aws) -> None:
