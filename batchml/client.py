@@ -90,6 +90,11 @@ class Client:
         return self._context.env
 
     @property
+    def env_option(self) -> str:
+        """The option of a command line for this environment: ` --env dev`; "" for `local`."""
+        return self._context.env_option
+
+    @property
     def project(self) -> str:
         """The project: its name, or NAME.1a2b3c4d for a folder without a name in batchml.toml."""
         return self._context.project

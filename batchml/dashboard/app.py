@@ -26,12 +26,20 @@ from batchml.dashboard.access import (
 )
 from batchml.dashboard.html import Html, tag
 from batchml.dashboard.layout import error_page, static_file
-from batchml.errors import AccessError, BatchmlError, NotFound, ServiceUnreachable, UsageError
+from batchml.errors import (
+    AccessError,
+    BatchmlError,
+    ConfigError,
+    NotFound,
+    ServiceUnreachable,
+    UsageError,
+)
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY = 1 << 20  # bytes of a request
+_KEPT_ANSWERS = 1000  # of actions
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
@@ -45,7 +53,9 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _IMMUTABLE = "private, max-age=31536000, immutable"
-_STATUS = {NotFound: 404, UsageError: 400, AccessError: 403, ServiceUnreachable: 502}
+_STATUS = {
+    NotFound: 404, UsageError: 400, ConfigError: 400, AccessError: 403, ServiceUnreachable: 502,
+}  # fmt: skip
 
 
 class Response(Struct, frozen=True):
@@ -110,7 +120,8 @@ class Dashboard:
         self._events = events
         self._touch = touch
         self._exchanges = exchanges
-        self._done: dict[str, Response] = {}  # idempotency key -> its answer
+        # (path, idempotency key) -> its answer, the newest last
+        self._done: dict[tuple[str, str], asyncio.Task[Response]] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,9 +174,19 @@ class Dashboard:
         """An action; repeated with the same key it is done once, and has the same answer."""
         if not key:
             return refused(RequestRefusal(400, "An action needs the header Idempotency-Key."))
-        if key not in self._done:
-            self._done[key] = await self._page(query)
-        return self._done[key]
+        task = self._done.get((query.path, key))
+        if task is None:
+            task = self._done[query.path, key] = asyncio.create_task(self._answer_act(query))
+            for each in list(self._done)[:-_KEPT_ANSWERS]:
+                if self._done[each].done():
+                    del self._done[each]
+        return await asyncio.shield(task)  # a tab that is closed does not stop the action
+
+    async def _answer_act(self, query: PageQuery) -> Response:
+        try:
+            return await self._page(query)
+        except BatchmlError as error:
+            return failed(error)
 
     def _enter(self, head: RequestHead, query: PageQuery) -> Response:
         """Exchange the token for the cookie and the secret to act, or show the page that does so.

@@ -50,8 +50,9 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     )  # fmt: skip
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
+        tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
         tag("div", *panels[:2], curves, *panels[2:], log, class_="cards"), env=env, current="",
-        view="run", scripts=("theme.js", "app.js", *CURVES, "run.js"), styles=STYLES,
+        view="run", scripts=("theme.js", "app.js", "act.js", *CURVES, "run.js"), styles=STYLES,
     )  # fmt: skip
 
 

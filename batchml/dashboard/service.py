@@ -8,7 +8,7 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.clock import Clock
-from batchml.dashboard import run, runs
+from batchml.dashboard import run, run_actions, runs
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.curves import curves_document
@@ -23,8 +23,10 @@ LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
 class Pages:
     """The pages of one environment: a method for each route."""
 
-    def __init__(self, client: Client, hub: Hub, clock: Clock) -> None:
+    def __init__(self, client: Client, hub: Hub, clock: Clock, *, read_only: bool = False) -> None:
+        """`read_only`: show actions, with their command lines, but let nobody press them."""
         self._client, self._hub, self._clock = client, hub, clock
+        self._read_only = read_only
 
     @property
     def _now(self) -> int:
@@ -41,8 +43,10 @@ class Pages:
             route("/run/*/usage", lambda q: run.usage_panel(self._run(q))),
             route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
             route("/run/*/request", self.request),
+            route("/run/*/actions", self.run_actions),
             route("/run/*/log", self.log),
             route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
+            route("/act/cancel", lambda q: run_actions.cancel(self._client, q)),
         ]
 
     def runs(self, query: PageQuery) -> Html:
@@ -64,6 +68,10 @@ class Pages:
 
     def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
+
+    def run_actions(self, query: PageQuery) -> Html:
+        return run_actions.actions_panel(self._run(query).seen, self._client.env_option,
+                                         read_only=self._read_only)  # fmt: skip
 
     def log(self, query: PageQuery) -> dict[str, Any]:
         return run.log_document(self._run(query), query.number("after", 0, 10**9))
@@ -100,7 +108,7 @@ def serve(
     """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
     hub = Hub(client, clock.monotonic, pace=LOCAL_PACE if is_local else AWS_PACE)
     hub.load()
-    pages = Pages(client, hub, clock)
+    pages = Pages(client, hub, clock, read_only=known.read_only)
     asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
 
 

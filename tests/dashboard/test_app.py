@@ -8,7 +8,7 @@ from typing import Any
 from batchml.dashboard.access import RequestHead, make_secrets
 from batchml.dashboard.app import Dashboard, PageQuery, Response, route
 from batchml.dashboard.html import Html, tag
-from batchml.errors import NotFound, UsageError
+from batchml.errors import ConfigError, NotFound, UsageError
 
 KNOWN = make_secrets(8123)
 HOST = ("host", "127.0.0.1:8123")
@@ -97,6 +97,32 @@ def test_an_action_is_done_once_for_each_key() -> None:
     rig.ask("POST", "/act/note", *ACT, ("idempotency-key", "b"), body=b"{}")
     assert rig.acts == [{"x": 1}, {}]
     assert rig.ask("POST", "/act/note", *ACT, body=b"{}").status == 400
+
+
+def test_an_action_that_is_sent_twice_at_once_is_done_once() -> None:
+    rig = Rig()
+    head = RequestHead("POST", "/act/note", (*ACT, ("idempotency-key", "a")))
+
+    async def twice() -> list[Response]:
+        return list(await asyncio.gather(*(rig.app.answer(head, "", b"{}") for _ in range(2))))
+
+    assert [each.body for each in asyncio.run(twice())] == [b'{"done":1}'] * 2
+    assert rig.acts == [{}]
+
+
+def test_the_error_of_an_action_is_its_answer_for_that_key() -> None:
+    asked: list[str] = []
+
+    def fail(query: PageQuery) -> Html:
+        asked.append(query.path)
+        raise ConfigError("job.toml", ["-p lr=a: give a number.", "-p n=b: give a number."])
+
+    app = Dashboard(KNOWN, [route("/act/fail", fail)], no_events)
+    for key, times in (("a", 1), ("a", 1), ("b", 2)):
+        head = RequestHead("POST", "/act/fail", (*ACT, ("idempotency-key", key)))
+        answer = asyncio.run(app.answer(head, "", b"{}"))
+        assert answer.status == 400 and b"-p n=b: give a number." in answer.body
+        assert len(asked) == times
 
 
 def test_bodies_that_are_no_object_are_refused() -> None:

@@ -36,11 +36,13 @@ const batchml = (() => {
 
   // Replace the content of every element with data-panel by the HTML that its path gives.
   const refresh = async (element) => {
+    if (one("dialog[open]", element)) { element.dataset.missed = ""; return; } // act.js refreshes it later
     try {
       const answer = await fetch(element.dataset.panel);
       if (!answer.ok) throw new Error(await sentence(answer));
       const content = parse(await answer.text());
       if (element.contains(document.activeElement) && element.dataset.keep !== undefined) return;
+      if (one("dialog[open]", element)) { element.dataset.missed = ""; return; }
       element.replaceChildren(content);
       element.removeAttribute("data-stale");
     } catch (error) {
@@ -123,11 +125,12 @@ const batchml = (() => {
   }
 
   // --- acting ------------------------------------------------------------------------------------
-  const act = (path, body) => getJson(path, {
+  // `key`: the server does an action once for each key, and repeats its answer.
+  const act = (path, body, key = crypto.randomUUID()) => getJson(path, {
     method: "POST",
     headers: {
       "Content-Type": "application/json", "X-Batchml-Act": sessionStorage.getItem("act") || "",
-      "Idempotency-Key": crypto.randomUUID(),
+      "Idempotency-Key": key,
     },
     body: JSON.stringify(body),
   });
