@@ -76,7 +76,7 @@ def measure(run: CheckRun) -> None:
     if largest[-1] != compared:
         plan[2:2] = [(largest[-1], LONGEST)]
         plan.append((largest[-1], EAGER._replace(recompute=True)))
-    process = sharding.join(1)
+    process = sharding.join(1, bf16=dtype == torch.bfloat16)
     try:
         done = perform(run, plan, known, process, dtype, free)
         if not run.small:  # then the steps are too short to say anything

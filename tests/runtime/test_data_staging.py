@@ -134,6 +134,20 @@ def test_a_file_cut_in_the_cache_is_found_and_copied_again(host: Host) -> None:
     assert host.s3.reads == 3
 
 
+def test_a_data_set_with_much_damage_is_copied_again(host: Host) -> None:
+    for number in range(102):
+        host.put(f"{number}", b"%d" % number)
+    staged = host.stage(threads=16)
+    leave(staged)
+    for number in range(101):
+        path = Path(staged.paths["train"]) / str(number)
+        path.chmod(0o644)
+        os.truncate(path, 0)
+    again = host.stage(threads=16)
+    assert host.files(again) == {str(number): b"%d" % number for number in range(102)}
+    assert not any("restarted" in line for line in host.lines)
+
+
 def test_after_a_boot_contents_are_read_back(host: Host) -> None:
     host.put("a", b"whole content")
     staged = host.stage()
@@ -203,15 +217,13 @@ stage_data({"train": url}, root, StagingContext(environ, print, str, time.sleep,
 """
 
 
-def test_a_killed_copy_is_continued(host: Host) -> None:
-    for number in range(6):
-        host.put(f"{number}", bytes([number]))
-    host.put("large", LARGE)
+def stage_until(host: Host, reads: int) -> None:
+    """Stage in a process that is killed at this request for an object."""
     process: list[subprocess.Popen[bytes]] = []
     started = threading.Event()
 
     def kill(path: str, _: int) -> None:
-        if host.s3.reads == 8:  # six small ones, one block; the second is on its way
+        if host.s3.reads == reads:
             started.wait()
             process[0].kill()
 
@@ -222,6 +234,13 @@ def test_a_killed_copy_is_continued(host: Host) -> None:
     started.set()
     assert process[0].wait() == -9
     host.s3.after = lambda _path, _count: None
+
+
+def test_a_killed_copy_is_continued(host: Host) -> None:
+    for number in range(6):
+        host.put(f"{number}", bytes([number]))
+    host.put("large", LARGE)
+    stage_until(host, 8)  # six small ones, one block; the second is on its way
     before = host.s3.reads
     staged = host.stage()
     assert host.files(staged)["large"] == LARGE
@@ -332,6 +351,19 @@ def test_a_disk_that_others_fill_meanwhile(host: Host, small_disk: Path) -> None
     host.put("more/0", b"4" * 400_000)
     with pytest.raises(DataError, match="do not fit into this host's cache"):
         host.stage(f"{URL}/more")
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_a_killed_copy_of_most_of_the_disk_is_continued_or_makes_room(
+    host: Host, small_disk: Path, continued: bool
+) -> None:
+    for number in range(6):
+        for top in ("sets/train/", "sets/other/"):
+            host.put(f"{number}", b"1" * 120_000, top)
+    stage_until(host, 5)
+    staged = host.stage(URL if continued else f"s3://{BUCKET}/sets/other")
+    assert len(host.files(staged)) == 6
+    assert any("are here already" in line for line in host.lines) is continued
 
 
 def test_small_files_take_one_request_each_and_one_for_each_page_of_the_list(

@@ -305,14 +305,29 @@ class DataCache:
         """
         state = os.statvfs(self.root)
         total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+        own = self._copied(key)
         used = sum(header.size for header in filter(None, map(self.header, self.keys())))
+        others = [each for each in self._unfinished() if each != key]
         reserve = min(max(int(_FREE * total), _LEAST_FREE), total // 10) if has_reserve else 0
-        room = Room(free - reserve, free + used - reserve)
+        most = free + own + used + sum(map(self._copied, others)) - reserve
+        room = Room(free + own - reserve, most)
         limit = self._limit()
         if limit is not None:
-            used += sum(self._planned(other) for other in self._unfinished() if other != key)
+            used += sum(map(self._planned, others))
             room = Room(min(room.free, limit - used), min(room.most, limit))
         return room
+
+    def _copied(self, key: str) -> int:
+        """The bytes that an unfinished copy takes on the disk."""
+        found = 0
+        for folder, _, names in os.walk(self.staging_path(key)) if key else ():
+            for name in names:
+                try:
+                    state = os.lstat(os.path.join(folder, name))
+                except OSError:
+                    continue  # its copy has just ended
+                found += state.st_blocks * 512
+        return found
 
     def _unfinished(self) -> List[str]:
         names = _names(os.path.join(self.root, STAGING))

@@ -215,12 +215,14 @@ class _Stager:
         return True
 
     def _read_back(self, key: str) -> bool:
-        """Whether a data set of an earlier boot is as it was written: all of it is read."""
-        files = self._cache.files(key) if self._cache.header(key) is not None else None
-        if files is None:
+        """Whether a data set is as it was written: that of an earlier boot is read."""
+        header, files = self._cache.header(key), self._cache.files(key)
+        if header is None or files is None:
             return False
-        self._say("is in this host's cache, which was restarted since: it is read back")
-        if find_damage(self._cache.set_path(key), files, True, self.context.check):
+        is_old = header.boot != self._cache.boot
+        if is_old:
+            self._say("is in this host's cache, which was restarted since: it is read back")
+        if find_damage(self._cache.set_path(key), files, is_old, self.context.check):
             self._say("was damaged, and is copied again")
             return False
         self._cache.write_manifest(key, self._url, files)
@@ -274,7 +276,7 @@ class _Stager:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                if is_last or not self._make_room(needed - journal.size, key, is_full=True):
+                if is_last or not self._make_room(needed, key, is_full=True):
                     raise self._full(needed, key) from error
         files = [StagedFile.of(file, journal.digests(file)) for file in listing.files]
         cache.complete(key, self._url, files)
