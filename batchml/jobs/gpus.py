@@ -94,11 +94,15 @@ def resolve_gpus(
 
 
 class QueueGpus(Struct, frozen=True):
-    """The GPUs of a queue's hosts for an image. `unfit`: those for which it has no code."""
+    """The GPUs of a queue's hosts for an image. `unfit`: those for which it has no code.
+
+    `is_known`: whether the instance types of the queue are known.
+    """
 
     queue: str
     has_gpus: bool
     unfit: tuple[str, ...] = ()
+    is_known: bool = True
 
     @property
     def count(self) -> int:
@@ -232,7 +236,8 @@ class _QueueReader:
         if queue not in self._known:
             types = queue_types(self.context, queue, self._cache)
             has_gpus = any(map(is_gpu_type, types))
-            self._known[queue] = QueueGpus(queue, has_gpus, tuple(unfit(types, self.limits)))
+            without_code = tuple(unfit(types, self.limits))
+            self._known[queue] = QueueGpus(queue, has_gpus, without_code, bool(types))
         return self._known[queue]
 
     def describe_unfit(self, queue: QueueGpus) -> str:
@@ -272,6 +277,11 @@ def _notices(asked: JobSpec, given: JobSpec, look: _QueueReader) -> Iterator[str
             yield (
                 f'{who}gpus = "auto" is no GPU, with the image for CPUs: '
                 f"{look.describe_unfit(found)}"
+            )
+        elif not found.is_known:
+            yield (
+                f'{who}gpus = "auto" is no GPU: the instance types of the queue {found.queue} are '
+                "not known here. On a GPU: --gpus 1"
             )
         elif with_gpus:
             yield (

@@ -215,7 +215,7 @@ def test_a_dry_run_names_data_sets_and_what_jobs_may_not_read(fresh: Cli) -> Non
     without = fresh("submit", *words)
     assert "hosts of dev keep no copies of data sets, so each run copies its own" in without.err
     assert "/batchml/cache" not in without.out
-    assert "Data a, copied once to each host: s3://team-sets/a/train." in dry.err
+    assert "Data a, copied to the host first: s3://team-sets/a/train." in dry.err
     assert "jobs of dev may read s3://others/b only if the bucket's own policy" in dry.err
     assert 'data = ["s3://team-sets/a", "s3://others/b"], then: batchml setup --env dev' in dry.err
     names = {

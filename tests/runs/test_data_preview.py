@@ -33,13 +33,16 @@ def test_files_and_bytes_are_counted_in_one_call_each(
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "h")}, tmp_path, "dev")
     context = Context(settings, FakeClock(), tmp_path)
     data = {"a": f"s3://{BUCKET}/a", "b": f"s3://{BUCKET}/none/", "c": "{workspace}/c"}
+    one = list(describe_data(context, JobSpec(data={"one": f"s3://{BUCKET}/a2"})))
+    assert one == [f"Data one, copied to the host first: s3://{BUCKET}/a2: 1 file, 1 B."]
+    s3.requests.clear()
     lines = list(describe_data(context, JobSpec(data=data)))
     assert lines == [
-        f"Data a, copied once to each host: s3://{BUCKET}/a: 3 files, 6.0 KiB.",
-        f"Data b, copied once to each host: s3://{BUCKET}/none/: no files below it.",
-        "Data c, copied once to each host: {workspace}/c.",
+        f"Data a, copied to the host first: s3://{BUCKET}/a: 3 files, 6.0 KiB.",
+        f"Data b, copied to the host first: s3://{BUCKET}/none/: no files below it.",
+        "Data c, copied to the host first: {workspace}/c.",
     ]
-    assert s3.requests == ["GET list", "GET list"]
+    assert s3.requests == ["GET list"] * 3, "the second one might be an object"
     s3.lists, s3.listed = False, ()
     (line, *_) = describe_data(context, JobSpec(data=data))
     assert "/a, of unknown size: ListObjectsV2: AWS" in line and "\n" not in line

@@ -143,6 +143,23 @@ def test_a_queue_that_the_file_does_not_describe_is_asked_for_once(
     assert len(session.asked("DescribeJobQueues")) == 1  # for GPUs and for the processor
 
 
+def test_a_queue_whose_types_are_not_known_is_not_said_to_have_no_gpus(
+    tmp_path: Path, aws: Aws
+) -> None:
+    def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        if operation in ("DescribeJobQueues", "DescribeComputeEnvironments"):
+            return "AccessDeniedException"
+        return aws.answer(operation, params)
+
+    here, _ = place(tmp_path, answer)
+    prepared = prepare(here, order(queue="theirs"), dry_run=False)
+    assert requested(prepared).get("GPU") is None
+    assert prepared.notices == (
+        'gpus = "auto" is no GPU: the instance types of the queue theirs are not known here. On a '
+        "GPU: --gpus 1",
+    )
+
+
 def test_a_run_that_moves_has_the_gpus_of_each_of_its_queues(tmp_path: Path, aws: Aws) -> None:
     here, _ = place(tmp_path, aws.answer, env='ami = "build"')
     asked = order(queue="gpu", fallback={"queue": "default", "after": "10m"})

@@ -151,7 +151,8 @@ def _preview_lines(context: "Context", prepared: PreparedRun) -> Iterator[str]:
 def describe_data(context: "Context", spec: JobSpec) -> Iterator[str]:
     """`Data train: 1,203 files, 12 GiB in s3://bucket/prefix.` for each data set in S3.
 
-    One call for each. A longer list is not read to its end.
+    One call for each, and one more for a prefix without objects. A longer list is not read to its
+    end.
     """
     from batchml.aws.s3 import BucketStore
 
@@ -160,17 +161,18 @@ def describe_data(context: "Context", spec: JobSpec) -> Iterator[str]:
         if address.startswith(S3) and not context.is_offline:
             bucket, _, prefix = address.removeprefix(S3).rstrip("/").partition("/")
             try:
-                store = BucketStore(context.connect(), bucket, f"{prefix}/" if prefix else "")
-                objects = store.list_objects("", _MOST_LISTED)
+                store = BucketStore(context.connect(), bucket)
+                objects = store.list_objects(f"{prefix}/" if prefix else "", _MOST_LISTED)
+                if not objects and prefix:  # it may be the address of one object
+                    objects = [each for each in store.list_objects(prefix, 1) if each.key == prefix]
             except BatchmlError as error:
                 found = f", of unknown size: {str(error).partition('. ')[0]}"
             else:
-                more = "more than " if len(objects) == _MOST_LISTED else ""
+                more = "at least " if len(objects) == _MOST_LISTED else ""
+                files = "1 file" if len(objects) == 1 else f"{len(objects):,} files"
                 size = size_text(sum(each.size for each in objects))
-                found = (
-                    f": {more}{len(objects):,} files, {size}" if objects else ": no files below it"
-                )
-        yield f"Data {name}, copied once to each host: {address}{found}."
+                found = f": {more}{files}, {size}" if objects else ": no files below it"
+        yield f"Data {name}, copied to the host first: {address}{found}."
 
 
 def _describe_containers(prepared: PreparedRun) -> Iterator[str]:
