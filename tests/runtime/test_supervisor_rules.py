@@ -72,7 +72,7 @@ def checking() -> NodesState:
 
 
 def test_the_network_is_checked_before_the_first_generation_and_only_then() -> None:
-    state, actions = after(checking(), NodeJoined(3, NODES[1]), ClockTick(5), NetworkChecked(9))
+    state, actions = after(checking(), ClockTick(5), NetworkChecked(9))
     assert isinstance(actions[1], BeginGeneration) and actions[1].generation == 1
     state, actions = after(
         state, RankExited(12, 1, failed(0, 9)), RanksGone(13, 1, 0), RanksGone(13, 1, 1)
@@ -97,6 +97,13 @@ def test_a_node_that_goes_while_the_network_is_checked_ends_the_check_on_all_oth
     assert actions[-1] == LeaveNetworkCheck()
     state, actions = after(state, NetworkChecked(4), NodeJoined(5, NODES[1]))
     assert isinstance(actions[-1], BeginGeneration)  # the check is not repeated
+
+
+def test_a_node_that_lost_its_connection_while_the_network_is_checked_is_not_waited_for() -> None:
+    """Its answer may have been lost with the connection."""
+    state, actions = after(checking(), NodeJoined(3, NODES[1]))
+    assert actions[0] == LeaveNetworkCheck() and isinstance(actions[-1], BeginGeneration)
+    assert after(state, NetworkChecked(4))[1] == []
 
 
 def failed(rank: int, code: int, node: int = 0, stamp: float = 0.0, **more: bool) -> RankFailure:

@@ -176,6 +176,7 @@ class Coordinator:
         elif isinstance(action, rules.CheckNetwork):
             self._check_network(action)
         elif isinstance(action, rules.LeaveNetworkCheck):
+            self._network.leave()
             self._order_all({"do": "leave_network_check"})
         elif isinstance(action, rules.BeginGeneration):
             self._begin(action)

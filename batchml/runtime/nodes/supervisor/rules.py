@@ -178,7 +178,7 @@ class CheckNetwork(NamedTuple):
 
 
 class LeaveNetworkCheck(NamedTuple):
-    """End the check of the network on all nodes: a node is gone."""
+    """End the check of the network on all nodes: a node is gone, or was."""
 
 
 class BeginGeneration(NamedTuple):
@@ -322,11 +322,15 @@ def _joined(state: NodesState, event: NodeJoined) -> StepResult:
     if event.unfit:
         return _unfit(state, node.number, event.unfit)
     others = [other for other in state.nodes if other.number != node.number]
+    is_back = len(others) < len(state.nodes)
     state = state._replace(nodes=tuple(sorted([*others, node])))
     if state.phase == RUNNING:  # a new supervisor has no ranks, although they should be running
         return _end(state._replace(lost=(*state.lost, node.describe())), event.at, node.number)
     if state.phase in (ENDING, STOPPING):
         return _confirmed(state, node.number, event.at)
+    if is_back and state.network == CHECKING:  # the order or its answer may be lost
+        state, actions = _begin_if_all(state._replace(network=CHECKED), event.at)
+        return state, [LeaveNetworkCheck(), *actions]
     return _begin_if_all(state, event.at)
 
 
