@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.health.checks import MONITOR, OK, REPLACE, HostCheck
+from batchml.runtime.health.checks import MONITOR, OK, REPLACE, RETRY, HostCheck
 from batchml.runtime.health.efa import (
     check_efa,
     counted_since,
@@ -69,6 +69,13 @@ def test_a_type_without_so_many_interfaces_is_named_at_once(tmp_path: Path) -> N
     fake_sys(tmp_path, 4, "p4d.24xlarge")
     environ = {"BATCHML_SYS": str(tmp_path), "BATCHML_EFA": "32"}
     assert check_efa(environ)[0].text.endswith(": p4d.24xlarge has at most 4")
+
+
+def test_a_host_without_any_device_may_have_the_fault_of_its_setup(tmp_path: Path) -> None:
+    """A missing driver, or a launch template: the next host would be quarantined, too."""
+    (found,) = check_efa({"BATCHML_SYS": str(tmp_path), "BATCHML_EFA": "4"})
+    assert found.severity == RETRY and found.is_setup
+    assert found.text == "0 of 4 devices are there (none in /sys/class/infiniband)"
 
 
 @pytest.mark.parametrize("asked", ["", "0", "many", "-1"])

@@ -68,7 +68,7 @@ def test_missing_chips_are_counted_and_none_may_be_the_fault_of_the_setup(tmp_pa
     assert found.severity == REPLACE and not found.is_setup
     assert "12 of the run's 16 are in" in found.text
     (found,) = checked(FakeChips(tmp_path / "none", 0), 16)
-    assert found.severity == REPLACE and found.is_setup
+    assert found.severity == RETRY and found.is_setup  # so the host is not quarantined
 
 
 def test_a_driver_without_counters_is_said_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List
 
-from batchml.runtime.health.checks import MONITOR, REPLACE, HostCheck
+from batchml.runtime.health.checks import MONITOR, REPLACE, RETRY, HostCheck
 from batchml.runtime.health.host_records import host_id
 from batchml.runtime.processes import read
 from batchml.runtime.protocol.variables import EFA, number_of
@@ -53,7 +53,8 @@ def check_efa(
         else:
             # Without any, the launch template or the AMI is as likely the cause as the host.
             text = _describe_missing(devices, asked, environ)
-            return [HostCheck("EFA", REPLACE, text, is_setup=not devices)]
+            severity = REPLACE if devices else RETRY
+            return [HostCheck("EFA", severity, text, is_setup=not devices)]
     closed = _closed_nodes(f"{dev}/infiniband")
     if closed:
         text = f"{', '.join(closed)} cannot be opened, for which libfabric may leave out EFA"

@@ -97,7 +97,8 @@ def check_neurons(
     asked, chips, sys = asked_neurons(environ), run_chips(environ, dev), sys_folder(environ)
     if len(chips) < asked:
         text = f"{len(chips)} of the run's {asked} are in {dev}"
-        return [HostCheck("Neuron chips", REPLACE, text, is_setup=not chips)]
+        severity = REPLACE if chips else RETRY  # without any, the AMI or the type may be the cause
+        return [HostCheck("Neuron chips", severity, text, is_setup=not chips)]
     checks: List[HostCheck] = []
     for chip in chips:
         name = f"neuron{chip}"
