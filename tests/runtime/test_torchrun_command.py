@@ -119,6 +119,9 @@ def test_of_taste_the_users_own_value_wins_and_of_facts_ours() -> None:
         (0, {"NVIDIA_VISIBLE_DEVICES": "all"}, ["nvidia0", "nvidia1"], 2),
         (0, {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, ["nvidia0", "nvidia1", "nvidia2"], 2),
         (0, {"NVIDIA_VISIBLE_DEVICES": "void"}, ["nvidia0"], 1),
+        (0, {"BATCHML_GPUS": "2"}, ["nvidia0", "nvidia1", "nvidia2"], 2),
+        (0, {"BATCHML_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}, ["nvidia0", "nvidia1"], 1),
+        (0, {"BATCHML_GPUS": "2", "CUDA_VISIBLE_DEVICES": "-1"}, ["nvidia0", "nvidia1"], 1),
     ],
 )
 def test_ranks_of_a_node_are_one_per_gpu_unless_told(

@@ -218,16 +218,17 @@ def count_processes(requested: int, environ: Mapping[str, str], devices: Sequenc
 
 
 def count_gpus(environ: Mapping[str, str], devices: Sequence[str]) -> int:
-    """The number of GPUs that the container sees, which NVIDIA_VISIBLE_DEVICES names.
+    """The number of GPUs that programs see: CUDA_VISIBLE_DEVICES wins, else NVIDIA_VISIBLE_DEVICES.
 
     `devices`: the names in /dev.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("NVIDIA_VISIBLE_DEVICES", "all")
+    own, given = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("NVIDIA_VISIBLE_DEVICES", "all")
+    visible = given if own is None else own
     count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
     asked = number_of(environ.get(GPUS), 0)
-    if asked and count and not environ.get("CUDA_VISIBLE_DEVICES"):
+    if asked and count and own is None:
         return min(asked, count)  # a privileged container sees more
-    if visible in ("", "void", "none"):
+    if visible in ("", "void", "none", "-1"):
         return 0
     named = count if visible == "all" else sum(bool(x.strip()) for x in visible.split(","))
     return named if count else 0
