@@ -29,6 +29,7 @@ from batchml.runtime.health.network import (
     slow_nodes,
     software_of,
 )
+from batchml.runtime.nodes.supervisor.network_check import NetworkCheck
 
 # Lines of NCCL and aws-ofi-nccl as issues quote them: NVIDIA/nccl 1597, 352 and 229;
 # NVIDIA/nccl-tests 188; aws/aws-ofi-nccl 1020 and 889; NVIDIA/exemplar-performance, aws-efa.md.
@@ -205,7 +206,7 @@ def test_without_efa_on_all_nodes_no_other_host_would_help() -> None:
         "the environment gives each node 16 EFA interfaces, but NCCL uses Socket on all nodes: "
         "NCCL finds no plugin for it: the image has no aws-ofi-nccl"
     )
-    assert "efa = false" in decision.misconfigured
+    assert 'NCCL_NET = "Socket" in [env]' in decision.misconfigured
 
 
 def test_without_efa_on_one_node_that_node_is_left() -> None:
@@ -215,6 +216,15 @@ def test_without_efa_on_one_node_that_node_is_left() -> None:
     assert "NCCL uses Socket here, and EFA on other nodes: libfabric" in decision.unfit[2].text
     fewer = decide(facts(P5EN, P5EN.replace("found 16", "found 15"), P5EN))
     assert fewer.unfit[1].text == "NCCL finds 15 of 16 interfaces"
+
+
+def test_no_host_is_blamed_by_its_log_alone() -> None:
+    """The log of the other node is not known, because its program ended early."""
+    decision = decide(facts(NO_PLUGIN, "", measured=None, failed_first=1))
+    assert not decision.unfit and not decision.misconfigured
+    assert "was not measured: node 1" in decision.lines[0]
+    few = P5EN.replace("found 16", "found 15")
+    assert not decide(facts(few, "")).unfit and not decide(facts(few, few)).unfit
 
 
 def test_sockets_are_right_where_nobody_asked_for_efa() -> None:
@@ -261,3 +271,37 @@ def test_what_could_not_be_measured_is_said_with_the_first_cause() -> None:
         "the network between the nodes was not measured: "
         "node 2: PyTorch cannot be imported: no disk",
     ))  # fmt: skip
+
+
+# --- Orders and answers ---------------------------------------------------------------------------
+
+
+def checked(said: list[str], **environ: str) -> NetworkCheck:
+    """The check of two nodes with EFA and a GPU each, which measure."""
+    found = NetworkCheck({"BATCHML_EFA": "1", **environ}, said.append, said.append)
+    info = {"versions": {"torch": "2.13.0"}, "gpus": 1, "type": "g6.8xlarge", "address": "::1"}
+    assert found.order([info, info], ["node 0", "node 1"]) is not None
+    return found
+
+
+SOCKETS = {"nccl": list(read_nccl_log(NO_PLUGIN)), "counters": {}, "rate": list(EFA_RATE)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_wrong"),
+    [({}, True), ({"NCCL_NET": "Socket"}, False), ({"NCCL_NET_PLUGIN": "none"}, False),
+     ({"NCCL_NET_PLUGIN": "ofi"}, True)],
+)  # fmt: skip
+def test_a_job_may_choose_tcp_itself(chosen: dict[str, str], is_wrong: bool) -> None:
+    check = checked([], **chosen)
+    assert check.answer(0, SOCKETS) is None
+    decision = check.answer(1, SOCKETS)
+    assert decision is not None and bool(decision.misconfigured) is is_wrong
+
+
+def test_an_answer_that_comes_after_a_node_was_lost_decides_nothing() -> None:
+    said: list[str] = []
+    check = checked(said)
+    check.answer(0, SOCKETS)
+    check.leave()
+    assert check.answer(1, SOCKETS) is None and said == []

@@ -30,7 +30,7 @@ from batchml.runtime.health.network import (
     software_of,
 )
 from batchml.runtime.package import drop_working_folder
-from batchml.runtime.processes import die_with_parent
+from batchml.runtime.processes import die_with_parent, read
 from batchml.runtime.storage.files import write_atomically
 
 JOIN_WITHIN = 60.0  # seconds until PyTorch is imported on all nodes
@@ -94,10 +94,10 @@ def main(path: str) -> None:
         pid, status = os.wait()
         local = pids.pop(pid, -1)
         if status and not why:
-            why = _read_text(f"{path}.{local}.error") or _describe_end(status)
+            why = read(f"{path}.{local}.error") or _describe_end(status)
             for other in pids:
                 os.kill(other, signal.SIGKILL)
-    measured = _read_text(f"{path}.0.result")
+    measured = read(f"{path}.0.result")
     _write(answer, {"error": why, **(json.loads(measured) if measured and not why else {})})
 
 
@@ -215,19 +215,11 @@ class _Measurement:
     def _software(self) -> str:
         if self._order.backend != "nccl":
             return f"{self._order.backend} of PyTorch {self._torch.__version__}"
-        return software_of(read_nccl_log(_read_text(f"{self._path}.0.nccl")))
+        return software_of(read_nccl_log(read(f"{self._path}.0.nccl")))
 
 
 def _write(path: str, document: Dict[str, Any]) -> None:
     write_atomically(path, json.dumps(document).encode())
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _describe_end(status: int) -> str:

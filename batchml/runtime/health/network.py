@@ -309,24 +309,30 @@ def decide(facts: NetworkFacts) -> NetworkDecision:
 
 
 def _decide_efa(facts: NetworkFacts) -> Optional[NetworkDecision]:
-    """The decision if EFA was asked for, and nodes do not use it as asked; None if all do."""
+    """The decision if EFA was asked for, and nodes do not use it as asked; None if all do.
+
+    Nodes are only compared with nodes whose log is known: without those nobody can tell whether one
+    host is the cause.
+    """
     known = {i: each for i, each in enumerate(facts.answers) if each.nccl.name}
     if not facts.efa or not known:
         return None
     without = {i: each for i, each in known.items() if not each.nccl.uses_efa}
-    if len(without) == len(facts.answers):
+    if len(without) == len(known) < len(facts.answers):
+        return None
+    if len(without) == len(known):
         first = facts.answers[0].nccl
         return NetworkDecision(misconfigured=(
             f"the environment gives each node {facts.efa} EFA "
             f"interface{'s' if facts.efa > 1 else ''}, but NCCL uses {first.name} on all nodes"
             f"{f': {first.problem}' if first.problem else ''}. Use the image pytorch in its CUDA "
-            "flavour, or install EFA's libraries in yours (docs/health.md); efa = false in "
-            "batchml.toml runs without EFA"
+            "flavour, or install EFA's libraries in yours (docs/health.md); "
+            'NCCL_NET = "Socket" in [env] of job.toml runs without EFA'
         ))  # fmt: skip
     if without:
         return NetworkDecision(unfit={i: _describe_no_efa(each) for i, each in without.items()})
     few = {i: each for i, each in known.items() if 0 < each.nccl.cards < facts.efa}
-    if few and len(few) < len(facts.answers):
+    if few and len(few) < len(known):
         return NetworkDecision(unfit={
             i: HostCheck("EFA", REPLACE, f"NCCL finds {each.nccl.cards} of {facts.efa} interfaces")
             for i, each in few.items()

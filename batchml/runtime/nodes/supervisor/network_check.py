@@ -217,6 +217,10 @@ class NetworkCheck:
         """Whether a node could not measure, so that the others wait for it in vain."""
         return any(message.get("error") for message in self._answers.values())
 
+    def leave(self) -> None:
+        """Decide nothing any more: a node is gone, and its answer may come late."""
+        self._plan = None
+
     def answer(self, index: int, message: Message) -> Optional[network.NetworkDecision]:
         """Take the answer of a node. Return the decision once all have answered."""
         plan = self._plan
@@ -252,7 +256,7 @@ class NetworkCheck:
             answers=answers,
             failed_first=failed[0] if failed else -1,  # the answers are in the order they came in
             processes=plan.kind.processes,
-            efa=asked_interfaces(self._environ),
+            efa=0 if _has_own_network(self._environ) else asked_interfaces(self._environ),
             instance_type=plan.kind.instance_type,
             bound=plan.bound,
             measured=MeasuredRate(*main["rate"]) if main.get("rate") else None,
@@ -267,3 +271,8 @@ class NetworkCheck:
                 self._earlier = self._history.read()
         except StoreError as error:
             self._notice(f"the network is not compared with that of earlier runs: {error}")
+
+
+def _has_own_network(environ: Mapping[str, str]) -> bool:
+    """Whether the job or its image chose NCCL's network: a definition with EFA has no NCCL_NET."""
+    return bool(environ.get("NCCL_NET")) or environ.get("NCCL_NET_PLUGIN") == "none"
