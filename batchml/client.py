@@ -16,7 +16,14 @@ from batchml.context import Context, Notify, current_folder
 from batchml.cost.bill import RunCost
 from batchml.cost.service import list_spending
 from batchml.errors import UsageError
-from batchml.handles import MapHandle, RunHandle, submit_prepared
+from batchml.handles import (
+    MapHandle,
+    RunHandle,
+    RunPreview,
+    preview_prepared,
+    submit_prepared,
+)
+from batchml.jobs.find import KnownJob, list_jobs
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
 from batchml.runs.compare.service import RunComparison, compare_requests
@@ -90,6 +97,11 @@ class Client:
         return self._context.env
 
     @property
+    def folder(self) -> Path:
+        """The folder with the client's jobs and code."""
+        return self._context.folder
+
+    @property
     def env_option(self) -> str:
         """The option of a command line for this environment: ` --env dev`; "" for `local`."""
         return self._context.env_option
@@ -149,6 +161,17 @@ class Client:
     ) -> dict[str, Any]:
         """Return the AWS requests that `submit` would send for the same arguments."""
         return to_requests(self._prepare(job, arguments, options, dry_run=True))
+
+    def preview(self, job: Job = None, **options: Unpack[SubmitOptions]) -> RunPreview:
+        """Return what `submit` would do with the same arguments: notices, price, AWS requests."""
+        return preview_prepared(self._context, self._prepare(job, (), options, dry_run=True))
+
+    def jobs(self) -> list[KnownJob]:
+        """Return the jobs of the client's folder, and those that ship with batchml.
+
+        Each has the `name` that `submit` takes, its `folder`, and its `spec`, or `mistakes`.
+        """
+        return list_jobs(self._context.job_folders, self._context.folder)
 
     def _prepare(
         self,

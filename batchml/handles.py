@@ -1,16 +1,19 @@
 """The handles of the Python API: a run, and the runs of `Client.map`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
+
+from msgspec import Struct
 
 from batchml.context import Context, Notify
-from batchml.cost.bill import Bill
-from batchml.errors import LogDamaged
+from batchml.cost.bill import Bill, usual_duration
+from batchml.cost.render import quote_lines
+from batchml.cost.service import quote_of_job
+from batchml.errors import LogDamaged, UsageError
 from batchml.explain.ask import explain_run
 from batchml.model.explanation import Explanation
-from batchml.model.job import Scalar
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.runs.cancel import refuse_nodes
 from batchml.runs.find import RunMetrics, current_job_id, describe_runs, load_runs, read_metrics
@@ -34,8 +37,8 @@ from batchml.runs.metrics.usage import (
 )
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.outputs import copy_outputs
-from batchml.runs.prepare import PreparedRun
-from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.prepare import PreparedRun, to_requests
+from batchml.runs.rerun.resubmit import CHANGEABLE, prepare_again
 from batchml.runs.rerun.rules import display_id, numbering
 from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
@@ -257,24 +260,50 @@ class RunHandle:
         failed: bool = False,
         resume: bool = False,
         code: bool = False,
-        params: Mapping[str, Scalar] | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> "RunHandle | None":
-        """Submit the run again: the same code, image and command, with other `params` if given.
+        """Submit the run again: the same code, image and command, with the changes in `options`.
+
+        options: the flags of `batchml rerun`, such as `params={"lr": 0.1}` or `memory="8 GiB"`.
 
         With `failed`, submit only the children of an array that failed; return None if none failed.
         With `resume`, the new run continues from the checkpoint of this run, which has ended. With
         `code`, it gets the files that the folder of its code has now.
         Raises NotFound if the code of the run is gone, or if the run has no checkpoint; UsageError
-        if `code` is true and the folder of the code is not known or gone.
+        if `code` is true and the folder of the code is not known or gone, and for an option that
+        `batchml rerun` does not have.
         """
-        (found,) = load_runs(self._context, [self._current()])
-        request = to_request(options=SubmitOptions(params=params))
-        prepared = prepare_again(
-            self._context, found, failed=failed, resume=resume, code=code, request=request
-        )
+        prepared = self._prepare_again(failed, resume, code, options, dry_run=False)
         if prepared is None:
             return None
         return submit_prepared(self._context, prepared, self._tell)
+
+    def preview_rerun(
+        self,
+        *,
+        failed: bool = False,
+        resume: bool = False,
+        code: bool = False,
+        **options: Unpack[SubmitOptions],
+    ) -> "RunPreview | None":
+        """Return what `rerun` would do with the same arguments: notices, price, AWS requests."""
+        prepared = self._prepare_again(failed, resume, code, options, dry_run=True)
+        return None if prepared is None else preview_prepared(self._context, prepared)
+
+    def _prepare_again(
+        self, failed: bool, resume: bool, code: bool, options: SubmitOptions, *, dry_run: bool
+    ) -> PreparedRun | None:
+        for name in options:
+            if name not in CHANGEABLE:
+                raise UsageError(
+                    f"rerun: {name} cannot be changed. Options: {', '.join(CHANGEABLE)}. For "
+                    "another change submit the job."
+                )
+        (found,) = load_runs(self._context, [self._current()])
+        return prepare_again(
+            self._context, found, failed=failed, resume=resume, code=code,
+            request=to_request(options=options), dry_run=dry_run,
+        )  # fmt: skip
 
     # --- notebooks --------------------------------------------------------------------------
 
@@ -364,3 +393,31 @@ def submit_prepared(context: Context, prepared: PreparedRun, tell: Notify) -> Ru
     for notice in prepared.notices:
         tell(notice)
     return RunHandle(context, submit_run(context, prepared, tell), prepared.name, tell=tell)
+
+
+class RunPreview(Struct, frozen=True):
+    """What a submission would do: notices for the user, its price, and the requests to AWS.
+
+    `price` is in sentences: an hour, and as much time as the last runs of the job took.
+    """
+
+    notices: tuple[str, ...]
+    price: tuple[str, ...]
+    requests: dict[str, Any]
+
+
+def preview_prepared(context: Context, prepared: PreparedRun) -> RunPreview:
+    """Describe a run that was prepared with `dry_run`. AWS is not asked, not even for prices."""
+    return RunPreview(prepared.notices, tuple(_price(context, prepared)), to_requests(prepared))
+
+
+def _price(context: Context, prepared: PreparedRun) -> list[str]:
+    spec, children = prepared.spec, prepared.record.array_size
+    if not context.settings.is_local:
+        queue = context.bare(str(prepared.requests.submit["jobQueue"]))
+        if queue not in context.settings.environment.queues:
+            return [f"Its price is unknown: batchml.toml does not describe the queue {queue}."]
+        context = context.without_aws("A preview")
+    known = context.history.recent(context.env)
+    before = None if children else usual_duration(known, prepared.name)
+    return quote_lines(quote_of_job(context, spec, children=children), before)

@@ -8,7 +8,7 @@ returns `done(...)`; the sentence of each BatchmlError that it raises is shown i
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -23,16 +23,18 @@ Body = Mapping[str, Any]
 
 
 class ActionField(Struct, frozen=True, kw_only=True):
-    """A field of a confirmation. If its value is left as it is, it is neither sent nor shown.
+    """A field of a confirmation. A value that is `present` is neither sent nor shown.
 
     `name` is its key in the body, below the key `under` if that is given. On the command line it is
     `flag` and `prefix` with the value: `-p lr=0.1` has the flag "-p" and the prefix "lr=".
-    `choices` are the values of a list, by their labels. A field with `is_flag` is a checkbox.
+    `choices` are the values of a list, with their labels. A field with `is_flag` is a checkbox.
+    `is_more`: among the options that are folded at first.
     """
 
     name: str
     label: str
     value: str = ""
+    present: str | None = None  # None: `value`
     flag: str = ""
     prefix: str = ""
     under: str = ""
@@ -40,6 +42,7 @@ class ActionField(Struct, frozen=True, kw_only=True):
     choices: tuple[tuple[str, str], ...] = ()
     is_flag: bool = False
     is_number: bool = False
+    is_more: bool = False
 
 
 class PageAction(Struct, frozen=True, kw_only=True):
@@ -78,36 +81,54 @@ def action_button(action: PageAction, *, read_only: bool) -> Html:
     """
     opener = tag("button", action.label, type="button", class_="open-action", hidden=True,
                  aria_haspopup="dialog")  # fmt: skip
+    back = tag("button", action.back, type="button", class_="close-action")
+    form = action_form(action, back, read_only=read_only)
+    dialog = tag("dialog", form, aria_label=action.question, class_="action")
+    plain = tag("noscript", command_line(action.command, action.label))
+    return tag("div", opener, plain, dialog, class_="act")
+
+
+def action_form(action: PageAction, back: Html | None = None, *, read_only: bool) -> Html:
+    """The confirmation alone, for a page that consists of it."""
     parts: list[Child] = [
         tag("h2", action.question),
         *(tag("p", each) for each in action.notes),
         tag("div", data_later=action.cost) if action.cost else None,
-        tag("div", *map(_field, action.fields), class_="fields") if action.fields else None,
+        *_fields(action.fields),
         tag("div", data_preview=action.preview, role="status") if action.preview else None,
         command_line(action.command),
         tag("p", READ_ONLY, class_="problem") if read_only else None,
         tag("p", "", class_="problem", role="alert", hidden=True),
         tag(
             "div",
-            tag("button", action.back, type="button", class_="close-action"),
+            back,
             tag("button", action.confirm or action.label, type="submit", disabled=read_only,
                 class_="danger" if action.is_destructive else "main"),
             class_="bar end",
         ),
     ]  # fmt: skip
-    form = tag(
+    return tag(
         "form", *parts, method="dialog", data_act=action.path, data_command=action.command,
         data_body=json.dumps(dict(action.body)), novalidate=True, autocomplete="off",
     )  # fmt: skip
-    dialog = tag("dialog", form, aria_label=action.question, class_="action")
-    plain = tag("noscript", command_line(action.command, action.label))
-    return tag("div", opener, plain, dialog, class_="act")
+
+
+def _fields(fields: Iterable[ActionField]) -> Iterator[Html]:
+    first = [each for each in fields if not each.is_more]
+    more = [each for each in fields if each.is_more]
+    if first:
+        yield tag("div", *map(_field, first), class_="fields")
+    if more:
+        is_open = any(each.present not in (None, each.value) for each in more)
+        yield tag("details", tag("summary", "More options"),
+                  tag("div", *map(_field, more), class_="fields"), open=is_open)  # fmt: skip
 
 
 def _field(field: ActionField) -> Html:
+    before = field.value if field.present is None else field.present
     about = {
         "name": field.name, "data_under": field.under or None, "data_flag": field.flag,
-        "data_prefix": field.prefix or None, "data_value": visible(field.value),
+        "data_prefix": field.prefix or None, "data_value": visible(before),
     }  # fmt: skip
     if field.is_flag:
         box = tag("input", type="checkbox", checked=field.value == "true", **about)

@@ -9,7 +9,10 @@ from batchml.errors import NotFound
 
 _FOLDER = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-PAGES = (("Runs", "/"),)
+PAGES = (
+    ("Runs", "/"),
+    ("Submit", "/submit"),
+)
 SCRIPTS = ("theme.js", "app.js")
 STYLES = ("page.css",)
 

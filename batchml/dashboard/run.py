@@ -4,10 +4,12 @@ from typing import Any
 
 from batchml.cli.render import duration, timestamp, without_colours
 from batchml.client import Client
+from batchml.dashboard.act import action_button
 from batchml.dashboard.curves import SCRIPTS as CURVES
 from batchml.dashboard.curves import STYLES, RunSeries, curves_section
 from batchml.dashboard.html import Html, join, tag, visible
 from batchml.dashboard.layout import command_line, facts, page
+from batchml.dashboard.run_actions import explained_rerun
 from batchml.dashboard.runs import chips, note, state_mark
 from batchml.errors import BatchmlError
 from batchml.handles import RunHandle
@@ -89,7 +91,7 @@ def _time(ms: int | None) -> Html | None:
     return tag("time", timestamp(ms)[:19].replace("T", " ") + " UTC", datetime=timestamp(ms))
 
 
-def explanation_panel(handle: RunHandle) -> Html:
+def explanation_panel(handle: RunHandle, env_option: str, *, read_only: bool) -> Html:
     found = handle.explain()
     parts = [tag("p", tag("strong", found.verdict))]
     if found.evidence:
@@ -98,6 +100,9 @@ def explanation_panel(handle: RunHandle) -> Html:
         parts.append(tag("p", found.fix))
     if found.command:
         parts.append(command_line(found.command, "Next"))
+        again = explained_rerun(handle.seen, found.command, env_option) if handle.seen else None
+        if again is not None:
+            parts.append(action_button(again, read_only=read_only))
     return join(parts)
 
 

@@ -1,14 +1,30 @@
 """Cancel a run, or submit it again: the buttons of its page, and what they do."""
 
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from batchml.client import Client
-from batchml.dashboard.act import PageAction, action_buttons, done, read_text, shell
+from batchml.dashboard.act import (
+    ActionField,
+    PageAction,
+    action_buttons,
+    done,
+    paragraphs,
+    preview_body,
+    read_flag,
+    read_text,
+    shell,
+)
 from batchml.dashboard.app import PageQuery
 from batchml.dashboard.html import Html
+from batchml.dashboard.submit import option_fields, param_fields, preview_html, read_options
 from batchml.handles import RunHandle
 from batchml.model.names import short_id
+from batchml.runs.options import SubmitOptions
 from batchml.runs.search import FoundRun
+
+_CHANGED = ("memory", "vcpus", "gpus", "timeout", "queue", "attempts", "max_cost", "name")
 
 
 def actions_panel(found: FoundRun, env_option: str, *, read_only: bool) -> Html:
@@ -17,7 +33,16 @@ def actions_panel(found: FoundRun, env_option: str, *, read_only: bool) -> Html:
     actions = []
     if run is not None and not run.status.is_terminal and run.node_index is None:
         actions.append(cancel_action(found, env_option))
+    if can_run_again(found):
+        actions.append(rerun_action(found, env_option))
     return action_buttons(actions, read_only=read_only)
+
+
+def can_run_again(found: FoundRun) -> bool:
+    """Whether `batchml rerun` is for this run: not for a node, a worker or a trial."""
+    is_known = found.run is not None or found.record is not None
+    is_node = found.run is not None and found.run.node_index is not None
+    return is_known and not (is_node or found.is_worker or found.sweep)
 
 
 def cancel_action(found: FoundRun, env_option: str) -> PageAction:
@@ -30,6 +55,97 @@ def cancel_action(found: FoundRun, env_option: str) -> PageAction:
         confirm="Cancel the run", back="Leave it", is_destructive=True, notes=tuple(notes),
         cost=f"/run/{found.job_id}/cost",
     )  # fmt: skip
+
+
+def rerun_action(
+    found: FoundRun, env_option: str, preset: Mapping[str, str] | None = None
+) -> PageAction:
+    """The form of a rerun. `preset`: values for options and checkboxes, other than the run's."""
+    run, given = found.run, preset or {}
+    word = short_id(found.shown_id)
+    flags = []
+    if run is not None and run.children.get("FAILED"):
+        flags.append(("failed", "Only the children that failed"))
+    if run is not None and run.status.is_terminal and (run.attempts or run.children):
+        flags.append(("resume", "Go on from its checkpoint"))
+    if found.code:
+        flags.append(("code", "With the code as it is now"))
+    changes = shlex.join(each for name in given for each in (f"--{name.replace('_', '-')}",
+                         *([given[name]] if given[name] != "true" else ())))  # fmt: skip
+    return PageAction(
+        label=f"Run it again with {changes}" if changes else "Run again",
+        question=f"Run {_who(found)} again?", path="/act/rerun", body={"run": found.job_id},
+        command=shell("batchml", "rerun", word) + env_option, confirm="Submit",
+        preview="/preview/rerun",
+        fields=(
+            *param_fields(found.params),
+            *(ActionField(name=name, label=label, flag=f"--{name}", is_flag=True,
+                          value=given.get(name, ""), present="") for name, label in flags),
+            *option_fields(_CHANGED, _present(found), given),
+        ),
+    )  # fmt: skip
+
+
+def _present(found: FoundRun) -> dict[str, str]:
+    """The values of options that the run had, as far as they are known."""
+    run, record = found.run, found.record
+    asked, spec = run or record, record.spec if record else {}
+    values: dict[str, object] = {"name": found.name}
+    if asked is not None:
+        values |= {"vcpus": asked.vcpus or "", "gpus": asked.gpus}
+        values["memory"] = f"{asked.memory_mib} MiB" if asked.memory_mib else ""
+    values["timeout"] = spec.get("timeout") or ""
+    values["attempts"] = (spec.get("retry") or {}).get("attempts", 1) if spec else ""
+    values["max_cost"] = (record.max_cost if record else None) or ""
+    return {name: str(value) for name, value in values.items()}
+
+
+def explained_rerun(found: FoundRun, command: str, env_option: str) -> PageAction | None:
+    """The rerun that `explain` recommends, as a form that is filled in; None for other commands.
+
+    `command`: such as `batchml rerun 1a2b3c4d --memory "4 GiB"`.
+    """
+    words = shlex.split(command.removesuffix(env_option))
+    if words[:2] != ["batchml", "rerun"] or not words[2:] or not can_run_again(found):
+        return None
+    if not found.job_id.startswith(words[2]):
+        return None
+    preset: dict[str, str] = {}
+    rest = words[3:]
+    while rest:
+        name = rest.pop(0).removeprefix("--").replace("-", "_")
+        if name in ("failed", "resume", "code"):
+            preset[name] = "true"
+        elif name in _CHANGED and rest:
+            preset[name] = rest.pop(0)
+        else:
+            return None
+    return rerun_action(found, env_option, preset)
+
+
+def rerun(client: Client, query: PageQuery) -> dict[str, Any]:
+    """The route /act/rerun: `run`, `params`, `options`, `failed`, `resume`, `code`."""
+    handle, flags, options = _read_rerun(client, query.body)
+    again = handle.rerun(**flags, **options)
+    if again is None:
+        return done("None of its children has failed: nothing was submitted.")
+    return done(f"Submitted {again.name}.", f"/run/{again.job_id}")
+
+
+def preview_rerun(client: Client, query: PageQuery) -> Html:
+    """The route /preview/rerun, with the body of /act/rerun."""
+    handle, flags, options = _read_rerun(client, preview_body(query).body)
+    found = handle.preview_rerun(**flags, **options)
+    if found is None:
+        return paragraphs(["None of its children has failed: nothing would be submitted."])
+    return preview_html(found)
+
+
+def _read_rerun(
+    client: Client, body: Mapping[str, Any]
+) -> tuple[RunHandle, dict[str, bool], SubmitOptions]:
+    flags = {name: read_flag(body, name) for name in ("failed", "resume", "code")}
+    return client.run(read_text(body, "run")), flags, read_options(body, _CHANGED)
 
 
 def cancel(client: Client, query: PageQuery) -> dict[str, Any]:

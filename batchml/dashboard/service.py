@@ -8,7 +8,7 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.clock import Clock
-from batchml.dashboard import run, run_actions, runs
+from batchml.dashboard import run, run_actions, runs, submit
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.curves import curves_document
@@ -38,7 +38,7 @@ class Pages:
             route("/api/runs", self.runs_document),
             route("/run/*", self.run),
             route("/run/*/state", lambda q: run.state_panel(self._run(q).describe(), self._now)),
-            route("/run/*/explanation", lambda q: run.explanation_panel(self._run(q))),
+            route("/run/*/explanation", self.explanation),
             route("/run/*/metrics", lambda q: run.metrics_panel(self._run(q))),
             route("/run/*/usage", lambda q: run.usage_panel(self._run(q))),
             route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
@@ -47,6 +47,12 @@ class Pages:
             route("/run/*/log", self.log),
             route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
             route("/act/cancel", lambda q: run_actions.cancel(self._client, q)),
+            route("/act/rerun", lambda q: run_actions.rerun(self._client, q)),
+            route("/preview/rerun", lambda q: run_actions.preview_rerun(self._client, q)),
+            route("/submit", self.jobs),
+            route("/submit/*", self.job),
+            route("/act/submit", lambda q: submit.submit(self._client, q)),
+            route("/preview/submit", lambda q: submit.preview_submit(self._client, q)),
         ]
 
     def runs(self, query: PageQuery) -> Html:
@@ -72,6 +78,18 @@ class Pages:
     def run_actions(self, query: PageQuery) -> Html:
         return run_actions.actions_panel(self._run(query).seen, self._client.env_option,
                                          read_only=self._read_only)  # fmt: skip
+
+    def explanation(self, query: PageQuery) -> Html:
+        return run.explanation_panel(self._run(query), self._client.env_option,
+                                     read_only=self._read_only)  # fmt: skip
+
+    def jobs(self, query: PageQuery) -> Html:
+        return submit.jobs_page(self._client.jobs(), self._client.folder, self._client.env)
+
+    def job(self, query: PageQuery) -> Html:
+        found = submit.find_known_job(self._client, query.parts[0])
+        return submit.job_page(found, self._client.env, self._client.env_option,
+                               read_only=self._read_only)  # fmt: skip
 
     def log(self, query: PageQuery) -> dict[str, Any]:
         return run.log_document(self._run(query), query.number("after", 0, 10**9))

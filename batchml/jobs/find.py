@@ -60,6 +60,37 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
     raise InputNotFound("Job", name, known, hint)
 
 
+class KnownJob(Struct, frozen=True):
+    """A job that can be submitted by its name. `mistakes` are those of its file, without a spec."""
+
+    name: str  # the word for `submit`: the folder's name, or "." for the current folder
+    folder: Path
+    spec: JobSpec | None
+    mistakes: tuple[str, ...] = ()
+
+
+def list_jobs(folders: Sequence[Path], here: Path) -> list[KnownJob]:
+    """The jobs that `find_job` finds by their names: first those of `here`, then of `folders`.
+
+    A name that stands in several folders means the first of them.
+    """
+    found: dict[str, KnownJob] = {}
+    files = [here / "job.toml", *sorted(here.glob("*/job.toml"))]
+    files += [file for folder in folders for file in sorted(folder.glob("*/job.toml"))]
+    for file in files:
+        folder = file.parent
+        name = "." if folder == here else folder.name
+        if name in found or not file.is_file():
+            continue
+        try:
+            found[name] = KnownJob(name, folder, load_job(folder))
+        except ConfigError as error:
+            found[name] = KnownJob(name, folder, None, tuple(error.mistakes))
+        except OSError as error:
+            found[name] = KnownJob(name, folder, None, (f"{error.strerror}.",))
+    return list(found.values())
+
+
 def _job_name(folder: Path) -> str:
     """The name of a folder's job; "" for a job.toml with mistakes."""
     with suppress(ConfigError):

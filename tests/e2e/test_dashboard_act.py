@@ -72,3 +72,100 @@ def test_read_only_shows_the_command_line_and_refuses(cli: Cli, chromium: Browse
         assert "--read-only" in refusal
     assert cli("show", job, "--json").json["status"] != "FAILED"
     assert cli("cancel", job).code == 0
+
+
+JOB = """\
+image = "python"
+command = ["sh", "-c", "echo lr is {lr}; test {lr} = 0.5"]
+[params]
+lr = 0.1
+note = "plain"
+"""
+
+
+def fill(page: Page, name: str, value: str, within: str = "main") -> None:
+    """Replace the text of a field, as typing does."""
+    page.evaluate(
+        f"(() => {{ const field = [...document.querySelectorAll('{within} [name={name}]')]"
+        f".find(each => each.checkVisibility()); field.value = {value!r};"
+        " field.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+@pytest.mark.journey
+def test_a_job_is_submitted_by_its_form_fails_and_runs_again_corrected(
+    cli: Cli, chromium: Browser
+) -> None:
+    folder = cli.folder / "jobs" / "half"
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text(JOB)
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.click("nav a[href='/submit']")
+        wait_for(page, "document.querySelector('a[href=\"/submit/half\"]')")
+        page.click("a[href='/submit/half']")
+        command = "document.querySelector('form .command code').textContent"
+        wait_for(page, f"{command} === 'batchml submit half'")
+        wait_for(page, "document.querySelector('[data-preview]').innerText.includes('an hour')")
+        fill(page, "lr", "abc")
+        wait_for(page, "document.querySelector('[data-preview]').innerText.includes('a number')")
+        fill(page, "lr", "0.2")
+        fill(page, "note", "it's")
+        assert page.evaluate(command) == """batchml submit half -p lr=0.2 -p 'note=it'"'"'s'"""
+        wait_for(page, "document.querySelector('[data-preview]').innerText.includes('an hour')")
+        press(page, "Submit")
+        wait_for(page, "location.pathname.startsWith('/run/')")
+        wait_for(page, "document.querySelector('#log').textContent.includes('lr is 0.2')")
+        press(page, "Run again")
+        wait_for(page, f"{OPEN}.innerText.includes('an hour')")
+        fill(page, "lr", "0.5", "dialog[open]")
+        before = page.evaluate("location.pathname")
+        assert "-p lr=0.5" in page.evaluate(f"{OPEN}.querySelector('.command code').textContent")
+        press(page, "Submit", "dialog[open]")
+        wait_for(page, f"location.pathname !== '{before}'")
+        wait_for(page, "document.querySelector('main').innerText.includes('succeeded')")
+        assert page.evaluate("violations") == []
+    newest = cli("ls", "--json").json
+    assert [each["params"]["note"] for each in newest] == ["it's"] * 2
+    assert [each["params"]["lr"] for each in newest] == [0.5, 0.2]
+
+
+def test_the_repair_that_explain_recommends_is_a_button(cli: Cli, chromium: Browser) -> None:
+    assert cli("submit", "--wait", "--name", "big", "--", "sh", "-c", "kill -9 $$").code == 137
+    job = cli("ls", "--json").json[0]["jobId"]
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        open_run(page, job)
+        button = (
+            "[...document.querySelectorAll('.open-action')].find(each => "
+            "each.textContent.startsWith('Run it again with --memory'))"
+        )
+        wait_for(page, button)
+        page.evaluate(f"{button}.click()")
+        wait_for(page, f"{OPEN}.querySelector('.command code').textContent.includes('--memory')")
+        page.evaluate(f"{OPEN}.querySelector('[type=submit]').click()")
+        wait_for(
+            page, f"location.pathname.startsWith('/run/') && !location.pathname.endsWith('{job}')"
+        )
+    first, again = (cli("show", each["jobId"], "--json").json["resources"]["memory"]
+                    for each in reversed(cli("ls", "--json").json))  # fmt: skip
+    assert again > first
+
+
+def test_no_path_of_a_request_reaches_the_file_system(cli: Cli, chromium: Browser) -> None:
+    folder = cli.folder / "hidden" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text(JOB)
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        for name in (str(folder), "hidden/deep", "../" + cli.folder.name + "/hidden/deep", ""):
+            said = page.evaluate(
+                f"batchml.act('/act/submit', {{job: {name!r}}}).catch(error => error.message)"
+            )
+            assert "does not exist" in said or "missing" in said, said
+        said = page.evaluate(
+            "batchml.act('/act/submit', {job: 'lenet', options: {image: '/tmp'}})"
+            ".catch(error => error.message)"
+        )
+        assert "image: cannot be set here" in said
+    assert cli("ls", "--json").json == []

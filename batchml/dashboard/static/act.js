@@ -6,7 +6,10 @@
 
   const prepare = (under) => { for (const button of all(".open-action[hidden]", under)) button.hidden = false; };
   prepare(document);
-  document.addEventListener("DOMContentLoaded", () => prepare(document));
+  document.addEventListener("DOMContentLoaded", () => {
+    prepare(document);
+    for (const form of all("form[data-act]").filter((each) => !each.closest("dialog"))) begin(form);
+  });
   document.addEventListener("refreshed", (event) => prepare(event.target));
 
   // --- what is chosen ----------------------------------------------------------------------------
@@ -65,6 +68,15 @@
     timers.set(form, setTimeout(() => look(form), 250));
   });
 
+  const begin = (form) => {
+    form.reset();
+    form.dataset.key = crypto.randomUUID();
+    problem(form, "");
+    show(form);
+    for (const place of all("[data-later]", form)) { place.dataset.panel = place.dataset.later; refresh(place); }
+    look(form);
+  };
+
   // --- opening, closing, acting ------------------------------------------------------------------
   const problem = (form, text) => {
     const place = one("[role=alert]", form);
@@ -83,15 +95,10 @@
     const opener = event.target.closest?.(".open-action");
     if (opener) {
       const dialog = one("dialog", opener.parentElement), form = one("form", dialog);
-      form.reset();
-      form.dataset.key = crypto.randomUUID();
-      problem(form, "");
-      show(form);
+      begin(form);
       dialog.showModal();
       // Not on the button that acts: Enter alone must not do it.
       (one("[name]", form) || one(".close-action", form)).focus();
-      for (const place of all("[data-later]", form)) { place.dataset.panel = place.dataset.later; refresh(place); }
-      look(form);
     } else if (event.target.closest?.(".close-action")) event.target.closest("dialog").close();
   });
   document.addEventListener("close", (event) => {
@@ -109,7 +116,8 @@
     problem(form, "");
     try {
       const answer = await act(form.dataset.act, sent(form), form.dataset.key);
-      form.closest("dialog").close();
+      form.dataset.key = crypto.randomUUID();
+      form.closest("dialog")?.close();
       if (answer.go) location.assign(answer.go);
       else say(answer.text);
       document.dispatchEvent(new CustomEvent("acted", {detail: answer}));

@@ -11,17 +11,12 @@ from batchml.runs.commands.options import takes_options
 from batchml.runs.commands.submit import send
 from batchml.runs.find import load_runs, select
 from batchml.runs.options import SubmitOptions, to_request
-from batchml.runs.rerun.resubmit import prepare_again
-
-_CHANGED = (
-    "params", "name", "queue", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
-    "retry_on", "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
-)  # fmt: skip
+from batchml.runs.rerun.resubmit import CHANGEABLE, prepare_again
 
 
 @app.command(epilog="Example: batchml rerun @last -p lr=0.01 --wait")
 @takes_options(
-    _CHANGED, texts={"include_secrets": "With --code: also send files that look like secrets."}
+    CHANGEABLE, texts={"include_secrets": "With --code: also send files that look like secrets."}
 )
 def rerun(
     *,
