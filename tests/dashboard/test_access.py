@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from batchml.dashboard.access import RequestHead, check, check_token, make_secrets
+from batchml.dashboard.access import AccessSecrets, RequestHead, check, check_token, make_secrets
 
-KNOWN = make_secrets(8123)
+# Fixed values, because pytest's workers must collect tests of the same names.
+KNOWN = AccessSecrets(8123, "batchml-0a1b2c3d4e5f.localhost", "t" * 43, "c" * 43, "a" * 43)
 COOKIE = ("cookie", f"{KNOWN.cookie_name}={KNOWN.cookie}")
 HOST = ("host", "127.0.0.1:8123")
 SAME = ("origin", "http://127.0.0.1:8123")
@@ -105,9 +106,9 @@ def test_read_only_refuses_every_action() -> None:
 
 
 def test_secrets_are_long_and_differ() -> None:
-    other = make_secrets(8123)
-    values = {KNOWN.token, KNOWN.cookie, KNOWN.act, other.token, other.cookie, other.act}
+    one, other = make_secrets(8123), make_secrets(8123)
+    values = {one.token, one.cookie, one.act, other.token, other.cookie, other.act}
     assert len(values) == 6 and min(map(len, values)) >= 43
-    assert KNOWN.name != other.name
+    assert one.name != other.name
     assert check_token(KNOWN.token, KNOWN) and not check_token("", KNOWN)
     assert not check_token("\ud800", KNOWN)
