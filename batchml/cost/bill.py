@@ -348,6 +348,7 @@ def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
 
 # The end of the names of the jobs of a sweep: sweeps/jobs.py, sweeps/run.py.
 _BATCH = re.compile(r"-(w\d+|controller)$")
+OWNER_TAG = "owner"  # a tag that users give their runs
 USUAL = 10  # last runs of a job from which its usual duration is taken
 
 
@@ -365,6 +366,7 @@ class RunCost(Struct, frozen=True):
     unknown: tuple[str, ...] = ()  # hosts without a price, with the reasons
     project: str = ""  # its identity
     sweep: str = ""  # the name of its sweep
+    owner: str = ""  # its tag `owner`, else its share of a queue with fair share
 
     @property
     def job(self) -> str:
@@ -414,6 +416,7 @@ def cost_of_bill(run: Run, bill: Bill) -> RunCost:
         unknown=tuple(f"{why} ({what})" for what, why in bill.unknown.items()),
         project=run.project,
         sweep=_sweep_name(run.name, run.tags),
+        owner=run.tags.get(OWNER_TAG, "") or run.share,
     )
 
 
@@ -428,6 +431,7 @@ def cost_of_record(record: Record, cost: float) -> RunCost:
     return RunCost(
         record.job_id, record.name, record.queue, record.at, Usd(usd, usd), seconds=seconds,
         project=record.project, sweep=_sweep_name(record.name, record.tags),
+        owner=record.tags.get(OWNER_TAG, ""),
     )  # fmt: skip
 
 

@@ -70,6 +70,12 @@ def runs_to_read(before: Mapping[str, Run], after: Mapping[str, Run]) -> tuple[s
     return gone | moved, bool(set(after) - set(before))
 
 
+def is_different(before: ClusterSnapshot, after: ClusterSnapshot) -> bool:
+    """Whether something has happened in the cluster; the time goes on in any case."""
+    one, other = (replace(each, at=0, calls=0, machine_cpu=None) for each in (before, after))
+    return one != other
+
+
 class Hub:
     """Polls the client on a thread of its own, and hands changes to the tabs."""
 
@@ -106,6 +112,7 @@ class Hub:
     # --- polling ----------------------------------------------------------------------------
 
     def poll_until_stopped(self) -> None:
+        self.poll()
         while not self._stop.wait(self._pace):
             self.poll()
 
@@ -125,7 +132,10 @@ class Hub:
                 self.trouble = str(error)
                 self._send({"event": "trouble", "text": self.trouble})
             return
+        is_new = self.cluster is None or is_different(self.cluster, snapshot)
         self.cluster, self._live, self.polled_at = snapshot, live, self._now()
+        if is_new:
+            self._send({"event": "cluster", "text": ""})
         if self.trouble:
             self.trouble = ""
             self._send({"event": "trouble", "text": ""})

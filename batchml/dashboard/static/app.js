@@ -34,6 +34,22 @@ const batchml = (() => {
     return (page.querySelector("main p") || page).textContent.trim() || `HTTP ${answer.status}`;
   };
 
+  // Replace the content of an element; what is focused, open or scrolled in it stays so.
+  const replaceContent = (element, content) => {
+    const focused = element.contains(document.activeElement) ? document.activeElement : null;
+    const same = focused && (focused.id ? `#${CSS.escape(focused.id)}`
+      : ["href", "aria-label"].filter((name) => focused.hasAttribute(name))
+        .map((name) => `${focused.localName}[${name}="${CSS.escape(focused.getAttribute(name))}"]`)[0]);
+    const place = same ? all(same, element).indexOf(focused) : 0;
+    const open = all("details[id][open]", element).map((each) => each.id);
+    const scrolled = all("[aria-label]", element).filter((each) => each.scrollLeft || each.scrollTop)
+      .map((each) => [each.getAttribute("aria-label"), each.scrollLeft, each.scrollTop]);
+    element.replaceChildren(content);
+    for (const id of open) one(`#${CSS.escape(id)}`, element)?.setAttribute("open", "");
+    for (const [label, left, top] of scrolled) one(`[aria-label="${CSS.escape(label)}"]`, element)?.scrollTo(left, top);
+    if (same) (all(same, element)[place] || one(same, element))?.focus({preventScroll: true});
+  };
+
   // Replace the content of every element with data-panel by the HTML that its path gives.
   const refresh = async (element) => {
     if (one("dialog[open]", element)) { element.dataset.missed = ""; return; } // act.js refreshes it later
@@ -43,7 +59,7 @@ const batchml = (() => {
       const content = parse(await answer.text());
       if (element.contains(document.activeElement) && element.dataset.keep !== undefined) return;
       if (one("dialog[open]", element)) { element.dataset.missed = ""; return; }
-      element.replaceChildren(content);
+      replaceContent(element, content);
       element.removeAttribute("data-stale");
     } catch (error) {
       element.dataset.stale = "";
@@ -95,7 +111,7 @@ const batchml = (() => {
       emit(name, data);
       channel?.postMessage({name, data});
     };
-    for (const name of ["runs", "trouble", "reload", "end"]) source.addEventListener(name, share(name));
+    for (const name of ["runs", "cluster", "trouble", "reload", "end"]) source.addEventListener(name, share(name));
     source.addEventListener("open", () => { status(""); channel?.postMessage({name: "open"}); emit("open"); });
     source.addEventListener("error", () => {
       status("Connection lost, trying again"); channel?.postMessage({name: "lost"});
