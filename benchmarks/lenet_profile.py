@@ -22,7 +22,6 @@ from torch.nn import functional
 from torch.profiler import profile
 
 from batchml.runtime import mnist
-from batchml.runtime.device import TorchDevice
 
 WARM_UP = 20  # batches
 
@@ -72,9 +71,8 @@ def main() -> int:
     options = parser.parse_args()
     job = load_job()
     settings = argparse.Namespace(seed=0, lr=0.05, batch_size=options.batch_size)
-    device = TorchDevice(torch, torch.device("cpu"))
-    training = job.Training(settings, device)
-    images, labels = job.to_device(mnist.load().train, device.device)
+    training = job.Training(settings, torch.device("cpu"))
+    images, labels = job.to_device(mnist.load().train, training.device)
 
     start = time.perf_counter()
     order = torch.randperm(len(labels))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchml.runtime import mnist, report
-from batchml.runtime.device import TorchDevice, open_torch
+from batchml.runtime.device import open_torch
 from batchml.runtime.storage.files import write_atomically
 
 LINE_EVERY = 100  # batches between two log lines
@@ -71,9 +71,9 @@ def right_answers(scores: Tensor, labels: Tensor) -> Tensor:
     ).sum()  # a tensor, because a number would wait for the device
 
 
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor, device: TorchDevice) -> float:
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     batches = zip(torch.split(images, 1000), torch.split(labels, 1000), strict=True)
-    with torch.inference_mode(), device.autocast():
+    with torch.inference_mode():
         return sum(int(right_answers(model(scale(x)), y)) for x, y in batches) / len(labels)
 
 
@@ -93,11 +93,11 @@ class Progress:
 
 
 class Training:
-    def __init__(self, options: argparse.Namespace, device: TorchDevice) -> None:
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         torch.manual_seed(options.seed)
         self.options, self.device, self.progress = options, device, Progress()
         self.stopping = False
-        self.model = build_lenet().to(device.device)
+        self.model = build_lenet().to(device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=options.lr, momentum=0.9, weight_decay=1e-4, fused=True
         )
@@ -110,17 +110,16 @@ class Training:
         save({**parts, "progress": asdict(self.progress)}, path)
 
     def resume(self, path: Path) -> None:
-        state = torch.load(path, map_location=self.device.device, weights_only=True)
+        state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
         print(f"Resuming in epoch {self.progress.epoch} after {self.progress.seen} images")
 
     def step(self, images: Tensor, labels: Tensor) -> Tensor:
-        with self.device.autocast():
-            scores = self.model(scale(images))
+        scores = self.model(scale(images))
         self.optimizer.zero_grad()
-        functional.cross_entropy(scores.float(), labels).backward()
+        functional.cross_entropy(scores, labels).backward()
         self.optimizer.step()
         return right_answers(scores, labels)
 
@@ -137,8 +136,8 @@ class Training:
         """Train the rest of the epoch. Its order depends on the seed and the epoch alone."""
         now, size = self.progress, self.options.batch_size
         rng = torch.Generator().manual_seed((self.options.seed << 20) + now.epoch)
-        rest = torch.randperm(len(labels), generator=rng)[now.seen :].to(labels.device)
-        seen, right = now.seen, torch.tensor(now.right, device=labels.device)
+        rest = torch.randperm(len(labels), generator=rng)[now.seen :].to(self.device)
+        seen, right = now.seen, torch.tensor(now.right, device=self.device)
         since = time.perf_counter()
         batches = zip(torch.split(images[rest], size), torch.split(labels[rest], size), strict=True)
         for x, y in batches:
@@ -161,15 +160,13 @@ class Training:
 def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
     # bf16 would not pay: the network is so small that a GPU mostly waits for its next kernel, and
     # casts are further kernels.
-    device = open_torch(torch, bf16=False)
-    train, validation = (
-        to_device(split, device.device) for split in (digits.train, digits.validation)
-    )
+    device = open_torch(torch, bf16=False).device
+    train, validation = to_device(digits.train, device), to_device(digits.validation, device)
     training = Training(options, device)
     signal.signal(signal.SIGTERM, training.stop)
 
     def validate(epoch: int) -> None:
-        right = accuracy(training.model, *validation, device)
+        right = accuracy(training.model, *validation)
         print(f"Epoch[{epoch}] Validation-accuracy={right:.6f}")
 
     folder = os.environ.get("BATCHML_CHECKPOINT_DIR")
