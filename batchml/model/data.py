@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from batchml.runtime.protocol.variables import DATA_CACHE, data_variable
+from batchml.runtime.protocol.variables import DATA_CACHE, STAGED, data_variable
 
 S3 = "s3://"
 MAX_DATA = 20  # data sets of one job: AWS Batch limits the variables of a run
@@ -11,7 +11,11 @@ MAX_ADDRESS = 1100  # characters; a key of S3 has up to 1,024
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # Amazon S3 User Guide, naming rules
 _FOLDERS = ("{workspace}", "{data}")
-_TAKEN = {"BATCHML_DATA_DIR": "the folder of data sets", DATA_CACHE: "the folder of the cache"}
+_TAKEN = {
+    "BATCHML_DATA_DIR": "the folder of data sets",
+    DATA_CACHE: "the folder of the cache",
+    STAGED: "the time that copying took",
+}
 _PARTITIONS = (("cn-", "aws-cn"), ("us-gov-", "aws-us-gov"))  # AWS General Reference, ARNs
 _EXAMPLE = 'Write "s3://BUCKET/PREFIX", "{workspace}/FOLDER" or the absolute path of a folder.'
 

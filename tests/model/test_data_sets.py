@@ -53,6 +53,8 @@ def test_all_mistakes_come_at_once() -> None:
     ):
         assert part in found
     assert mistakes({"train": 5})[0].startswith("data.train: ")
+    (seconds,) = mistakes({"train": "/a", "seconds": "/b"})
+    assert seconds == "data.seconds: BATCHML_DATA_SECONDS is the time that copying took. Rename it."
 
 
 def test_an_option_replaces_one_address() -> None:
