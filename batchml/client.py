@@ -26,7 +26,12 @@ from batchml.handles import (
 from batchml.jobs.find import KnownJob, list_jobs
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
-from batchml.runs.compare.service import RunComparison, compare_requests
+from batchml.runs.compare.service import (
+    ComparedRuns,
+    RunComparison,
+    compare_requests,
+    compare_results,
+)
 from batchml.runs.find import check_queues, describe_runs, find, load_runs, select
 from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.metrics.conditions import read_condition
@@ -318,9 +323,7 @@ class Client:
 
         Raises NotFound.
         """
-        references = list(runs)
-        found = iter(select(self._context, [each for each in references if isinstance(each, str)]))
-        job_ids = [next(found) if isinstance(each, str) else each.job_id for each in references]
+        job_ids = self._ids(runs)
         known = describe_runs(self._context, job_ids)
         return [known[job_id] for job_id in job_ids]
 
@@ -337,11 +340,21 @@ class Client:
 
         Raises NotFound, and UsageError for a prefix of several job ids.
         """
-        one, other = (
-            select(self._context, [each])[0] if isinstance(each, str) else each.job_id
-            for each in (left, right)
-        )
-        return compare_requests(self._context, one, other)
+        return compare_requests(self._context, *self._ids([left, right]))
+
+    def _ids(self, runs: Iterable[RunReference]) -> list[str]:
+        """The job ids of runs, in the given order."""
+        references = list(runs)
+        found = iter(select(self._context, [each for each in references if isinstance(each, str)]))
+        return [next(found) if isinstance(each, str) else each.job_id for each in references]
+
+    def compare(self, runs: Iterable[RunReference]) -> ComparedRuns:
+        """Measure runs side by side: `groups` with metrics, speed, use and cost, `conclusions`.
+
+        Runs that differ only in a seed are one group, and so are the children of an array. Reads
+        the logs of all runs, 200 at most. Raises NotFound, and UsageError for too many runs.
+        """
+        return compare_results(self._context, self._ids(runs))
 
     # --- the environment as a whole -----------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -12,18 +13,39 @@ from batchml.runs.metrics.series import Series, child_of
 
 MOST_POINTS = 20_000  # in one chart; more are thinned out
 MOST_LINES = 64  # in one chart: of children of an array, or of runs
+COLOURS = 8  # of page.css: --c1 to --c8
 STYLES = ("page.css", "uPlot.min.css")
 SCRIPTS = ("uPlot.iife.min.js", "curves.js")
 
 
 class RunSeries(Struct, frozen=True):
-    """The metrics of a run, its label in the charts, and when it began: ms since the epoch."""
+    """The metrics of a run, its label in the charts, and when it began: ms since the epoch.
+
+    `colour` is one of `colours_of`; None for a grey line among many.
+    """
 
     job_id: str
     label: str
     series: Mapping[str, Series]
     started: int | None = None
+    colour: int | None = 0
     directions: Mapping[str, str] = {}  # metric -> "max" or "min"
+
+
+def colours_of(job_ids: Sequence[str]) -> dict[str, int | None]:
+    """A colour, 0 to 7, for each of at most 8 runs; None for each of more.
+
+    It is made of the run's id: it stays the same in another order, and mostly beside other runs.
+    """
+    if len(job_ids) > COLOURS:
+        return dict.fromkeys(job_ids)
+    found: dict[str, int | None] = {}
+    for job_id in job_ids:
+        place = crc32(job_id.encode()) % COLOURS
+        while place in found.values():
+            place = (place + 1) % COLOURS
+        found[job_id] = place
+    return found
 
 
 def curves_section(source: str, *, is_over: bool = False) -> Html:
@@ -48,7 +70,10 @@ def curves_document(runs: Sequence[RunSeries]) -> dict[str, Any]:
                 name, child = child_of(whole)
                 charts.setdefault(name, []).append((each, child, series))
     return {
-        "runs": [{"id": each.job_id, "label": visible(each.label)} for each in runs],
+        "runs": [
+            {"id": each.job_id, "label": visible(each.label), "colour": each.colour}
+            for each in runs
+        ],
         "charts": [_chart(name, lines) for name, lines in charts.items()],
     }
 

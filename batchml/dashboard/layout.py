@@ -11,6 +11,7 @@ _FOLDER = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 PAGES = (
     ("Runs", "/"),
+    ("Compare", "/compare"),
     ("Cluster", "/cluster"),
     ("Cost", "/cost"),
     ("Submit", "/submit"),

@@ -189,12 +189,12 @@ def log_document(handle: RunHandle, after: int) -> dict[str, Any]:
     return {"total": total, "lines": lines[after:][-MOST_LINES:], "notice": notice}
 
 
-def run_series(handle: RunHandle, label: str = "") -> RunSeries:
+def run_series(handle: RunHandle, label: str = "", colour: int | None = 0) -> RunSeries:
     """Every value of each metric of a run, for its curves."""
     seen = handle.seen
     started = first_start(seen.run) if seen and seen.run else None
     directions = seen.record.directions if seen and seen.record else {}
-    return RunSeries(handle.job_id, label, handle.series(), started, directions)
+    return RunSeries(handle.job_id, label, handle.series(), started, colour, directions)
 
 
 def open_run(client: Client, word: str) -> RunHandle:

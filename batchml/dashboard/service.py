@@ -11,6 +11,7 @@ from batchml.clock import Clock
 from batchml.dashboard import cluster, cost, run, run_actions, runs, submit
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
+from batchml.dashboard.compare import ComparePages
 from batchml.dashboard.curves import curves_document
 from batchml.dashboard.html import Html, tag
 from batchml.dashboard.hub import Change, Hub
@@ -30,6 +31,7 @@ class Pages:
         self._costs = cost.CostBook(
             lambda since: client.costs(since=since, all_projects=True), clock.now
         )
+        self._compare = ComparePages(client, hub, clock)
 
     @property
     def _now(self) -> int:
@@ -43,6 +45,7 @@ class Pages:
             route("/cluster/panel", self.cluster_panel),
             route("/cost", self.cost),
             route("/cost/panel", self.cost_panel),
+            *self._compare.routes(),
             route("/run/*", self.run),
             route("/run/*/state", lambda q: run.state_panel(self._run(q).describe(), self._now)),
             route("/run/*/explanation", self.explanation),

@@ -61,10 +61,7 @@ def test_the_curves_of_a_run_by_mouse_and_by_keyboard(cli: Cli, chromium: Browse
         # By keyboard: the last value, the one before it, spoken; then the whole as a table.
         page.evaluate("document.querySelector('.curve .frame').focus()")
         for key in ("End", "ArrowLeft"):
-            page.evaluate(
-                "document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
-                f" {{key: '{key}', bubbles: true}}))"
-            )
+            page.key(key)
         wait_for(page, "document.querySelector('.curve [role=status]').textContent"
                        ".startsWith('Step 198: ')")  # fmt: skip
         page.click(".curve .buttons button:last-child")
@@ -76,3 +73,72 @@ def test_the_curves_of_a_run_by_mouse_and_by_keyboard(cli: Cli, chromium: Browse
         wait_for(page, f"{words}.includes('of 0 or less')")
         assert page.evaluate("location.search") == "?smooth=0.5&log=1"
         assert page.evaluate("violations") == [] and page.complaints == []
+
+
+@pytest.mark.journey
+def test_a_person_compares_two_runs_of_the_list(cli: Cli, chromium: Browser) -> None:
+    first, second = train(cli, "0.1", "0.2")
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        for job_id in (first, second):
+            page.click(f"#runs tr[data-id='{job_id}'] td:nth-child(3)")
+        wait_for(page, "document.querySelector('#actions a')?.textContent === 'Compare 2 runs'")
+        page.click("#actions a")
+        wait_for(page, f"location.pathname === '/compare' && {CHARTS} === 2")
+        row = "document.querySelector('#differences tr[data-name=lr]').innerText"
+        assert page.evaluate(row).split() == ["lr", "0.1", "0.2"]
+        wait_for(page, "document.querySelector('#results').innerText.includes('loss')")
+        wait_for(page, "document.body.innerText.includes('The code is the same.')")
+        # A run is left out of the curves by its name.
+        page.click(".legend input")
+        wait_for(page, "document.querySelector('.curve .small').textContent.includes('last ')")
+        assert page.evaluate("violations") == [] and page.complaints == []
+
+
+def test_plots_of_many_runs_by_mouse_and_by_keyboard(cli: Cli, chromium: Browser) -> None:
+    ids = train(cli, "0.1", "0.2", "0.4")
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.go(f"{dashboard.base}/compare?runs={','.join(ids)}")
+        count = "document.querySelector('#parallel [role=status]').textContent"
+        wait_for(page, f"location.pathname === '/compare' && {CHARTS} === 2")
+        # The values have the metrics once the logs have been read.
+        wait_for(page, "document.querySelector('#values thead').innerText.includes('loss')")
+        rows = "[...document.querySelectorAll('#values tbody tr')].filter(r => !r.hidden).length"
+        assert (page.evaluate(count), page.evaluate(rows)) == ("3 runs", 3)
+        # Drag along the first axis, lr, over its upper half; then a click on it shows all.
+        place = (
+            "(() => { const found = document.querySelector('#parallel canvas');"
+            " found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();"
+            " return [box.x, box.y]; })()"
+        )
+        x, y = page.evaluate(place)
+        page.drag((x + 64, y + 40), (x + 64, y + 150))
+        wait_for(page, f"{count} === '1 of 3 runs'")
+        assert page.evaluate(rows) == 1
+        page.press(x + 64, y + 60)
+        wait_for(page, f"{count} === '3 runs'")
+        # The same by typing a range.
+        page.evaluate("document.querySelector('#parallel details').open = true")
+        page.click("#parallel input[aria-label='At most: lr']")
+        page.type("0.3")
+        page.evaluate("document.activeElement.blur()")
+        wait_for(page, f"{count} === '2 of 3 runs' && {rows} === 2")
+        assert "Compare only these 2 runs" in page.evaluate("document.body.innerText")
+        # By keyboard: from point to point, and to the page of a run.
+        page.evaluate("document.querySelector('#scatter .frame').focus()")
+        page.key("End")
+        wait_for(page, "document.querySelector('#scatter p.unseen').textContent.includes('0.4')")
+        page.key("Enter")
+        wait_for(page, f"location.pathname === '/run/{ids[2]}'")
+        assert page.evaluate("violations") == [] and page.complaints == []
+
+
+def test_a_comparison_fits_a_narrow_window(cli: Cli, chromium: Browser) -> None:
+    ids = train(cli, "0.1", "0.2")
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium, 400)
+        page.go(f"{dashboard.base}/compare?runs={','.join(ids)}")
+        wait_for(page, f"location.pathname === '/compare' && {CHARTS} === 2")
+        wait_for(page, "document.querySelector('#results table')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400

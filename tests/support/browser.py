@@ -100,6 +100,19 @@ class Page:
             "Input.dispatchMouseEvent", self._session, type="mouseMoved", x=x, y=y, button="none"
         )
 
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        steps = (("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end))
+        for kind, (x, y) in steps:
+            self._browser.ask(
+                "Input.dispatchMouseEvent", self._session, type=kind, x=x, y=y, button="left",
+                buttons=1, clickCount=1,
+            )  # fmt: skip
+
+    def key(self, name: str) -> None:
+        """Press a key such as `ArrowLeft` or `Enter` on the element that has the focus."""
+        for kind in ("keyDown", "keyUp"):
+            self._browser.ask("Input.dispatchKeyEvent", self._session, type=kind, key=name)
+
     def screenshot(self, path: Path) -> None:
         found = self._browser.ask(
             "Page.captureScreenshot", self._session, captureBeyondViewport=True

@@ -75,7 +75,7 @@
 
     colour(line, index) {
       if (this.lines.length > COLOURS) return null; // one above many in grey
-      return line.child === null && this.group.ids.length > 1 ? this.group.colourOf(line.run) : index % COLOURS;
+      return line.child === null && this.group.ids.length > 1 ? this.group.colours.get(line.run) ?? null : index % COLOURS;
     }
 
     // --- what is drawn ---------------------------------------------------------------------------
@@ -344,7 +344,7 @@
   class Curves {
     constructor(place, options) {
       this.place = place; this.options = options; this.charts = new Map(); this.ids = []; this.labels = new Map(); this.hidden = new Set();
-      this.key = `curves-${Math.random()}`; this.range = null; this.places = new Map();
+      this.key = `curves-${Math.random()}`; this.range = null; this.colours = new Map();
       const address = new URLSearchParams(location.search);
       this.axis = address.get("x") in AXES ? address.get("x") : "step";
       this.weight = Math.min(0.99, Math.max(0, Number(address.get("smooth")) || 0));
@@ -386,24 +386,10 @@
       history.replaceState(null, "", `${location.pathname}${address.size ? `?${address}` : ""}${location.hash}`);
     }
 
-    // The colour of a run is made of its id, so that it does not change when others come or go.
-    colourOf(id) { return this.places.get(id) ?? 0; }
-
-    placeRuns() {
-      const taken = new Set();
-      this.places = new Map();
-      for (const id of this.ids) {
-        let place = [...id].reduce((sum, char) => (sum * 31 + char.codePointAt(0)) % 104729, 7) % COLOURS;
-        for (let tries = 0; taken.has(place) && tries < COLOURS; tries += 1) place = (place + 1) % COLOURS;
-        taken.add(place); this.places.set(id, place);
-        if (taken.size === COLOURS) taken.clear();
-      }
-    }
-
     update(found) {
       this.ids = found.runs.map((run) => run.id);
       this.labels = new Map(found.runs.map((run) => [run.id, found.runs.length > 1 ? run.label : ""]));
-      this.placeRuns();
+      this.colours = new Map(found.runs.map((run) => [run.id, run.colour]));
       this.note.textContent = found.charts.length ? "" : "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output.";
       this.note.hidden = Boolean(found.charts.length);
       this.bar.hidden = !found.charts.length;
@@ -428,9 +414,8 @@
       const text = runs.map((run) => run.id + run.label).join();
       if (text === this.legendText) return;
       this.legendText = text;
-      const many = runs.length > COLOURS;
       this.legend.replaceChildren(...runs.map((run) => {
-        const swatch = make("span", {class: `swatch${many ? "" : ` c${this.colourOf(run.id) + 1}`}`, "aria-hidden": "true"});
+        const swatch = make("span", {class: `swatch${run.colour === null ? "" : ` c${run.colour + 1}`}`, "aria-hidden": "true"});
         const box = make("input", {type: "checkbox", checked: !this.hidden.has(run.id)});
         box.addEventListener("change", () => { if (box.checked) this.hidden.delete(run.id); else this.hidden.add(run.id); this.draw(); });
         return make("label", {title: run.id}, box, swatch, run.label);

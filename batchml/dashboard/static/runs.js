@@ -36,6 +36,7 @@ batchml.views.runs = async () => {
     const total = known.ids.length;
     count.textContent = order.length === total ? `${total} runs` : `${order.length} of ${total} runs`;
     table.setAttribute("aria-rowcount", order.length + 1);
+    showActions();
     draw(true);
   };
   const compare = (a, b, sign) => {
@@ -77,8 +78,17 @@ batchml.views.runs = async () => {
 
   // --- choosing runs to compare: click on a row, or Space on its name ------------------------------
   const selected = new Set(address.get("runs")?.split(",").filter(Boolean) || []);
+  let actionsShown = null;
   const showActions = () => {
     const ids = [...selected];
+    const query = address.get("q");
+    const shown = [ids, query, order.length].join();
+    if (shown === actionsShown) return; // a link in it may have the focus
+    actionsShown = shown;
+    if (!ids.length && query && order.length > 1 && order.length < known.ids.length) {
+      one("#actions").replaceChildren(make("a", {href: `/compare?q=${encodeURIComponent(query)}`}, `Compare these ${order.length} runs`));
+      return;
+    }
     one("#actions").replaceChildren(...(ids.length ? [
       make("a", {href: `/compare?runs=${ids.map(encodeURIComponent).join(",")}`}, `Compare ${ids.length} runs`), " ",
     ] : []));

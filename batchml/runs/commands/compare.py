@@ -12,10 +12,9 @@ from batchml.cli.render import printable
 from batchml.cli.terminal import screen
 from batchml.jobs.code import list_names
 from batchml.jobs.written import note_written
-from batchml.runs.compare.conclusions import conclude
 from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
-from batchml.runs.compare.service import changed_files, left_out, measure_groups, offer_workers
+from batchml.runs.compare.service import changed_files, compare_results
 from batchml.runs.find import select
 from batchml.runs.metrics.plot import check_plot_path
 from batchml.runs.metrics.series import NO_METRICS
@@ -43,8 +42,8 @@ def compare(
     if plot is not None:
         check_plot_path(plot)
     context = open_context(env, project)
-    groups = measure_groups(context, select(context, runs))
-    conclusions = conclude(groups, offer_workers(context, groups))
+    found = compare_results(context, select(context, runs))
+    groups, conclusions = found.groups, found.conclusions
     facts = fact_rows(groups)
     rows = [row for row in facts if full or row.matters] + figure_rows(groups, full=full)
     if plot is not None:
@@ -69,7 +68,5 @@ def compare(
         say(f"The code differs{f' in {printable(names)}' if names else ''}: {command}")
     if not any(each.series for group in groups for each in group.runs):
         say(NO_METRICS)
-    for message in left_out(groups):
+    for message in found.notices:
         say(printable(message))
-    if not all(each.is_whole for group in groups for each in group.runs):
-        say("A log is long or cannot be read, so figures may be missing.")

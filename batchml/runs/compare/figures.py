@@ -174,7 +174,7 @@ def group_runs(entries: Iterable[Sequence[MeasuredRun]], now_ms: int) -> list[Ru
     return _with_labels(found)
 
 
-def _facts(found: FoundRun) -> dict[str, Value]:
+def request_facts(found: FoundRun) -> dict[str, Value]:
     """The facts of a request. The command has its placeholders, where they are known."""
     facts = dict(list_facts(found))
     facts["command"] = _template(found) or facts.get("command")
@@ -194,7 +194,7 @@ def _template(found: FoundRun) -> str:
 
 def _request(found: FoundRun) -> object:
     """What runs with several seeds have in common."""
-    facts = _facts(found)
+    facts = request_facts(found)
     if facts.get("code"):  # the same content may have been sent from two commits
         facts["commit"] = facts["uncommitted"] = None
     names = (name for name in facts if not name.startswith("tags."))
@@ -206,7 +206,7 @@ def _seeds(found: FoundRun) -> tuple[str, ...]:
 
 
 def _make(together: Sequence[MeasuredRun], now_ms: int) -> RunGroup:
-    all_facts = [_facts(each.found) for each in together]
+    all_facts = [request_facts(each.found) for each in together]
     facts: dict[str, Value] = {}
     for name in dict.fromkeys(name for each in all_facts for name in each):
         values = list(dict.fromkeys(each.get(name) for each in all_facts))
@@ -229,26 +229,40 @@ def mean_value(values: Sequence[float]) -> MeanValue:
 
 
 def _with_labels(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """The groups with labels: names if they differ, else parameters that differ, else ids."""
-    for labels in (
+    labels = choose_labels(
         [group.first.name for group in groups],
-        _param_labels(groups, with_seeds=False),
-        _param_labels(groups, with_seeds=True),
+        [group.params for group in groups],
         [group.short_id for group in groups],
         [group.first.shown_id for group in groups],
-    ):
-        if len(set(labels)) == len(labels):
-            break
+    )
     return [replace(group, label=label) for group, label in zip(groups, labels, strict=True)]
 
 
-def _param_labels(groups: Sequence[RunGroup], *, with_seeds: bool) -> list[str]:
-    """The parameters that differ; "" for all groups if they are long."""
-    names = dict.fromkeys(name for each in groups for name in each.params if name)
+def choose_labels(
+    names: Sequence[str],
+    params: Sequence[Mapping[str, object]],
+    short_ids: Sequence[str],
+    ids: Sequence[str],
+) -> list[str]:
+    """Short labels: names if they differ, else parameters that differ, else ids."""
+    for labels in (
+        list(names),
+        _param_labels(params, with_seeds=False),
+        _param_labels(params, with_seeds=True),
+        list(short_ids),
+        list(ids),
+    ):
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _param_labels(params: Sequence[Mapping[str, object]], *, with_seeds: bool) -> list[str]:
+    """The parameters that differ; "" for all if they are long."""
+    names = dict.fromkeys(name for each in params for name in each if name)
     shown = [name for name in names if with_seeds or not is_seed(name)]
-    differ = [n for n in shown if len({str(each.params.get(n)) for each in groups}) > 1]
+    differ = [n for n in shown if len({str(each.get(n)) for each in params}) > 1]
     labels = [
-        " ".join(f"{name}={each.params[name]}" for name in differ if name in each.params)
-        for each in groups
+        " ".join(f"{name}={each[name]}" for name in differ if name in each) for each in params
     ]
-    return labels if max(map(len, labels), default=0) <= MAX_LABEL else ["" for _ in groups]
+    return labels if max(map(len, labels), default=0) <= MAX_LABEL else ["" for _ in params]

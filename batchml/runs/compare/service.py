@@ -9,7 +9,7 @@ from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.code_diff import FileDifference, compare_packages
-from batchml.runs.compare.conclusions import WorkerOffer, wait_share
+from batchml.runs.compare.conclusions import Conclusion, WorkerOffer, conclude, wait_share
 from batchml.runs.compare.facts import RunDifference, compare
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
 from batchml.runs.find import MAX_CHILDREN, load_children, load_runs, with_first_start, with_trials
@@ -83,6 +83,27 @@ def _measure(context: "Context", found: FoundRun, bill: "Bill | None") -> Measur
         FoundRun(run, measured.added_to(record)), measured.series, log.steps.pace(),
         log.epochs.pace(), tuple(uses), bill, measured.is_whole,
     )  # fmt: skip
+
+
+class ComparedRuns(Struct, frozen=True):
+    """The results of runs: a group for each of them, or for those that differ only in a seed.
+
+    `conclusions` are what the figures show, `notices` what could not be compared.
+    """
+
+    groups: tuple[RunGroup, ...]
+    conclusions: tuple[Conclusion, ...]
+    notices: tuple[str, ...] = ()
+
+
+def compare_results(context: "Context", job_ids: Sequence[str]) -> ComparedRuns:
+    """Measure and group runs, as `measure_groups` does, and conclude."""
+    groups = measure_groups(context, job_ids)
+    conclusions = conclude(groups, offer_workers(context, groups))
+    notices = left_out(groups)
+    if not all(each.is_whole for group in groups for each in group.runs):
+        notices.append("A log is long or cannot be read, so figures may be missing.")
+    return ComparedRuns(tuple(groups), tuple(conclusions), tuple(notices))
 
 
 class RunComparison(Struct, frozen=True):
