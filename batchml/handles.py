@@ -1,6 +1,7 @@
 """The handles of the Python API: a run, and the runs of `Client.map`."""
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -123,13 +124,15 @@ class RunHandle:
 
     # --- output -----------------------------------------------------------------------------
 
-    def watch(self, timeout: float | None = None) -> Iterator[RunEvent]:
+    def watch(
+        self, timeout: float | None = None, stop: threading.Event | None = None
+    ) -> Iterator[RunEvent]:
         """Yield the events of the run until it has ended: changes of status, and lines of output.
 
         The events are those of `batchml.runs.watch.events`. Raises TimeoutError after `timeout`
-        seconds.
+        seconds. They end early when another thread sets `stop`.
         """
-        yield from follow(self._context, self.job_id, timeout)
+        yield from follow(self._context, self.job_id, timeout, stop=stop)
 
     def logs(self, follow: bool = False) -> Iterator[OutputLine]:
         """Yield the lines of all attempts, children and nodes; with `follow` until the run ends.

@@ -1,22 +1,18 @@
 """The page of one run: what happened, why, what it printed, what it used, what it costs."""
 
-from typing import Any
-
-from batchml.cli.render import duration, timestamp, without_colours
+from batchml.cli.render import duration, timestamp
 from batchml.client import Client
 from batchml.dashboard.act import action_button
 from batchml.dashboard.curves import SCRIPTS as CURVES
 from batchml.dashboard.curves import STYLES, RunSeries, curves_section
-from batchml.dashboard.html import Html, join, tag, visible
+from batchml.dashboard.html import Html, join, tag
 from batchml.dashboard.layout import command_line, facts, page
+from batchml.dashboard.logs import log_section
 from batchml.dashboard.run_actions import explained_rerun
 from batchml.dashboard.runs import chips, note, state_mark
-from batchml.errors import BatchmlError
 from batchml.handles import RunHandle
 from batchml.model.run import Run, classify, describe_state, first_start
 from batchml.runs.search import FoundRun
-
-MOST_LINES = 100_000  # of a log in a page; the newest are kept
 
 
 def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
@@ -33,28 +29,13 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     is_over = found.run is None or found.run.status.is_terminal
     place = curves_section(f"/run/{job_id}/series", is_over=is_over)
     curves = tag("section", tag("h2", "Curves"), place, class_="card wide")
-    log = tag(
-        "section",
-        tag("h2", "Log"),
-        tag(
-            "div",
-            tag("input", id="log-search", type="search", placeholder="Search the log",
-                aria_label="Search the log"),
-            tag("span", "", id="log-count", role="status"),
-            tag("button", "Next match", id="log-next", type="button"),
-            tag("button", "First error", id="log-error", type="button"),
-            tag("label", tag("input", id="log-follow", type="checkbox", checked=True), " Follow"),
-            class_="bar",
-        ),
-        tag("pre", "", id="log", class_="log", tabindex="0", role="log", aria_label="Log",
-            aria_live="off", data_lines=f"/run/{job_id}/log"),
-        class_="card wide",
-    )  # fmt: skip
+    log = log_section(job_id)
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
         tag("div", *panels[:2], curves, *panels[2:], log, class_="cards"), env=env, current="",
-        view="run", scripts=("theme.js", "app.js", "act.js", *CURVES, "run.js"), styles=STYLES,
+        view="run", scripts=("theme.js", "app.js", "act.js", "log.js", *CURVES, "run.js"),
+        styles=STYLES,
     )  # fmt: skip
 
 
@@ -174,19 +155,6 @@ def request_panel(found: FoundRun) -> Html:
 def _resources(run: Run) -> str:
     gpus = f", {run.gpus} GPU" if run.gpus else ""
     return f"{run.vcpus:g} vCPU, {run.memory_mib} MiB{gpus}"
-
-
-def log_document(handle: RunHandle, after: int) -> dict[str, Any]:
-    """The lines of all attempts, children and nodes after the first `after` of them."""
-    lines: list[list[Any]] = []
-    notice = ""
-    try:
-        for line in handle.logs():
-            lines.append([line.timestamp, line.child, visible(without_colours(line.text))])
-    except BatchmlError as error:
-        notice = str(error)
-    total = len(lines)
-    return {"total": total, "lines": lines[after:][-MOST_LINES:], "notice": notice}
 
 
 def run_series(handle: RunHandle, label: str = "", colour: int | None = 0) -> RunSeries:

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.clock import Clock
-from batchml.dashboard import cluster, cost, run, run_actions, runs, submit
+from batchml.dashboard import cluster, cost, logs, run, run_actions, runs, submit
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.compare import ComparePages
@@ -32,6 +32,11 @@ class Pages:
             lambda since: client.costs(since=since, all_projects=True), clock.now
         )
         self._compare = ComparePages(client, hub, clock)
+        self._logs = logs.FollowedLogs(clock.monotonic)
+
+    def stop(self) -> None:
+        """End the threads that follow logs."""
+        self._logs.stop()
 
     @property
     def _now(self) -> int:
@@ -55,6 +60,7 @@ class Pages:
             route("/run/*/request", self.request),
             route("/run/*/actions", self.run_actions),
             route("/run/*/log", self.log),
+            route("/run/*/log.txt", lambda q: logs.log_file(self._run(q))),
             route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
             route("/act/cancel", lambda q: run_actions.cancel(self._client, q)),
             route("/act/rerun", lambda q: run_actions.rerun(self._client, q)),
@@ -102,7 +108,7 @@ class Pages:
                                read_only=self._read_only)  # fmt: skip
 
     def log(self, query: PageQuery) -> dict[str, Any]:
-        return run.log_document(self._run(query), query.number("after", 0, 10**9))
+        return self._logs.document(self._run(query), query.number("after", 0, 10**9))
 
     def cluster(self, query: PageQuery) -> Html:
         window = cluster.read_window(query.params.get("span", ""))
@@ -206,6 +212,7 @@ async def _serve(
             if clock.monotonic() - last > IDLE_AFTER and not hub.has_listeners:
                 break
     hub.stop()
+    pages.stop()
     await asyncio.sleep(0)
     server.should_exit = True
     await asyncio.gather(serving, polling, return_exceptions=True)

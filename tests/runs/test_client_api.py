@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from decimal import Decimal
 from inspect import Parameter, signature
@@ -27,7 +28,7 @@ from batchml.runs.commands.submit import submit as submit_command
 from batchml.runs.options import RunRequest, SubmitOptions, resolve_job, to_request
 from batchml.runs.prepare import prepare, to_requests
 from batchml.runs.search import FoundRun
-from batchml.runs.watch.wait import DeadlineClock, wait_for_runs
+from batchml.runs.watch.wait import DeadlineClock, StoppableClock, WatchStopped, wait_for_runs
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 
@@ -394,6 +395,15 @@ def test_nobody_sleeps_past_the_end() -> None:
     assert clock.naps == [3, 2]
     with pytest.raises(TimeoutError):
         until.sleep(0.1)
+
+
+def test_watching_ends_at_once_when_another_thread_stops_it() -> None:
+    stop = threading.Event()
+    clock = StoppableClock(FakeClock(), stop)
+    clock.sleep(0.001)
+    stop.set()
+    with pytest.raises(WatchStopped):
+        clock.sleep(1e6)
 
 
 def test_two_handles_of_a_run_are_the_same(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Wait for runs to end, or follow a run, with an optional timeout, also to another queue."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -35,6 +36,28 @@ class DeadlineClock:
         if left <= 0:
             raise TimeoutError(f"Not ended after {self._seconds:g} seconds. The runs go on.")
         self._clock.sleep(min(seconds, left))
+
+
+class WatchStopped(Exception):
+    """The event that ends the watching of a run was set."""
+
+
+class StoppableClock:
+    """A clock whose `sleep` raises WatchStopped as soon as an event is set."""
+
+    def __init__(self, clock: Clock, stop: threading.Event) -> None:
+        self._clock = clock
+        self._stop = stop
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise WatchStopped
 
 
 def with_deadline(clock: Clock, timeout: float | None) -> Clock:
@@ -99,11 +122,13 @@ def follow(
     timeout: float | None = None,
     ended: "Run | None" = None,
     on_states: "Callable[[Mapping[str, Run]], None] | None" = None,
+    stop: threading.Event | None = None,
 ) -> "Iterator[RunEvent]":
     """Yield the events of a run until it has ended. Raises what `wait_for_runs` raises.
 
     `ended` is the run if it has ended: it is not described again, since AWS Batch may have
-    forgotten it. `on_states` gets the run and its parts after each poll.
+    forgotten it. `on_states` gets the run and its parts after each poll. The events end early when
+    `stop` is set, which another thread may do.
     """
     from batchml.runs.fallback.watch import QueueMoves, follow_moves
 
@@ -118,14 +143,16 @@ def follow(
             on_states(runs)
         return runs
 
+    clock = with_deadline(context.clock, timeout)
     moves = QueueMoves(context, describe)
     events = follow_run(
         moves,
         context.open_log,
         job_id,
-        clock=with_deadline(context.clock, timeout),
+        clock=clock if stop is None else StoppableClock(clock, stop),
         pace=context.pace,
         recall=make_recall(lambda: context.batch, context.history, context.env),
         renew=context.renew,
     )
-    yield from numbers.renumber(follow_moves(moves, events))
+    with suppress(WatchStopped):
+        yield from numbers.renumber(follow_moves(moves, events))

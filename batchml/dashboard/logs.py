@@ -1,0 +1,209 @@
+"""The logs of runs: each is followed once, however many tabs show it, and only new lines are read.
+
+A log that is shown has a thread of its own, which follows the run as `batchml logs --follow` does,
+with its attempts, children and nodes. Few logs are followed at a time; one that no tab has asked
+for lately ends first.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any
+
+from batchml.cli.render import without_colours
+from batchml.dashboard.app import Response
+from batchml.dashboard.html import Html, tag, visible
+from batchml.errors import BatchmlError, LogDamaged
+from batchml.handles import RunHandle
+from batchml.runs.watch.events import (
+    DAMAGED,
+    ContactLost,
+    LogClosed,
+    LogOpened,
+    OutputLine,
+    RunEvent,
+    RunMessage,
+)
+
+MOST_LINES = 100_000  # kept of a run; the newest
+MOST_LOGS = 8  # followed or kept at a time
+MOST_CHARACTERS = 4000  # of a line that is shown; the file for download has the whole line
+_IN_ANSWER = 20_000  # lines of one answer
+_UNASKED = 120.0  # seconds without a question, after which following a log ends
+
+Line = tuple[int, str, str]  # milliseconds since the epoch, child, text
+
+
+class LogLines:
+    """The newest lines of a log, each with its number, and what is to be said about them."""
+
+    def __init__(self, name: str = "") -> None:
+        """`name`: of this reading; another one may give the lines of children in another order."""
+        self.name = name
+        self._lines: deque[Line] = deque(maxlen=MOST_LINES)
+        self.total = 0  # lines so far, with those that are no longer kept
+        self.notice = ""
+        self.is_over = False
+
+    def take(self, event: RunEvent) -> None:
+        """Note one event of the run."""
+        if isinstance(event, OutputLine):
+            self._add(event.timestamp, event.child, event.text)
+        elif isinstance(event, LogOpened):
+            if event.number > 1:
+                self._add(0, event.child, f"--- attempt {event.number} ---")
+        elif isinstance(event, LogClosed):
+            if event.proof == DAMAGED and event.check is not None:
+                self.notice = event.check.describe(event.child)
+        elif isinstance(event, ContactLost):
+            self.notice = f"No new lines now: {event.error}"
+            return
+        elif isinstance(event, RunMessage):
+            self.notice = event.text
+        if isinstance(event, OutputLine) and self.notice.startswith("No new lines now: "):
+            self.notice = ""
+
+    def _add(self, timestamp: int, child: str, text: str) -> None:
+        self._lines.append((timestamp, child, _shown(text)))
+        self.total += 1
+
+    def document(self, after: int) -> dict[str, Any]:
+        """The lines after the first `after` of them. `first` is the number of the first line here.
+
+        It is larger than `after` if the lines between are no longer kept.
+        """
+        oldest = self.total - len(self._lines)
+        first = min(max(after, oldest), self.total)
+        # Counted from the end, where new lines are: a deque is slow in its middle.
+        found = list(self._lines)[first - oldest :][:_IN_ANSWER] if first < self.total else []
+        return {
+            "first": first, "total": self.total, "oldest": oldest, "lines": found,
+            "log": self.name, "notice": visible(self.notice), "over": self.is_over,
+        }  # fmt: skip
+
+
+def log_section(job_id: str) -> Html:
+    """The place of a log with its search; the script fills it."""
+    levels = (
+        tag("option", words, value=value)
+        for value, words in (("", "All lines"), ("warning", "Warnings and errors"),
+                             ("error", "Errors"))
+    )  # fmt: skip
+    bar = tag(
+        "div",
+        tag("input", id="log-search", type="search", placeholder="Search the log",
+            aria_label="Search the log", autocomplete="off", spellcheck="false"),
+        tag("button", "Previous", id="log-previous", type="button"),
+        tag("button", "Next", id="log-next", type="button"),
+        tag("button", "First error", id="log-error", type="button"),
+        tag("select", *levels, id="log-level", aria_label="Which lines"),
+        tag("select", tag("option", "All parts", value=""), id="log-part", hidden=True,
+            aria_label="Which child or node"),
+        tag("label", tag("input", id="log-wrap", type="checkbox", checked=True), " Wrap"),
+        tag("label", tag("input", id="log-follow", type="checkbox", checked=True), " Follow"),
+        tag("a", "Download", href=f"/run/{job_id}/log.txt", download=True),
+        tag("span", "", id="log-count", role="status"),
+        class_="bar",
+    )  # fmt: skip
+    place = tag("div", tag("p", "Loading ...", class_="dim"), id="log", class_="log", tabindex="0",
+                role="log", aria_label="Log", aria_live="off",
+                data_lines=f"/run/{job_id}/log")  # fmt: skip
+    notice = tag("p", id="log-notice", class_="dim", role="status")
+    return tag("section", tag("h2", "Log"), bar, notice, place, class_="card wide")
+
+
+def log_file(handle: RunHandle) -> Response:
+    """The whole log as a file to save: the lines as they were printed, no matter how many."""
+    parts = []
+    try:
+        for line in handle.logs():
+            parts.append(f"{line.child} | {line.text}" if line.child else line.text)
+    except LogDamaged as error:
+        parts.append(f"# {error}")
+    name = "".join(each for each in handle.job_id[:8] if each.isalnum()) or "run"
+    headers = {"content-disposition": f'attachment; filename="{name}.log"'}
+    return Response("\n".join([*parts, ""]).encode("utf-8", "replace"),
+                    "application/octet-stream", headers=headers)  # fmt: skip
+
+
+def _shown(text: str) -> str:
+    """A line without colours and without invisible characters; a very long one is cut."""
+    more = len(text) - MOST_CHARACTERS
+    cut = text if more <= 0 else f"{text[:MOST_CHARACTERS]} ... ({more} more characters)"
+    return visible(without_colours(cut))
+
+
+class _Follower:
+    """A thread that follows one run until it ends, or until `stop` is set."""
+
+    def __init__(self, handle: RunHandle, now: Callable[[], float]) -> None:
+        self._handle = handle
+        self._now = now
+        self._lock = threading.Lock()
+        self._lines = LogLines(token_hex(4))
+        self._first = threading.Event()  # the first lines are there, or the log has none
+        self.stop = threading.Event()
+        self.asked_at = now()
+        self.is_broken = False  # the run could not be followed; the next question tries again
+        threading.Thread(target=self._follow, name="log", daemon=True).start()
+
+    def _follow(self) -> None:
+        try:
+            for event in self._handle.watch(stop=self.stop):
+                with self._lock:
+                    self._lines.take(event)
+                if not isinstance(event, OutputLine):
+                    self._first.set()
+                if self._now() - self.asked_at > _UNASKED:
+                    self.stop.set()
+                if self.stop.is_set():
+                    return
+        except BatchmlError as error:
+            with self._lock:
+                self._lines.notice = str(error)
+            self.is_broken = True
+        finally:
+            with self._lock:
+                self._lines.is_over = True
+            self._first.set()
+
+    def document(self, after: int) -> dict[str, Any]:
+        self.asked_at = self._now()
+        self._first.wait(1.0)
+        with self._lock:
+            return self._lines.document(after)
+
+
+class FollowedLogs:
+    """The logs that tabs have asked for lately, by job id."""
+
+    def __init__(self, now: Callable[[], float], most: int = MOST_LOGS) -> None:
+        """`now`: seconds of a clock that only runs forwards. `most`: logs at a time."""
+        self._now = now
+        self._most = most
+        self._lock = threading.Lock()
+        self._followers: OrderedDict[str, _Follower] = OrderedDict()  # the last asked for is last
+
+    def document(self, handle: RunHandle, after: int) -> dict[str, Any]:
+        """The lines of a run after the first `after` of them; see `LogLines.document`."""
+        with self._lock:
+            found = self._followers.get(handle.job_id)
+            if found is None or found.stop.is_set() or found.is_broken:
+                found = self._followers[handle.job_id] = _Follower(handle, self._now)
+            self._followers.move_to_end(handle.job_id)
+            self._drop()
+        return found.document(after)
+
+    def _drop(self) -> None:
+        """Forget the logs beyond `most`, and those that nobody has asked for."""
+        for job_id, each in list(self._followers.items()):
+            is_left = self._now() - each.asked_at > _UNASKED
+            if is_left or len(self._followers) > self._most:
+                each.stop.set()
+                del self._followers[job_id]
+
+    def stop(self) -> None:
+        with self._lock:
+            for each in self._followers.values():
+                each.stop.set()

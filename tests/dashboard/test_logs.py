@@ -1,0 +1,109 @@
+"""The logs that the pages show: which lines are kept, and how often a run is followed."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from batchml.dashboard.logs import MOST_CHARACTERS, MOST_LINES, FollowedLogs, LogLines
+from batchml.errors import ServiceUnreachable
+from batchml.handles import RunHandle
+from batchml.runs.watch.events import ContactLost, LogOpened, OutputLine, PollingPaused, RunEvent
+
+
+class FakeRun:
+    """A run whose events are given; it ends when its watching is stopped."""
+
+    def __init__(self, job_id: str, make: Callable[[], Iterator[RunEvent]]) -> None:
+        self.job_id = job_id
+        self.watched = 0
+        self.stops: list[threading.Event] = []
+        self._make = make
+
+    def watch(self, stop: threading.Event) -> Iterator[RunEvent]:
+        self.watched += 1
+        self.stops.append(stop)
+        yield from self._make()
+        yield PollingPaused()
+        stop.wait()
+
+
+def _lines(*texts: str) -> LogLines:
+    found = LogLines()
+    for text in texts:
+        found.take(OutputLine(1, text))
+    return found
+
+
+def _ask(logs: FollowedLogs, run: FakeRun, after: int = 0) -> dict[str, Any]:
+    return logs.document(cast(RunHandle, run), after)
+
+
+def test_only_the_lines_after_those_that_a_page_has_are_sent() -> None:
+    found = _lines("a", "b", "c").document(2)
+    assert (found["first"], found["total"], found["lines"]) == (2, 3, [(1, "", "c")])
+    assert _lines("a").document(1)["lines"] == []
+
+
+def test_a_page_that_knows_more_than_there_is_learns_the_real_number() -> None:
+    assert _lines("a").document(50)["total"] == 1
+
+
+def test_of_a_very_long_log_the_newest_lines_are_kept() -> None:
+    found = _lines(*map(str, range(MOST_LINES + 5))).document(0)
+    assert (found["first"], found["oldest"], found["lines"][0]) == (5, 5, (1, "", "5"))
+
+
+def test_a_line_is_shown_without_colours_and_never_longer_than_a_screen() -> None:
+    coloured, long = _lines("\x1b[31mred\x1b[0m\u202e", "x" * (1 << 20)).document(0)["lines"]
+    assert coloured[2] == "red\ufffd"
+    assert long[2] == f"{'x' * MOST_CHARACTERS} ... ({(1 << 20) - MOST_CHARACTERS} more characters)"
+
+
+def test_a_second_attempt_is_announced_and_a_lost_contact_is_said_until_lines_come() -> None:
+    lines = _lines("first")
+    lines.take(LogOpened("stream", 2))
+    lines.take(ContactLost("no network"))
+    assert lines.document(0)["lines"][1][2] == "--- attempt 2 ---"
+    assert lines.document(0)["notice"] == "No new lines now: no network"
+    lines.take(OutputLine(2, "again"))
+    assert lines.document(0)["notice"] == ""
+
+
+def test_a_run_is_followed_once_for_all_its_tabs() -> None:
+    run, logs = FakeRun("a", lambda: iter([OutputLine(1, "hello")])), FollowedLogs(lambda: 0.0)
+    assert [_ask(logs, run)["total"] for _ in range(3)] == [1, 1, 1]
+    assert run.watched == 1
+    logs.stop()
+
+
+def test_the_log_that_was_asked_for_longest_ago_gives_way() -> None:
+    logs = FollowedLogs(lambda: 0.0, most=2)
+    runs = [FakeRun(name, lambda: iter(())) for name in "abc"]
+    _ask(logs, runs[0])
+    _ask(logs, runs[1])
+    _ask(logs, runs[0])
+    _ask(logs, runs[2])
+    assert [run.stops[0].is_set() for run in runs] == [False, True, False]
+    logs.stop()
+
+
+def test_following_ends_when_no_tab_asks_any_more() -> None:
+    clock = [0.0]
+    logs = FollowedLogs(lambda: clock[0])
+    left, shown = FakeRun("left", lambda: iter(())), FakeRun("shown", lambda: iter(()))
+    _ask(logs, left)
+    clock[0] = 1000.0
+    _ask(logs, shown)
+    assert (left.stops[0].is_set(), shown.stops[0].is_set()) == (True, False)
+    logs.stop()
+
+
+def test_a_run_that_cannot_be_followed_says_why_and_is_tried_again() -> None:
+    def fail() -> Iterator[RunEvent]:
+        yield from ()
+        raise ServiceUnreachable("AWS is away")
+
+    run, logs = FakeRun("a", fail), FollowedLogs(lambda: 0.0)
+    found = _ask(logs, run)
+    assert (found["notice"], found["over"]) == ("AWS is away", True)
+    assert _ask(logs, run)["notice"] == "AWS is away" and run.watched == 2
