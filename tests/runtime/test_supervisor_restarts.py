@@ -16,12 +16,14 @@ from batchml.runs.metrics.usage import (
     restarts_json,
     restarts_text,
 )
-from batchml.runtime.nodes.supervisor.rules import (
+from batchml.runtime.nodes.supervisor.events import (
     NodeJoined,
     NodeLeft,
     RanksGone,
     RunNode,
     SayLine,
+)
+from batchml.runtime.nodes.supervisor.rules import (
     SupervisorLimits,
     begin,
     step,

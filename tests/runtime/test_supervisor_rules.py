@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from batchml.runtime.nodes.supervisor.coordinator import failure_of
-from batchml.runtime.nodes.supervisor.restarts import EXIT, LOST, MEMORY, SIGNAL, RestartRecord
-from batchml.runtime.nodes.supervisor.rules import (
+from batchml.runtime.nodes.supervisor.events import (
     Action,
     BeginGeneration,
     CheckNetwork,
@@ -22,7 +21,6 @@ from batchml.runtime.nodes.supervisor.rules import (
     NetworkChecked,
     NodeJoined,
     NodeLeft,
-    NodesState,
     RankExited,
     RankFailure,
     RanksGone,
@@ -32,8 +30,12 @@ from batchml.runtime.nodes.supervisor.rules import (
     StartFailed,
     StopAsked,
     StopRanks,
-    SupervisorLimits,
     SupervisorLost,
+)
+from batchml.runtime.nodes.supervisor.restarts import EXIT, LOST, MEMORY, SIGNAL, RestartRecord
+from batchml.runtime.nodes.supervisor.rules import (
+    NodesState,
+    SupervisorLimits,
     begin,
     step,
 )

@@ -19,7 +19,7 @@ from batchml.runtime.nodes.link.connection import (
 )
 from batchml.runtime.nodes.link.remote_start import StartRelay
 from batchml.runtime.nodes.link.server import MemberServer, Refusal
-from batchml.runtime.nodes.supervisor import rules
+from batchml.runtime.nodes.supervisor import events, rules
 from batchml.runtime.nodes.supervisor.network_check import NetworkCheck
 from batchml.runtime.nodes.supervisor.restarts import (
     CheckpointWatch,
@@ -77,7 +77,7 @@ class Coordinator:
         self._checked_at = 0.0
         self._newest = self._began_with = NewestCheckpoint()
         self._state: Optional[rules.NodesState] = None
-        self._events: Deque[rules.Event] = deque()
+        self._events: Deque[events.Event] = deque()
         self._fetching: Set[int] = set()  # nodes that still fetch the checkpoints of rank 0
         self._is_stepping = False  # `_post` is applying the rules now
         self._has_warned = False  # about a record that cannot be written
@@ -91,7 +91,7 @@ class Coordinator:
         if self._limits.nodes > 1:
             ports = candidate_ports(self._identity.key)
             self._server.listen((host, port) for port in ports for host in (address, ""))
-        self._post(rules.NodeJoined(now, _run_node(0, self._own), str(self._own.get("unfit", ""))))
+        self._post(events.NodeJoined(now, _run_node(0, self._own), str(self._own.get("unfit", ""))))
 
     # --- Reports -------------------------------------------------------------------------------
 
@@ -100,25 +100,25 @@ class Coordinator:
         now, kind = time.monotonic(), message["do"]
         if kind == "beat":
             if "pulse" in message:
-                self._post(rules.SignOfLife(now - float(message["pulse"])))
+                self._post(events.SignOfLife(now - float(message["pulse"])))
         elif kind == "exited":
-            self._post(rules.RankExited(now, message["generation"], failure_of(index, message)))
+            self._post(events.RankExited(now, message["generation"], failure_of(index, message)))
         elif kind == "ended":
             self._check_checkpoints(now)  # a checkpoint that was saved last still counts
-            self._post(rules.RanksGone(now, message["generation"], index, message["unfit"]))
+            self._post(events.RanksGone(now, message["generation"], index, message["unfit"]))
         elif kind == "asked":
-            self._post(rules.StopAsked(
+            self._post(events.StopAsked(
                 now, index, message["code"], message["why"], message["softly"], message["grace"]
             ))  # fmt: skip
         elif kind == "not_begun":
-            self._post(rules.StartFailed(now, index, message["code"], message["why"]))
+            self._post(events.StartFailed(now, index, message["code"], message["why"]))
         elif kind == "measured":
             self._measured(index, now)
         elif kind == "network":
             self._network_answered(index, message, now)
         elif kind == "unfit":
             node = self._own if index == 0 else self._nodes[index].peer.info
-            self._post(rules.NodeJoined(now, _run_node(index, node), message["why"]))
+            self._post(events.NodeJoined(now, _run_node(index, node), message["why"]))
         elif kind == "ready":
             if self._state and message["generation"] == self._state.generation:
                 self._fetching.discard(index)
@@ -135,7 +135,7 @@ class Coordinator:
         self._server.tick(now)
         if now - self._checked_at >= _CHECK_EVERY:
             self._check_checkpoints(now)
-            self._post(rules.ClockTick(now))
+            self._post(events.ClockTick(now))
 
     def is_alone(self) -> bool:
         """Whether no other node is connected any more."""
@@ -149,9 +149,9 @@ class Coordinator:
         newest = self._checkpoints.newest()
         if newest.is_after(self._newest):
             self._newest = newest
-            self._post(rules.CheckpointSaved(now))
+            self._post(events.CheckpointSaved(now))
 
-    def _post(self, event: rules.Event) -> None:
+    def _post(self, event: events.Event) -> None:
         """Apply the rules to an event. If an action causes another event, such as a lost node, that
         event waits until all actions are done.
         """
@@ -168,26 +168,26 @@ class Coordinator:
 
     # --- Actions -------------------------------------------------------------------------------
 
-    def _do(self, action: rules.Action) -> None:
-        if isinstance(action, rules.SayLine):
+    def _do(self, action: events.Action) -> None:
+        if isinstance(action, events.SayLine):
             self._say(action.text)
-        elif isinstance(action, rules.KeepRecord):
+        elif isinstance(action, events.KeepRecord):
             self._keep(action)
-        elif isinstance(action, rules.CheckNetwork):
+        elif isinstance(action, events.CheckNetwork):
             self._check_network(action)
-        elif isinstance(action, rules.LeaveNetworkCheck):
+        elif isinstance(action, events.LeaveNetworkCheck):
             self._network.leave()
             self._order_all({"do": "leave_network_check"})
-        elif isinstance(action, rules.BeginGeneration):
+        elif isinstance(action, events.BeginGeneration):
             self._begin(action)
-        elif isinstance(action, rules.EndRanks):
+        elif isinstance(action, events.EndRanks):
             self._order_all({"do": "end", "grace": action.grace, "stacks": action.stacks})
-        elif isinstance(action, rules.StopRanks):
+        elif isinstance(action, events.StopRanks):
             self._order_all({"do": "stop", **action._asdict()})
-        elif isinstance(action, rules.EndRun):
+        elif isinstance(action, events.EndRun):
             self._order_all({"do": "exit", **action._asdict(), "grace": self._limits.end_grace})
 
-    def _begin(self, action: rules.BeginGeneration) -> None:
+    def _begin(self, action: events.BeginGeneration) -> None:
         nodes, ranks = len(action.nodes), sum(node.processes for node in action.nodes)
         self._say(
             f"generation {action.generation}: {nodes} node{'s' if nodes > 1 else ''}, "
@@ -207,7 +207,7 @@ class Coordinator:
             "control": self._server.port,
         })  # fmt: skip
 
-    def _keep(self, action: rules.KeepRecord) -> None:
+    def _keep(self, action: events.KeepRecord) -> None:
         if action.past[-1].kind == "open":
             self._began_with = self._newest
         try:
@@ -264,11 +264,11 @@ class Coordinator:
         index = int(info["index"])
         if "lost" in info:
             self._server.drop(peer)
-            self._post(rules.SupervisorLost(now, index, info["lost"]))
+            self._post(events.SupervisorLost(now, index, info["lost"]))
             return
         if "not_begun" in info:
             self._server.drop(peer)
-            self._post(rules.StartFailed(now, index, *info["not_begun"]))
+            self._post(events.StartFailed(now, index, *info["not_begun"]))
             return
         earlier = self._nodes.get(index)
         if earlier is not None:
@@ -276,7 +276,7 @@ class Coordinator:
         self._nodes[index] = _Node(peer)
         differences = _describe_differences(self._own, info)
         if differences:
-            self._post(rules.StartFailed(now, index, CONFIGURATION_ERROR, differences))
+            self._post(events.StartFailed(now, index, CONFIGURATION_ERROR, differences))
         elif self._bandwidth and not info.get("unfit"):
             self._measure_next(now)
         else:
@@ -285,7 +285,7 @@ class Coordinator:
     def _join(self, index: int, now: float, unfit: str = "") -> None:
         node = self._nodes[index]
         node.has_joined = True
-        self._post(rules.NodeJoined(now, _run_node(index, node.peer.info), unfit))
+        self._post(events.NodeJoined(now, _run_node(index, node.peer.info), unfit))
 
     def _heard(self, peer: Peer, message: Message) -> None:
         if self._relay.has(peer):
@@ -307,17 +307,17 @@ class Coordinator:
         del self._nodes[index]
         self._relay.lose_node(index, _run_node(index, peer.info).describe())
         if node.has_joined:
-            self._post(rules.NodeLeft(time.monotonic(), index, silent))
+            self._post(events.NodeLeft(time.monotonic(), index, silent))
         if self._bandwidth:
             self._measure_next(time.monotonic())
 
     # --- The network ---------------------------------------------------------------------------
 
-    def _check_network(self, action: rules.CheckNetwork) -> None:
+    def _check_network(self, action: events.CheckNetwork) -> None:
         others = [self._nodes[node.number].peer.info for node in action.nodes if node.number]
         order = self._network.order([self._own, *others], [n.describe() for n in action.nodes])
         if order is None:
-            self._post(rules.NetworkChecked(time.monotonic()))
+            self._post(events.NetworkChecked(time.monotonic()))
         else:
             self._order_all(order)
 
@@ -331,10 +331,10 @@ class Coordinator:
         for node, check in decision.unfit.items():
             self._send(node, {"do": "leave_host", "checks": [list(check)]})
         if decision.misconfigured:
-            checked = rules.NetworkChecked(now, CONFIGURATION_ERROR, decision.misconfigured)
+            checked = events.NetworkChecked(now, CONFIGURATION_ERROR, decision.misconfigured)
             self._post(checked)
         elif not decision.unfit:
-            self._post(rules.NetworkChecked(now))
+            self._post(events.NetworkChecked(now))
 
     def _measure_next(self, now: float) -> None:
         """Measure one node at a time: together they would share the bandwidth."""
@@ -360,15 +360,15 @@ class Coordinator:
         self._measure_next(now)
 
 
-def _run_node(index: int, info: Mapping[str, object]) -> rules.RunNode:
-    return rules.RunNode(
+def _run_node(index: int, info: Mapping[str, object]) -> events.RunNode:
+    return events.RunNode(
         index, int(str(info["processes"])), str(info["address"]), str(info.get("host", ""))
     )
 
 
-def failure_of(index: int, message: Message) -> rules.RankFailure:
+def failure_of(index: int, message: Message) -> events.RankFailure:
     """Read a node's report of a rank that has ended."""
-    return rules.RankFailure(
+    return events.RankFailure(
         index, message["rank"], message["code"], tuple(message["tail"]), message["stamp"],
         message["was_sent"], message["is_memory"],
     )  # fmt: skip
