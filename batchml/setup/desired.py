@@ -368,7 +368,11 @@ def without_efa(template: str) -> str:
 
 
 def _has_efa(environment: Environment) -> bool:
-    return any(fabric_layout(each, environment.ami) for each in environment.compute.values())
+    """Whether hosts with EFA start from the AMI that batchml builds."""
+    return any(
+        (each.ami or environment.ami) == "build" and fabric_layout(each, environment.ami)
+        for each in environment.compute.values()
+    )
 
 
 Outputs = Mapping[str, Mapping[str, str]]

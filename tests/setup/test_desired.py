@@ -126,12 +126,15 @@ def test_only_the_image_of_hosts_with_efa_has_its_driver() -> None:
     """Images of other environments stay as they are, with the hosts that start from them."""
     text = TEMPLATES["ami"]
     found = {}
-    for efa in (True, False):
-        gpu = {**FAST, "efa": efa}
-        made = wanted_state(spec(ami="build", compute={"gpu": gpu}), CurrentState())
-        (found[efa],) = [each for each in made.stacks if each.name == "batchml-dev-ami"]
-    assert found[True].template == text
-    assert found[False].template == without_efa(text)
+    for name, compute in (
+        ("efa", {"gpu": FAST}),
+        ("none", {"gpu": {**FAST, "efa": False}}),
+        ("own image", {"gpu": {**FAST, "efa": False}, "fast": {**FAST, "ami": "ami-01234567"}}),
+    ):
+        made = wanted_state(spec(ami="build", compute=compute), CurrentState())
+        (found[name],) = [each for each in made.stacks if each.name == "batchml-dev-ami"]
+    assert found["efa"].template == text
+    assert found["none"].template == found["own image"].template == without_efa(text)
     assert re.search(r"\befa|Efa", without_efa(text)) is None
     versions = {each.parameters["ContentVersion"] for each in found.values()}
     assert len(versions) == 2
