@@ -18,7 +18,7 @@ from batchml.runs.rerun.rules import plain_command
 from batchml.runs.scripts import RUNNER
 from batchml.runtime.entry.script import PACKED
 from batchml.runtime.protocol.function import MODULE
-from batchml.runtime.protocol.variables import read_data, takes_all
+from batchml.runtime.protocol.variables import takes_all
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
 _MOST = 10  # numbers in a sentence
@@ -209,8 +209,4 @@ LOCAL_FIXES = {
 
 def _data_flags(run: Run) -> tuple[str, ...]:
     """The flags that give a command its data sets."""
-    try:
-        data = read_data(run.environment)
-    except ValueError:
-        return ()
-    return tuple(word for name, url in data.items() for word in ("--data", f"{name}={url}"))
+    return tuple(word for name, url in run.data.items() for word in ("--data", f"{name}={url}"))

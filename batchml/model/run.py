@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from batchml.model.tables import parse_duration
 from batchml.runtime.protocol.exit_codes import CRASH_LOOP, IDLE, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
-from batchml.runtime.protocol.variables import IDLE_AFTER
+from batchml.runtime.protocol.variables import IDLE_AFTER, read_data
 
 # --- Status ---------------------------------------------------------------------------------------
 
@@ -150,6 +150,14 @@ class Run(Struct, frozen=True):
     max_attempts: int = 1
     timeout: int | None = None  # seconds, of one attempt
     host: str = ""  # of the last attempt
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The data sets of the run: name -> address."""
+        try:
+            return read_data(self.environment)
+        except ValueError:
+            return {}  # the runtime has refused them
 
     @property
     def project(self) -> str:

@@ -1,5 +1,6 @@
 """The same again: from the history, from AWS alone, and of an array only some children."""
 
+import json
 import os
 import subprocess
 from typing import Any
@@ -110,6 +111,13 @@ def test_a_run_of_several_nodes_comes_again_with_as_many() -> None:
     assert (spec.nodes, launch_plan(spec)) == (2, plan)
     assert make_rerun(run(nodes=2, key="2abc"), None).spec.launch == Launch()
     assert make_rerun(run(nodes=2), RECORD).spec.nodes == SPEC.nodes  # what was asked for is known
+
+
+def test_a_run_of_another_machine_comes_again_with_its_data_sets() -> None:
+    data = {"train": "s3://sets/train"}
+    seen = run(environment={"BATCHML_DATA": json.dumps(data)}, command=("t", "{data.train}"))
+    assert make_rerun(seen, None).spec.data == data
+    assert make_rerun(run(environment={"BATCHML_DATA": "{"}), None).spec.data == {}
 
 
 def test_nodes_that_may_be_unlike_do_not_come_again() -> None:

@@ -326,6 +326,7 @@ def _spec_from_run(run: Run) -> JobSpec:
         name=to_name(run.name),
         queue=run.queue,
         resources=_resources(run),
+        data=run.data,
         retry=Retry(attempts=run.max_attempts),
         timeout=run.timeout,
     )
