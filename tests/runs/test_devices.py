@@ -172,6 +172,7 @@ def test_a_run_that_moves_has_the_gpus_of_each_of_its_queues(tmp_path: Path, aws
     assert "privileged" not in there.register["containerProperties"]
     assert prepared.cache is not None and len(prepared.cache._facts.images) == 2, "both flavors"
     assert (prepared.record.gpus, prepared.plan.record.gpus) == (1, 0)
+    assert prepared.notices[-1].endswith("finds no host within 10 min. There it has no GPU.")
     assert prepared.plan.about(replace(prepared.record, job_id="j-1")).record.gpus == 0
 
 

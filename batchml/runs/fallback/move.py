@@ -84,7 +84,9 @@ class FallbackPlan(Struct, frozen=True):
         """The plan with the final record of the run."""
         tags = dict(record.tags)
         requests = replace(self.requests, submit={**self.requests.submit, "tags": tags})
-        there = replace(record, queue=self.queue, gpus=self.record.gpus, tags=tags)
+        there = replace(
+            record, queue=self.queue, gpus=self.record.gpus, vcpus=self.record.vcpus, tags=tags
+        )
         return replace(self, requests=requests, record=there)
 
 

@@ -110,11 +110,12 @@ def make_plan(
     requests, lent = leave_out_values(make(spec, moved)[0], spec.env)
     target = requests.submit["jobQueue"]
     record = replace(record, fallback=f"{target}:{fallback.seconds}")
+    there = replace(record, gpus=spec.resources.gpu_count, vcpus=spec.resources.vcpus)
+    gpus = "" if there.gpus == record.gpus else f" There it has {there.gpus or 'no'} GPU."
     notices.append(
         f"Moves to the queue {fallback.queue} when it finds no host within "
-        f"{short_duration(fallback.seconds)}."
+        f"{short_duration(fallback.seconds)}.{gpus}"
     )
-    there = replace(record, gpus=spec.resources.gpu_count)
     plan = FallbackPlan(
         submission.key, fallback.seconds, requests, there, bool(submission.store), lent
     )
