@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 from urllib.parse import urlencode
 
@@ -37,6 +38,7 @@ from batchml.runs.metrics.conditions import MetricValue
 from batchml.runs.search import FoundRun, code_digest
 
 MOST_RUNS = 2_000  # in the plots and in the table of values
+MOST_ROWS = 200  # of the table of values
 MOST_BESIDE = 24  # runs side by side, whose logs are read
 MOST_CODES = 5  # versions of the code that are compared with the first
 MOST_LINES = 2_000  # of one version's diff
@@ -44,6 +46,7 @@ _KEPT_SERIES = 100  # runs that have ended, whose curves are kept
 _HIDDEN = ("batchml:",)  # tags of batchml's own: different in each run
 _GROUPS = {"params": "Parameters", "commit": "Code", "uncommitted": "Code", "code": "Code",
            "name": "Name and tags", "tags": "Name and tags"}  # fmt: skip
+_STATE = "State"
 _ORDER = ("Parameters", "Code", "Environment", "Name and tags")
 
 
@@ -127,8 +130,10 @@ def _content(chosen: ChosenRuns, now_ms: int, env: str) -> Html:
     left = len(chosen.runs) - len(beside)
     more = f"The first {len(beside)} of {len(chosen.runs)} runs; the plots have all of them."
     words = " ".join(short_id(each.shown_id) for each in beside)
+    is_short = len(chosen.runs) <= MOST_ROWS
+    written = json.dumps(values_document(chosen, now_ms)) if is_short else None
     parts: list[Child] = [
-        tag("p", more, class_="dim") if left else None,
+        tag("p", more, class_="dim wide") if left else None,
         _card("Differences", tag("div", differences_panel(chosen), id="differences",
                                  data_source=f"/compare/differences?{query}")),
         _card("Results", tag("div", data_panel=f"/compare/results?{query}", id="results"),
@@ -140,8 +145,7 @@ def _content(chosen: ChosenRuns, now_ms: int, env: str) -> Html:
         _card("Scatter plot", tag("div", tag("p", "The plot needs scripts; its values are in the "
               "table below.", class_="dim"), id="scatter")),
         _card("Values", tag("div", values_table(chosen, now_ms), id="values",
-                            data_source=f"/compare/values?{query}",
-                            data_document=json.dumps(values_document(chosen, now_ms)))),
+                            data_source=f"/compare/values?{query}", data_document=written)),
     ]  # fmt: skip
     return tag("div", *parts, class_="cards compare")
 
@@ -210,7 +214,7 @@ def _variable_rows(runs: Sequence[FoundRun]) -> list[FactRow]:
 def differences_panel(chosen: ChosenRuns) -> Html:
     """The facts that differ, a column a run; the equal ones are folded."""
     runs, rows = chosen.beside, fact_rows(chosen.beside)
-    state = FactRow("State", "state", tuple(_state_text(each) for each in runs))
+    state = FactRow(_STATE, "state", tuple(_state_text(each) for each in runs))
     differing = [row for row in rows if row.differs]
     parts: list[Child] = [
         _fact_table(chosen, [state, *differing], "Facts that differ; those of the first run are "
@@ -239,29 +243,38 @@ def _fact_table(chosen: ChosenRuns, rows: Iterable[FactRow], caption: str) -> Ht
     colours = colours_of(chosen.ids[:MOST_BESIDE])
     heads = []
     for found, label in zip(runs, chosen.labels, strict=False):
-        others = ",".join(each for each in chosen.ids if each != found.job_id)
-        drop = tag("a", "\u00d7", href=f"/compare?runs={others}", class_="drop",
-                   aria_label=f"Leave {label} out", title="Leave out")  # fmt: skip
+        drop = _drop_link(chosen, found.job_id, label) if len(runs) == len(chosen.runs) else None
         link = tag("a", label, href=f"/run/{found.job_id}", title=found.job_id)
         heads.append(tag("th", _swatch(colours[found.job_id]), link, " ", drop, scope="col"))
-    bodies, last = [], ""
-    for row in rows:
-        if row.group != last and row.group != "State":
-            bodies.append(tag("tr", tag("th", row.group, scope="rowgroup",
-                                        colspan=len(runs) + 1, class_="part")))  # fmt: skip
-        last = row.group
-        cells: list[Html] = []
-        for place, (found, words) in enumerate(zip(runs, row.cells, strict=True)):
-            shown: Child = words or "-"
-            if row.group == "State":
-                shown = state_mark(found, words)
-            same = bool(place) and words == row.cells[0] and row.group != "State"
-            cells.append(tag("td", shown, title=words or None, class_="dim" if same else None))
-        bodies.append(tag("tr", tag("th", row.name, scope="row"), *cells, data_name=row.name))
+    bodies = []
+    for group, together in groupby(rows, key=lambda row: row.group):
+        title = tag("tr", tag("th", group, scope="rowgroup", colspan=len(runs) + 1, class_="part"))
+        lines = (_fact_line(row, runs) for row in together)
+        bodies.append(tag("tbody", title if group != _STATE else None, *lines))
     table = tag("table", tag("caption", caption, class_="unseen"),
                 tag("thead", tag("tr", tag("th", "Fact", scope="col"), *heads)),
-                tag("tbody", *bodies), class_="beside")  # fmt: skip
+                *bodies, class_="beside")  # fmt: skip
     return _region(table, "Differences")
+
+
+def _drop_link(chosen: ChosenRuns, job_id: str, label: str) -> Html:
+    others = ",".join(each for each in chosen.ids if each != job_id)
+    return tag("a", "\u00d7", href=f"/compare?runs={others}", class_="drop",
+               aria_label=f"Leave {label} out", title="Leave out")  # fmt: skip
+
+
+def _fact_line(row: FactRow, runs: Sequence[FoundRun]) -> Html:
+    """A row; values that are those of the first run are dim."""
+    cells = []
+    for place, (found, words) in enumerate(zip(runs, row.cells, strict=True)):
+        if row.group == _STATE:
+            cells.append(tag("td", state_mark(found, words)))
+        else:
+            same = place > 0 and words == row.cells[0]
+            cells.append(
+                tag("td", words or "-", title=words or None, class_="dim" if same else None)
+            )
+    return tag("tr", tag("th", row.name, scope="row"), *cells, data_name=row.name)
 
 
 def _swatch(colour: int | None) -> Html | None:
@@ -430,8 +443,9 @@ def _number(value: Any) -> float | None:
 
 
 def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
-    """The same values as a table, a row a run."""
+    """The same values as a table, a row a run: the first `MOST_ROWS`."""
     columns = value_columns(chosen.runs, now_ms)
+    left = len(chosen.runs) - MOST_ROWS
     heads = (tag("th", name, scope="col", class_="number" if kind == "metric" else None)
              for kind, name, _ in columns)  # fmt: skip
     rows = (
@@ -440,7 +454,7 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
             *(tag("td", column.text(found, now_ms) or "-",
                   class_="number" if kind == "metric" else None) for kind, _, column in columns),
             data_id=found.job_id)
-        for found, label in zip(chosen.runs, chosen.labels, strict=True)
+        for found, label in zip(chosen.runs[:MOST_ROWS], chosen.labels, strict=False)
     )  # fmt: skip
     table = tag("table", tag("caption", "Values of the runs", class_="unseen"),
                 tag("thead", tag("tr", tag("th", "Run", scope="col"),
@@ -450,7 +464,11 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
     unused = [name for each in chosen.runs for name in unused_params(each) if name in shown]
     region = tag("div", table, class_="within tall", tabindex="0", role="region",
                  aria_label="Values of the runs")  # fmt: skip
-    return join((region, tag("p", describe_unused(unused), class_="dim") if unused else None))
+    return join((
+        region,
+        tag("p", f"And {left} runs more.", class_="dim", id="left") if left > 0 else None,
+        tag("p", describe_unused(unused), class_="dim") if unused else None,
+    ))  # fmt: skip
 
 
 # --- Routes ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Curves of the dashboard, in a real browser, by mouse and by keyboard."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,29 @@ def test_the_curves_of_a_run_by_mouse_and_by_keyboard(cli: Cli, chromium: Browse
         page.evaluate("document.querySelector('.curves .bar input[type=checkbox]').click()")
         wait_for(page, f"{words}.includes('of 0 or less')")
         assert page.evaluate("location.search") == "?smooth=0.5&log=1"
+        assert page.evaluate("violations") == [] and page.complaints == []
+
+
+def test_curves_grow_while_a_run_trains(cli: Cli, chromium: Browser, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    (cli.folder / "job.toml").write_text(JOB)
+    (cli.folder / "train.py").write_text(
+        "import os, time\n"
+        "for i in range(20):\n"
+        f"    while i == 10 and not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        "    print(f'step {i} loss={i}', flush=True)\n"
+    )
+    job_id = cli("submit", ".", "--json").json["jobId"]
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.go(f"{dashboard.base}/run/{job_id}")
+        words = "document.querySelector('.curve .small').textContent"
+        wait_for(page, f"{words}.includes('10 values')")
+        # What was zoomed in to stays so.
+        page.click(".curve .buttons button")
+        go.touch()
+        wait_for(page, f"{words}.includes('last 19') && {words}.includes('20 values')")
+        wait_for(page, "document.querySelector('[data-metric=loss]').textContent === '19'")
         assert page.evaluate("violations") == [] and page.complaints == []
 
 

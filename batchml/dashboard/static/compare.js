@@ -1,10 +1,12 @@
 "use strict";
 // The page that compares runs: its plots, and what changes while runs go on.
-batchml.views.compare = () => {
-  const {one, all, make, parse, getJson, on} = batchml;
+batchml.views.compare = async () => {
+  const {one, all, make, parse, getJson, on, number} = batchml;
   const values = one("#values");
   if (!values) return;
-  let data = JSON.parse(values.dataset.document);
+  const address = values.dataset.source.replace("/compare/values", "/compare/document"), ROWS = 200;
+  const written = values.dataset.document; // of many runs they are asked for
+  let data = written ? JSON.parse(written) : await getJson(address);
   const curves = batchml.curves(one("[data-series]"));
   const remember = (name, value) => curves.remember(name, value);
 
@@ -12,12 +14,24 @@ batchml.views.compare = () => {
   let chosen = null;
   const show = () => {
     const ids = new Map(data.ids.map((id, index) => [id, index]));
-    for (const row of all("tbody tr", values)) row.hidden = Boolean(chosen) && !chosen.has(ids.get(row.dataset.id));
+    if (data.ids.length > ROWS) drawRows();
+    else for (const row of all("tbody tr", values)) row.hidden = Boolean(chosen) && !chosen.has(ids.get(row.dataset.id));
     const link = one("#chosen");
     if (link) link.remove();
     if (!chosen || chosen.size < 2 || chosen.size === data.ids.length) return;
     const query = [...chosen].map((index) => encodeURIComponent(data.ids[index])).join(",");
     values.before(make("p", {id: "chosen"}, make("a", {href: `/compare?runs=${query}`}, `Compare only these ${chosen.size} runs`)));
+  };
+  // Of many runs the table has the first of the chosen ones.
+  const drawRows = () => {
+    const found = data.ids.map((_, index) => index).filter((index) => !chosen || chosen.has(index));
+    const text = (value) => (typeof value === "number" ? number(value) : value ?? "-");
+    one("tbody", values).replaceChildren(...found.slice(0, ROWS).map((index) => make("tr", {"data-id": data.ids[index]},
+      make("th", {scope: "row"}, make("a", {href: `/run/${encodeURIComponent(data.ids[index])}`}, data.labels[index])),
+      make("td", {}, make("span", {class: `state ${data.states[index]}`}, data.states[index])),
+      ...data.columns.map((column) => make("td", {class: column.kind === "metric" ? "number" : null}, text(column.values[index]))))));
+    const left = one("#left"), more = found.length - ROWS;
+    if (left) { left.hidden = more <= 0; left.textContent = `And ${more} runs more.`; }
   };
   const plots = batchml.plots(one("#parallel"), one("#scatter"), data, {remember, selected: (found) => { chosen = found; show(); }});
 
@@ -28,7 +42,7 @@ batchml.views.compare = () => {
   };
   const read = async () => {
     await Promise.all([html(one("#differences")), html(values)]);
-    data = await getJson(values.dataset.source.replace("/compare/values", "/compare/document"));
+    data = await getJson(address);
     plots.take(data);
     show();
   };

@@ -189,7 +189,11 @@
 
     width() { return Math.max(200, Math.floor(this.frame.clientWidth) || 300); }
 
-    endWidth() { return this.lines.length > 1 && this.lines.length <= COLOURS && this.width() > 340 ? 90 : 14; }
+    endWidth() {
+      if (this.lines.length < 2 || this.lines.length > COLOURS || this.width() < 340) return 14;
+      const longest = Math.max(...this.lines.map((line) => this.label(line).length));
+      return Math.min(Math.max(40, longest * 6 + 12), this.width() > 700 ? 180 : 100);
+    }
 
     rescale() {
       const [low, high] = this.group.range || [this.x[0], this.x[this.x.length - 1]];
@@ -290,7 +294,7 @@
       const count = this.x.length, page = Math.max(1, Math.round(count / 10));
       const now = this.at === undefined ? -1 : this.at;
       const moves = {ArrowRight: now + 1, ArrowLeft: now < 0 ? count - 1 : now - 1, PageDown: now + page, PageUp: now - page, Home: 0, End: count - 1};
-      if (event.key in moves) this.moveTo(Math.min(count - 1, Math.max(0, moves[event.key])));
+      if (Object.hasOwn(moves, event.key)) this.moveTo(Math.min(count - 1, Math.max(0, moves[event.key])));
       else if (event.key === "+" || event.key === "=") this.group.zoomBy(0.5, this);
       else if (event.key === "-") this.group.zoomBy(2, this);
       else if (event.key === "0") this.group.zoom(null);
@@ -315,7 +319,8 @@
       this.table.hidden = !this.table.hidden;
       this.tableButton.setAttribute("aria-expanded", String(!this.table.hidden));
       this.page = 0;
-      if (!this.table.hidden) this.fillTable();
+      if (this.table.hidden) return;
+      if (!this.plot) { this.isNear = true; this.draw(true); } else this.fillTable();
     }
 
     fillTable() {
@@ -346,7 +351,7 @@
       this.place = place; this.options = options; this.charts = new Map(); this.ids = []; this.labels = new Map(); this.hidden = new Set();
       this.key = `curves-${Math.random()}`; this.range = null; this.colours = new Map();
       const address = new URLSearchParams(location.search);
-      this.axis = address.get("x") in AXES ? address.get("x") : "step";
+      this.axis = Object.hasOwn(AXES, address.get("x")) ? address.get("x") : "step";
       this.weight = Math.min(0.99, Math.max(0, Number(address.get("smooth")) || 0));
       this.isLog = address.get("log") === "1";
       this.grid = make("div", {class: "charts"});
@@ -458,7 +463,8 @@
       this.isReading = true;
       const began = performance.now();
       try {
-        const answer = await getJson(this.place.dataset.series);
+        const {document: written, series} = this.place.dataset; // a page without a server has its curves
+        const answer = written ? JSON.parse(written) : await getJson(series);
         this.update(answer);
         this.options.take?.(answer);
         this.place.removeAttribute("data-stale");

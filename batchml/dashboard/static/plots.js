@@ -90,7 +90,7 @@
       const order = plot.order(), now = order.indexOf(plot.lit), last = order.length - 1;
       if (event.key === "Enter" && isKnown(plot.lit)) { plot.open(plot.lit); return; }
       const moves = {ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now < 0 ? last : now - 1, ArrowUp: now < 0 ? last : now - 1, Home: 0, End: last};
-      if (!(event.key in moves) || event.target !== frame || last < 0) return;
+      if (!Object.hasOwn(moves, event.key) || event.target !== frame || last < 0) return;
       event.preventDefault();
       plot.light(order[Math.min(last, Math.max(0, moves[event.key]))]);
       clearTimeout(plot.saying);
@@ -99,13 +99,14 @@
     return {where, hide: () => { tip.hidden = true; }};
   };
 
-  const colourOf = (data, index, by) => {
+  // The colour of each run: its own, or by a column from --low to --high.
+  const coloursOf = (data, by) => {
     if (by) {
-      const scale = makeScale(by, 0, 1, spans(by)), at = scale.place(by.values[index]);
-      return at === null ? css("--edge") : mix(css("--low"), css("--high"), at);
+      const scale = makeScale(by, 0, 1, spans(by)), [low, high, none] = ["--low", "--high", "--edge"].map(css);
+      return by.values.map((value) => { const at = scale.place(value); return at === null ? none : mix(low, high, at); });
     }
-    const place = data.colours[index];
-    return place === null ? css("--c1") : css(`--c${place + 1}`);
+    const own = Array.from({length: 8}, (_, place) => css(`--c${place + 1}`));
+    return data.colours.map((place) => own[place ?? 0]);
   };
 
   const choice = (label, columns, chosen, take) => {
@@ -217,12 +218,15 @@
       this.topCtx = top;
       if (!axes.length) { ctx.fillStyle = css("--dim"); ctx.fillText("The runs have no differing values yet.", 10, 30); return; }
       const by = this.data.colours.every((colour) => colour === null) ? axes[axes.length - 1] : null;
-      const many = this.data.ids.length, opacity = many > 400 ? 0.3 : many > 60 ? 0.5 : 0.85;
-      const order = this.data.ids.map((_, index) => index).sort((a, b) => this.chosen.has(a) - this.chosen.has(b));
+      const many = this.data.ids.length, opacity = many > 1000 ? 0.16 : many > 400 ? 0.3 : many > 60 ? 0.5 : 0.85;
+      // The best are drawn last, above all others.
+      const sign = by?.direction === "min" ? -1 : 1, rank = (index) => (typeof by?.values[index] === "number" ? sign * by.values[index] : -Infinity);
+      const order = this.data.ids.map((_, index) => index).sort((a, b) => this.chosen.has(a) - this.chosen.has(b) || (by ? rank(a) - rank(b) || 0 : 0));
+      const colours = coloursOf(this.data, by), faint = css("--edge");
       for (const index of order) {
         const isIn = this.chosen.has(index);
         ctx.globalAlpha = isIn ? opacity : 0.12;
-        ctx.strokeStyle = isIn ? colourOf(this.data, index, by) : css("--edge");
+        ctx.strokeStyle = isIn ? colours[index] : faint;
         ctx.lineWidth = many > 60 ? 1 : 1.75;
         this.path(ctx, index); ctx.stroke();
       }
@@ -294,7 +298,9 @@
         const y = where(event)[1];
         if (Math.abs(y - from) < 4) return;
         this.wasDragged = true;
-        this.brush(axis, Math.min(from, y), Math.max(from, y));
+        const range = [axis, Math.min(from, y), Math.max(from, y)];
+        if (!this.pending) requestAnimationFrame(() => { this.brush(...this.pending); this.pending = null; });
+        this.pending = range;
       });
       frame.addEventListener("pointerup", () => {
         if (axis !== null && !this.wasDragged && this.ranges.delete(axis.name)) this.select();
@@ -392,11 +398,12 @@
         const px = across.place(x.values[index]), py = up.place(y.values[index]);
         if (px !== null && py !== null) this.points.push({index, x: px, y: py});
       });
+      const colours = coloursOf(this.data, by);
+      ctx.strokeStyle = css("--card");
       for (const point of this.points) {
         const isIn = !this.chosen || this.chosen.has(point.index);
         ctx.globalAlpha = isIn ? 0.85 : 0.15;
-        ctx.fillStyle = colourOf(this.data, point.index, by);
-        ctx.strokeStyle = css("--card");
+        ctx.fillStyle = colours[point.index];
         ctx.beginPath(); ctx.arc(point.x, point.y, this.points.length > 400 ? 3.5 : 5.5, 0, 7); ctx.fill(); ctx.stroke();
       }
       ctx.globalAlpha = 1;
