@@ -111,6 +111,10 @@ class Client:
         """The option of a command line for this environment: ` --env dev`; "" for `local`."""
         return self._context.env_option
 
+    def resource_label(self, name: str) -> str:
+        """The name of a queue for people: on `local` without the project that made it."""
+        return self._context.resource_label(name)
+
     @property
     def project(self) -> str:
         """The project: its name, or NAME.1a2b3c4d for a folder without a name in batchml.toml."""

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
 from batchml.cli.render import timestamp
+from batchml.client import Client
+from batchml.clock import Clock
 from batchml.cluster.rows import HostRow, vcpus_now
-from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow
+from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow, with_queue_names
 from batchml.cluster.tables import (
     held_and_asked,
     missing_line,
@@ -17,11 +19,13 @@ from batchml.cluster.tables import (
     states_text,
     used_of,
 )
+from batchml.dashboard.app import PageQuery, Route, route
 from batchml.dashboard.html import Child, Html, join, tag
+from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import STYLES, command_line, page
 from batchml.dashboard.runs import note, state_mark
 from batchml.dashboard.strips import NOT_KNOWN, WINDOWS, HostSpan, host_spans, strips
-from batchml.errors import UsageError
+from batchml.errors import NotFound, ServiceUnreachable, UsageError
 from batchml.model.hosts import HostResources
 from batchml.model.names import short_duration
 from batchml.model.run import describe_state
@@ -31,6 +35,8 @@ from batchml.runs.search import FoundRun
 PATH = "/cluster"
 MOST_ROWS = 100  # of a table; the numbers above it count all
 DEFAULT_WINDOW = "1h"
+PARTS = ("queues", "strips", "hosts")
+STRIP_PACES = {"15m": 2, "1h": 5, "6h": 15, "24h": 30, "7d": 60}  # seconds between two drawings
 OLD_AFTER = 20_000  # ms: a snapshot that is older is said to be old
 _WORDS = {"15m": "15 min", "1h": "1 hour", "6h": "6 hours", "24h": "24 hours", "7d": "7 days"}
 
@@ -53,8 +59,6 @@ def cluster_page(
     env_option: str = "",
 ) -> Html:
     """The page. Without a snapshot, its content is asked for by the script, or by a link."""
-    path = f"{PATH}/panel?{urlencode({'span': window})}"
-    content = cluster_panel(snapshot, runs, now_ms, window, trouble) if snapshot else None
     links = (
         tag("a", words, href=f"{PATH}?span={name}", aria_current="true" if name == window else None)
         for name, words in _WORDS.items()
@@ -67,9 +71,17 @@ def cluster_page(
         tag("h1", "Cluster"),
         note(trouble),
         choice,
-        tag("div", "" if content else "Asking for queues and hosts ...", content,
-            data_panel=path, data_live=True),
-        None if content else retry,
+        *(
+            tag(
+                "div",
+                cluster_panel(part, snapshot, runs, now_ms, window, trouble) if snapshot else (
+                    "Asking for queues and hosts ..." if part == PARTS[0] else ""),
+                data_panel=f"{PATH}/{part}?{urlencode({'span': window})}",
+                data_pace=STRIP_PACES[window] if part == "strips" else None,
+            )
+            for part in PARTS
+        ),
+        None if snapshot else retry,
         tag("div", command_line(f"batchml top --hosts{env_option}"), class_="foot"),
         env=env, current=PATH, view="cluster", scripts=("theme.js", "app.js", "cluster.js"),
         styles=(*STYLES, "cluster.css"),
@@ -77,29 +89,36 @@ def cluster_page(
 
 
 def cluster_panel(
+    part: str,
     snapshot: ClusterSnapshot,
     runs: Iterable[FoundRun],
     now_ms: int,
     window: str = DEFAULT_WINDOW,
     trouble: str = "",
 ) -> Html:
-    """All sections of the page, of one snapshot."""
-    found = host_spans(snapshot, runs, now_ms - WINDOWS[window], now_ms)
-    missing = missing_line(snapshot)
-    return join((
-        _age_note(snapshot, now_ms, trouble),
-        tag("p", missing, class_="warning") if missing else None,
-        totals(snapshot),
-        tag(
+    """A part of the page, which is one of PARTS. Raises NotFound for another."""
+    if part == "queues":
+        missing = missing_line(snapshot)
+        return join((
+            _age_note(snapshot, now_ms, trouble),
+            tag("p", missing, class_="warning") if missing else None,
+            totals(snapshot),
+            tag("div", _section("Queues", queue_table(snapshot)),
+                _section("Waiting", waiting_table(snapshot)), class_="cards"),
+        ))  # fmt: skip
+    if part == "strips":
+        found = host_spans(snapshot, runs, now_ms - WINDOWS[window], now_ms)
+        strips_of = _section("Hosts over time", strips_section(snapshot, found, window, now_ms))
+        return tag("div", strips_of, class_="cards")
+    if part == "hosts":
+        return tag(
             "div",
-            _section("Queues", queue_table(snapshot)),
-            _section("Waiting", waiting_table(snapshot)),
-            _section("Hosts", hosts_section(snapshot, found, window, now_ms)),
             _section("Running", running_table(snapshot)),
+            _section("Hosts", host_table(snapshot)),
             _section("Compute environments", compute_table(snapshot)),
             class_="cards",
-        ),
-    ))  # fmt: skip
+        )
+    raise NotFound("Part of the page", part, PARTS, "")
 
 
 def _section(title: str, *content: Child) -> Html:
@@ -211,7 +230,7 @@ def _queue_cells(row: QueueRow) -> list[Child]:
         reason = state.status_reason
     return [
         row.name, str(row.waiting), str(row.running),
-        tag("span", reason, title=reason) if reason else None,
+        _why(reason, row.head),
         held_and_asked(row.vcpus, row.asked_vcpus, row.is_exact),
         held_and_asked(row.gpus, row.asked_gpus, row.is_exact),
         ", ".join(state.environments) if state else None,
@@ -219,6 +238,13 @@ def _queue_cells(row: QueueRow) -> list[Child]:
         str(state.priority) if state else None,
         state_word(state.is_enabled, state.status).lower() if state else None,
     ]  # fmt: skip
+
+
+def _why(reason: str, head: str) -> Html | None:
+    """Why the next run of a queue waits, with a link to it."""
+    if head:
+        return tag("a", reason or "not known", href=f"/run/{head}", title=reason or None)
+    return tag("span", reason, title=reason) if reason else None
 
 
 def run_link(row: RunRow, *, is_part: bool = False) -> Html:
@@ -335,25 +361,18 @@ def compute_table(snapshot: ClusterSnapshot) -> Html:
 # --- hosts ----------------------------------------------------------------------------------------
 
 
-def hosts_section(
+def strips_section(
     snapshot: ClusterSnapshot, found: Mapping[str, Sequence[HostSpan]], window: str, now_ms: int
 ) -> Html:
-    """Strips of time, the table of hosts, and the strips' runs as a table."""
-    if snapshot.hosts is None:
-        return tag("p", "AWS does not say which hosts there are.", class_="dim")
-    labels = {row.host.name: _label(row) for row in snapshot.hosts}
-    nothing = None
-    if not snapshot.hosts:
-        nothing = tag("p", "No hosts: AWS Batch starts hosts for waiting runs and ends them "
-                      "afterwards.", class_="dim")  # fmt: skip
-    has_any = any(found.values()) or labels
+    """Strips of time, and the same attempts as a table."""
+    labels = {row.host.name: _label(row) for row in snapshot.hosts or ()}
+    if not labels and not any(found.values()):
+        return tag("p", "No run was on a host in this time.", class_="dim")
     return join((
-        nothing,
-        strips(found, labels, window, now_ms) if has_any else None,
+        strips(found, labels, window, now_ms),
         tag("p", "Times in ", tag("span", "UTC", data_zone=window != "7d"), ". A bar is an attempt "
-            "of a run.", class_="dim") if has_any else None,
-        _spans_table(found, now_ms) if any(found.values()) else None,
-        host_table(snapshot) if snapshot.hosts else None,
+            "of a run.", class_="dim"),
+        _spans_table(found) if any(found.values()) else None,
     ))  # fmt: skip
 
 
@@ -370,8 +389,13 @@ def _label(row: HostRow) -> Html:
 
 
 def host_table(snapshot: ClusterSnapshot) -> Html:
+    if snapshot.hosts is None:
+        return tag("p", "AWS does not say which hosts there are.", class_="dim")
+    if not snapshot.hosts:
+        words = "No hosts: AWS Batch starts hosts for waiting runs and ends them afterwards."
+        return tag("p", words, class_="dim")
     rows: list[list[Child]] = []
-    hosts = snapshot.hosts or ()
+    hosts = snapshot.hosts
     for row in hosts[:MOST_ROWS]:
         host, resources, use = row.host, row.host.resources, row.usage
         cpu = percent(use["cpu"] / resources.vcpus) if "cpu" in use and resources.vcpus else None
@@ -391,7 +415,7 @@ def host_table(snapshot: ClusterSnapshot) -> Html:
     return join((table, tag("p", more, class_="dim") if more else None))
 
 
-def _spans_table(found: Mapping[str, Sequence[HostSpan]], now_ms: int) -> Html:
+def _spans_table(found: Mapping[str, Sequence[HostSpan]]) -> Html:
     """The newest bars of the strips as a table."""
     spans = [(span.start, host, span) for host, each in found.items() for span in each]
     spans.sort(key=lambda each: -each[0])
@@ -409,3 +433,41 @@ def _spans_table(found: Mapping[str, Sequence[HostSpan]], now_ms: int) -> Html:
     count = f"{len(spans)} bars as a table" if len(spans) <= MOST_ROWS else (
         f"The newest {MOST_ROWS} of {len(spans)} bars as a table")  # fmt: skip
     return tag("details", tag("summary", count, id="bars-name"), table, id="bars")
+
+
+# --- routes ---------------------------------------------------------------------------------------
+
+
+class ClusterPages:
+    """The routes of the page of the cluster, which reads the hub's snapshot."""
+
+    def __init__(self, client: Client, hub: Hub, clock: Clock) -> None:
+        self._client, self._hub, self._clock = client, hub, clock
+
+    @property
+    def _now(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    def routes(self) -> list[Route]:
+        return [route(PATH, self.page), route(f"{PATH}/*", self.part)]
+
+    def _snapshot(self) -> ClusterSnapshot | None:
+        """The last snapshot, with names of queues for people."""
+        found, label = self._hub.cluster, self._client.resource_label
+        return with_queue_names(found, label) if found else None
+
+    def page(self, query: PageQuery) -> Html:
+        window = read_window(query.params.get("span", ""))
+        return cluster_page(
+            self._snapshot(), self._hub.snapshot()[1], self._now, self._client.env, window=window,
+            trouble=self._hub.trouble, env_option=self._client.env_option,
+        )  # fmt: skip
+
+    def part(self, query: PageQuery) -> Html:
+        window, snapshot = read_window(query.params.get("span", "")), self._snapshot()
+        if snapshot is None:
+            if self._hub.trouble:
+                raise ServiceUnreachable(self._hub.trouble)
+            return tag("p", "Asking for queues and hosts ...", class_="dim")
+        runs = self._hub.snapshot()[1]
+        return cluster_panel(query.parts[0], snapshot, runs, self._now, window, self._hub.trouble)

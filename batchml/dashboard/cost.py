@@ -6,18 +6,23 @@ from decimal import Decimal
 from urllib.parse import urlencode
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.cli.render import timestamp
+from batchml.client import Client
+from batchml.clock import Clock
 from batchml.config.project import short_project
 from batchml.cost.bill import CostTotal, RunCost, group_costs, sum_costs
 from batchml.cost.quote import NOT_COUNTED, Usd
 from batchml.cost.render import FREE, money
+from batchml.dashboard.app import PageQuery, Route, route
 from batchml.dashboard.cluster import data_table, meter
 from batchml.dashboard.html import Child, Html, join, tag
+from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import STYLES, command_line, page
 from batchml.dashboard.runs import note
 from batchml.errors import BatchmlError, UsageError
-from batchml.model.names import dollars, duration, short_duration
+from batchml.model.names import distinct_names, dollars, duration, short_duration
 
 PATH = "/cost"
 HOUR, DAY = 3_600_000, 86_400_000  # ms
@@ -371,3 +376,45 @@ def nice_top(most: float) -> float:
         return 1.0
     power = 10.0 ** Decimal(str(most)).adjusted()
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= most * 0.999999)
+
+
+# --- routes ---------------------------------------------------------------------------------------
+
+
+class CostPages:
+    """The routes of the page of costs."""
+
+    def __init__(self, client: Client, hub: Hub, clock: Clock) -> None:
+        self._client, self._hub, self._clock = client, hub, clock
+        self._book = CostBook(self._ask, clock.now)
+
+    def routes(self) -> list[Route]:
+        return [route(PATH, self.page), route(f"{PATH}/panel", self.panel)]
+
+    def _ask(self, since: float) -> list[RunCost]:
+        """The costs of all projects, with names of queues for people."""
+        costs = self._client.costs(since=since, all_projects=True)
+        labels = distinct_names({each.queue for each in costs}, self._client.resource_label)
+        return [replace(each, queue=labels[each.queue]) for each in costs]
+
+    @property
+    def _now(self) -> int:
+        return int(self._clock.now() * 1000)
+
+    @property
+    def _is_local(self) -> bool:
+        return self._hub.cluster is not None and self._hub.cluster.is_local
+
+    def page(self, query: PageQuery) -> Html:
+        chosen = read_filter(query.params)
+        wait = "wait" in query.params  # a browser without scripts
+        answer = (self._book.get if wait else self._book.known)(chosen.period)
+        return cost_page(
+            answer, chosen, self._now, self._client.env, is_local=self._is_local,
+            trouble=self._hub.trouble, env_option=self._client.env_option,
+        )  # fmt: skip
+
+    def panel(self, query: PageQuery) -> Html:
+        chosen = read_filter(query.params)
+        answer = self._book.get(chosen.period)
+        return cost_panel(answer, chosen, self._now, is_local=self._is_local)

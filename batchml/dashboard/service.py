@@ -8,14 +8,16 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.clock import Clock
-from batchml.dashboard import cluster, cost, logs, run, run_actions, runs, submit
+from batchml.dashboard import logs, run, run_actions, runs, submit
 from batchml.dashboard.access import AccessSecrets
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
+from batchml.dashboard.cluster import ClusterPages
 from batchml.dashboard.compare import ComparePages
+from batchml.dashboard.cost import CostPages
 from batchml.dashboard.curves import curves_document
-from batchml.dashboard.html import Html, tag
+from batchml.dashboard.html import Html
 from batchml.dashboard.hub import Change, Hub
-from batchml.errors import ServiceUnreachable, UsageError
+from batchml.errors import UsageError
 
 IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
 LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
@@ -28,10 +30,9 @@ class Pages:
         """`read_only`: show actions, with their command lines, but let nobody press them."""
         self._client, self._hub, self._clock = client, hub, clock
         self._read_only = read_only
-        self._costs = cost.CostBook(
-            lambda since: client.costs(since=since, all_projects=True), clock.now
-        )
         self._compare = ComparePages(client, hub, clock)
+        self._cluster = ClusterPages(client, hub, clock)
+        self._costs = CostPages(client, hub, clock)
         self._logs = logs.FollowedLogs(clock.monotonic)
 
     def stop(self) -> None:
@@ -46,10 +47,8 @@ class Pages:
         return [
             route("/", self.runs),
             route("/api/runs", self.runs_document),
-            route("/cluster", self.cluster),
-            route("/cluster/panel", self.cluster_panel),
-            route("/cost", self.cost),
-            route("/cost/panel", self.cost_panel),
+            *self._cluster.routes(),
+            *self._costs.routes(),
             *self._compare.routes(),
             route("/run/*", self.run),
             route("/run/*/state", lambda q: run.state_panel(self._run(q).describe(), self._now)),
@@ -109,40 +108,6 @@ class Pages:
 
     def log(self, query: PageQuery) -> dict[str, Any]:
         return self._logs.document(self._run(query), query.number("after", 0, 10**9))
-
-    def cluster(self, query: PageQuery) -> Html:
-        window = cluster.read_window(query.params.get("span", ""))
-        return cluster.cluster_page(
-            self._hub.cluster, self._hub.snapshot()[1], self._now, self._client.env, window=window,
-            trouble=self._hub.trouble, env_option=self._client.env_option,
-        )  # fmt: skip
-
-    def cluster_panel(self, query: PageQuery) -> Html:
-        window, snapshot = cluster.read_window(query.params.get("span", "")), self._hub.cluster
-        if snapshot is None:
-            if self._hub.trouble:
-                raise ServiceUnreachable(self._hub.trouble)
-            return tag("p", "Asking for queues and hosts ...", class_="dim")
-        runs_of_it = self._hub.snapshot()[1]
-        return cluster.cluster_panel(snapshot, runs_of_it, self._now, window, self._hub.trouble)
-
-    def cost(self, query: PageQuery) -> Html:
-        chosen = cost.read_filter(query.params)
-        wait = "wait" in query.params  # a browser without scripts
-        answer = (self._costs.get if wait else self._costs.known)(chosen.period)
-        return cost.cost_page(
-            answer, chosen, self._now, self._client.env, is_local=self._is_local,
-            trouble=self._hub.trouble, env_option=self._client.env_option,
-        )  # fmt: skip
-
-    def cost_panel(self, query: PageQuery) -> Html:
-        chosen = cost.read_filter(query.params)
-        answer = self._costs.get(chosen.period)
-        return cost.cost_panel(answer, chosen, self._now, is_local=self._is_local)
-
-    @property
-    def _is_local(self) -> bool:
-        return self._hub.cluster is not None and self._hub.cluster.is_local
 
     def events(self, query: PageQuery) -> AsyncIterator[bytes]:
         columns = query.params.get("cols", "")

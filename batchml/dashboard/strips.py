@@ -7,6 +7,7 @@ same runs are in a table beside it, for readers of texts.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.cli.render import timestamp
 from batchml.cluster.snapshot import ClusterSnapshot
@@ -85,10 +86,17 @@ def _spans(run: Run, now_ms: int) -> Iterator[HostSpan]:
 
 
 def gather_short(spans: Sequence[HostSpan], since: int, until: int) -> list[HostSpan]:
-    """The spans, of which neighbours shorter than a 200th of the window share one, if many."""
-    if len(spans) <= MOST_BARS:
-        return list(spans)
-    short, kept, pace = (until - since) / 200, list[HostSpan](), (until - since) / 100
+    """The spans; of many, short neighbours share one: below a 200th of the window, or longer."""
+    found = list(spans)
+    for part in (200, 100, 50, 25):
+        if len(found) <= MOST_BARS:
+            break
+        found = _gather(spans, (until - since) / part, since, (until - since) / 100)
+    return found
+
+
+def _gather(spans: Iterable[HostSpan], short: float, since: int, pace: float) -> list[HostSpan]:
+    kept: list[HostSpan] = []
     groups: dict[int, list[HostSpan]] = {}
     for each in spans:
         if each.stop - max(each.start, since) >= short or each.is_running:
@@ -96,15 +104,13 @@ def gather_short(spans: Sequence[HostSpan], since: int, until: int) -> list[Host
         else:
             groups.setdefault(int((max(each.start, since) - since) / pace), []).append(each)
     for place, group in groups.items():
-        first = group[0]
         if len(group) == 1:
-            kept.append(first)
+            kept.append(group[0])
             continue
-        states = {each.state for each in group}
-        start = int(since + place * pace)
+        states, start = {each.state for each in group}, int(since + place * pace)
         kept.append(
-            HostSpan(start, int(start + pace), first.job_id, first.name,
-                     states.pop() if len(states) == 1 else "unknown", first.host, count=len(group))
+            replace(group[0], start=start, stop=int(start + pace), count=len(group),
+                    state=states.pop() if len(states) == 1 else "unknown")
         )  # fmt: skip
     return sorted(kept, key=lambda each: (each.start, each.job_id))
 

@@ -7,7 +7,8 @@ import pytest
 
 from batchml.cluster.rows import ClusterState, with_prices
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow, make_snapshot
-from batchml.dashboard.cluster import cluster_page, cluster_panel, meter, read_window
+from batchml.dashboard.cluster import PARTS, cluster_page, cluster_panel, meter, read_window
+from batchml.dashboard.html import join
 from batchml.dashboard.hub import is_different
 from batchml.dashboard.strips import (
     HOUR,
@@ -21,7 +22,7 @@ from batchml.dashboard.strips import (
     strip,
     ticks,
 )
-from batchml.errors import UsageError
+from batchml.errors import NotFound, UsageError
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostResources
 from batchml.model.run import Attempt, JobStatus, Run
@@ -70,8 +71,13 @@ def words(markup: object) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", str(markup)).split())
 
 
+def panels(shown: ClusterSnapshot, now: int = NOW, trouble: str = "") -> str:
+    """The texts of all parts of the page."""
+    return words(join(cluster_panel(part, shown, [], now, "1h", trouble) for part in PARTS))
+
+
 def test_a_waiting_run_has_its_position_and_the_reason() -> None:
-    text = words(cluster_panel(snapshot(TRAINS, WAITS, NEXT), [], NOW))
+    text = panels(snapshot(TRAINS, WAITS, NEXT))
     assert "next 1 next to start gpu 48 vCPU, 1000M, 4 GPU 1 h" in text
     assert "waits 2 1 before it gpu 48 vCPU, 1000M, 4 GPU 1 min" in text
     assert "trains ▶ RUNNING gpu i-1 20 min 12.0 of 48 - of 1000M 2.0 of 4 -" in text
@@ -80,9 +86,7 @@ def test_a_waiting_run_has_its_position_and_the_reason() -> None:
 def test_queues_computes_and_hosts_have_their_numbers() -> None:
     shown = snapshot(TRAINS, WAITS, NEXT)
     priced = with_prices(shown.hosts or (), {"spot:g5.12xlarge": Decimal("2.50")})
-    text = words(cluster_panel(
-        ClusterSnapshot(NOW, shown.queues, shown.runs, 0, shown.computes, priced), [], NOW
-    ))  # fmt: skip
+    text = panels(ClusterSnapshot(NOW, shown.queues, shown.runs, 0, shown.computes, priced))
     assert "gpu 2 1 next to start 48+96 4+8 gpu-hosts first come 10 enabled" in text
     assert "gpu-hosts 48 of 256 0 spot g5 1 allocated, 1 idle 48 of 96 4 of 8 enabled -" in text
     assert "i-1 allocated gpu-hosts 48 of 48 4 of 4 47G of 186G 25% 50% 1 1 h $2.50" in text
@@ -92,23 +96,23 @@ def test_queues_computes_and_hosts_have_their_numbers() -> None:
 def test_hosts_that_aws_does_not_tell_are_not_shown_as_none() -> None:
     state = ClusterState(QUEUES, None, None, missing=("ecs:ListContainerInstances is denied",))
     shown = make_snapshot(QUEUES, [TRAINS], {}, NOW, {}, state)
-    text = words(cluster_panel(shown, [], NOW))
+    text = panels(shown)
     assert "Not shown: ecs:ListContainerInstances is denied." in text
     assert "AWS does not say which hosts there are." in text and "Hosts -" in text
 
 
 def test_old_values_stay_with_their_age() -> None:
     shown = snapshot(TRAINS)
-    assert "old" not in words(cluster_panel(shown, [], NOW + 5_000))
-    late = words(cluster_panel(shown, [], NOW + 3 * MINUTE))
+    assert "old" not in panels(shown, NOW + 5_000)
+    late = panels(shown, NOW + 3 * MINUTE)
     assert "these values are 3 min old" in late and "trains" in late
-    text = words(cluster_panel(shown, [], NOW + 4_000, trouble="no network"))
+    text = panels(shown, NOW + 4_000, "no network")
     assert "The environment does not answer: these values are 4 s old." in text
 
 
 def test_a_page_without_a_snapshot_asks_for_it() -> None:
     page = str(cluster_page(None, [], NOW, "dev", window="6h", env_option=" --env dev"))
-    assert 'data-panel="/cluster/panel?span=6h"' in page and "<noscript>" in page
+    assert 'data-panel="/cluster/strips?span=6h"' in page and "<noscript>" in page
     assert "batchml top --hosts --env dev" in page
 
 
@@ -116,6 +120,8 @@ def test_an_unknown_time_span_is_refused() -> None:
     assert (read_window(""), read_window("7d")) == ("1h", "7d")
     with pytest.raises(UsageError, match="span=2y: choose one of 15m, 1h"):
         read_window("2y")
+    with pytest.raises(NotFound):
+        cluster_panel("nothing", snapshot(), [], NOW)
 
 
 def test_texts_of_others_stay_texts() -> None:
@@ -133,8 +139,8 @@ def test_texts_of_others_stay_texts() -> None:
 
 def test_a_long_queue_is_cut_and_counted() -> None:
     many = [run(f"r{number}", "RUNNABLE") for number in range(500)]
-    panel = str(cluster_panel(snapshot(*many), [], NOW))
-    assert "The first 100 of 500 waiting runs" in panel and panel.count('href="/run/') == 100
+    panel = str(cluster_panel("queues", snapshot(*many), [], NOW))
+    assert "The first 100 of 500 waiting runs" in panel and panel.count('href="/run/') == 101
 
 
 def test_only_what_happens_is_a_change() -> None:
@@ -215,6 +221,8 @@ def test_many_short_runs_share_bars_and_none_is_lost() -> None:
     assert sum(each.count for each in gathered) == len(short) + 1
     assert len(gathered) <= 101 and long in gathered
     assert gather_short([long], 0, HOUR) == [long]
+    crowded = [span(at, at + 60_000) for at in range(0, HOUR, 1000)]
+    assert len(gather_short(crowded, 0, HOUR)) <= 101
     drawn, left = strip(gathered, "1h", HOUR)
     assert "36 runs" in str(drawn) and left == 0
 

@@ -30,7 +30,7 @@ def test_a_person_sees_what_runs_what_waits_and_what_it_costs(cli: Cli, chromium
     with running(cli) as dashboard:
         page = dashboard.enter(chromium)
         page.click("nav a[href='/cluster']")
-        wait_for(page, f"location.pathname === '/cluster' && {SECTIONS} === 5")
+        wait_for(page, f"location.pathname === '/cluster' && {SECTIONS} === 6")
         wait_for(page, "document.querySelector('.bar-of.succeeded')?.textContent.includes('over')")
         assert page.evaluate("document.body.innerText.includes('Nothing runs.')")
         page.evaluate("document.querySelector('#bars-name').click()")
