@@ -387,6 +387,8 @@ _REASONS_TO_GIVE_UP = (
      "See where its ranks hung: their stacks are in its log and its outputs."),
     ("could not be ended", "not-ended", "Some of its processes could not be ended",
      "Try again on other hosts."),
+    ("fit into this host's cache", "data-cache-full", "Its host had no room for its data",
+     _ALLOW_MORE_ATTEMPTS),
 )  # fmt: skip
 
 _ONLY_HOST = (
@@ -447,11 +449,11 @@ def _explain_final_end(ended: EndedRun, code: int, why: str) -> Explanation:
             who, fix = "This machine is not", _ONLY_HOST
         verdict = f"{who} fit for it: {_shorten(why)}"
         return Explanation("unfit-hosts", verdict, _last_lines(ended), fix, commands.log(run))
-    return Explanation(
-        "not-prepared", f"Its command was never run: {_shorten(why)}", _last_lines(ended),
-        "Submit it again: its files are packed anew.",
-        ended.submit(),
-    )  # fmt: skip
+    fix = "Submit it again: its files are packed anew."
+    if why.startswith("data."):
+        fix = "Correct the data set under [data], or give another one with --data."
+    verdict = f"Its command was never run: {_shorten(why)}"
+    return Explanation("not-prepared", verdict, _last_lines(ended), fix, ended.submit())
 
 
 # Causes of unfit hosts that the image or AMI has, so that another host does not help.

@@ -150,10 +150,18 @@ LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the
     ("not-prepared", 78, "batchml: the code archive c.tar.gz cannot be unpacked: no", "never run",
      "submit"),
     ("store-unreachable", 75, "batchml: s3://b/code: no answer", "never run", "rerun"),
+    ("data-cache-full", 75, "batchml: data.a: 2.0 TiB of s3://b/a do not fit into this host's "
+     "cache: 1.0 TiB are free, and other runs use the rest.", "no room for its data", "rerun"),
     ("crash-loop", 76, "batchml: a crash loop: the last 3 starts (generations 1, 2, 3) made no new "
      "checkpoint. The last of them: Rank 3 on node 1 ended with 1.", "Rank 3 on node 1", "logs"),
     ("unfit-hosts", 78, "batchml: 4 hosts were unfit: i-0a: GPU 2 has ECC errors", "i-0a", "logs"),
 ]  # fmt: skip
+
+
+def test_a_wrong_data_set_is_to_be_corrected() -> None:
+    found = why_ended(ended(78, "batchml: data.train: s3://b/trian/ has no objects."))
+    assert found.cause == "not-prepared" and "s3://b/trian/" in found.verdict
+    assert found.fix == "Correct the data set under [data], or give another one with --data."
 
 
 @pytest.mark.parametrize(("cause", "code", "line", "said", "command"), LOGS)
