@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from batchml.explain.clues import find_last_exception
-from batchml.runtime.protocol.log_marks import SAME_TRACEBACK
+from batchml.runtime.protocol.log_marks import LAST_LINES, SAME_TRACEBACK
 
 # The labels that launchers and frameworks write before each line of a process: torch (the exception
 # of a rank of an initialized group, and its warnings), torchrun --tee, mpirun --tag-output, Ray.
@@ -19,8 +19,7 @@ _TORCHRUN_REPORT = re.compile(
     r"torch\.distributed\.elastic\.\S+ \[ERROR\] failed \(exitcode: "
 )
 
-# Our supervisor writes this line when a rank has ended the run (runtime/nodes/supervisor).
-_REPEATED = "batchml: its last lines were:"
+_REPEATED = f"batchml: {LAST_LINES}"
 _INDENT = "  "
 
 _LABEL = re.compile(r"\[r[0-9]+\] ")

@@ -367,6 +367,26 @@ def test_a_program_that_ends_by_its_broken_card_goes_on_elsewhere(
     assert why.endswith("; the run goes on elsewhere")
 
 
+def test_the_main_node_does_not_blame_its_own_host_for_the_card_of_another_node(
+    driver: FakeDriver, tmp_path: Path
+) -> None:
+    """AWS Batch sees the main node's exit code, so the run goes on elsewhere by that."""
+    attempt = Attempt(tmp_path)
+    watch = GpuWatcher(attempt, driver.open, HERE)
+    attempt.lines = [
+        "[r0] step 1", "batchml: its last lines were:",
+        "  RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "batchml: Rank 9 on node 1 (10.0.0.2) ended with 1.",
+    ]  # fmt: skip
+    attempt.code = 1
+    watch.finish()
+    assert attempt.stopped == [(
+        "a GPU of another node is broken: uncorrectable ECC error encountered; the run goes on "
+        "elsewhere", 75,
+    )]  # fmt: skip
+    assert not (tmp_path / "store" / "hosts").exists()
+
+
 def test_a_driver_that_never_answers_after_a_failure_is_left(
     driver: FakeDriver, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from batchml.runtime.health.checks import (
@@ -27,6 +27,8 @@ from batchml.runtime.health.gpus import (
     check_recovery,
     describe_failure,
 )
+from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
+from batchml.runtime.protocol.log_marks import LAST_LINES
 from batchml.runtime.telemetry import gpus
 from batchml.runtime.telemetry.gpus import DEVICE, RECOVERY_EVENT, GpuEvent, Nvml, NvmlError
 
@@ -201,13 +203,19 @@ class GpuWatcher:
                 self._nvml = None  # it is not closed, because that would wait, too
         if self._contained is not None:
             found.append(self._contained._replace(severity=RETRY))
-        for line in self._attempt.last_lines():
-            text = next((text for text in _BROKEN_TEXTS if text in line), "")
-            if text:
-                found.append(HostCheck("the program", RETRY, f"it got the CUDA error: {text}"))
+        lines = self._attempt.last_lines()
+        at = next((i for i, line in enumerate(lines) if line.endswith(LAST_LINES)), len(lines))
+        own, elsewhere = _broken_text(lines[:at]), _broken_text(lines[at:])
+        if own:
+            found.append(HostCheck("the program", RETRY, f"it got the CUDA error: {own}"))
         worst = max(found, key=lambda check: check.severity, default=HostCheck("GPUs"))
-        if worst.severity >= RETRY and not self._has_left:
+        if self._has_left:
+            return
+        if worst.severity >= RETRY:
             self._leave_host(worst)
+        elif elsewhere:  # its own node records its host
+            why = f"a GPU of another node is broken: {elsewhere}; the run goes on elsewhere"
+            self._attempt.stop(why, TRY_ELSEWHERE)
 
     def _find_broken(self, nvml: Nvml) -> List[HostCheck]:
         self._read_events(nvml)
@@ -234,6 +242,11 @@ class GpuWatcher:
     def _leave_host(self, found: HostCheck) -> None:
         self._has_left = True
         end_on_unfit_host(self._attempt, found)
+
+
+def _broken_text(lines: Sequence[str]) -> str:
+    """The text in the lines by which CUDA says that a card is broken; "" without one."""
+    return next((text for line in lines for text in _BROKEN_TEXTS if text in line), "")
 
 
 def _kind(found: HostCheck) -> str:

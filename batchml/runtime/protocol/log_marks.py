@@ -99,6 +99,7 @@ def _pieces(line: bytes) -> list[bytes]:
 
 # The end of a line that stands for a traceback; clients look for the traceback of that rank.
 SAME_TRACEBACK = " (the same traceback as rank {} above)"
+LAST_LINES = "its last lines were:"  # ends a line of the main node; a rank of another node follows
 
 
 def error_line(error: BaseException, most: int = 300) -> str:

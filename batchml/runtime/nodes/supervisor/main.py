@@ -58,6 +58,7 @@ from batchml.runtime.processes import become_reaper, boot_id, die_with_parent, s
 from batchml.runtime.processors import count_processors
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import TOKEN, LaunchPlan, RankCommand
+from batchml.runtime.protocol.log_marks import LAST_LINES
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF
@@ -334,7 +335,7 @@ class Supervisor:
         # The main node's log tells why the run ended; there a rank of another node is not seen.
         is_main = self._coordinator is not None
         if leaving.tail and is_main and not self._ranks.has_shown(leaving.tail):
-            self.say("its last lines were:")
+            self.say(LAST_LINES)
             self.write([f"  {line}".encode("utf-8", "replace") for line in leaving.tail])
         self.say(leaving.why)
 
