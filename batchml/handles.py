@@ -14,6 +14,7 @@ from batchml.cost.render import quote_lines
 from batchml.cost.service import quote_of_job
 from batchml.errors import LogDamaged, UsageError
 from batchml.explain.ask import explain_run
+from batchml.jobs.code_diff import CodeFile
 from batchml.model.explanation import Explanation
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.runs.cancel import refuse_nodes
@@ -30,17 +31,20 @@ from batchml.runs.metrics.series import Series
 from batchml.runs.metrics.usage import (
     NodeRun,
     Restart,
+    UnfitNotice,
     UsageSample,
     find_nodes,
     own_container,
     read_restarts,
+    read_unfit_notices,
     read_usage,
 )
 from batchml.runs.options import SubmitOptions, to_request
-from batchml.runs.outputs import copy_outputs
+from batchml.runs.outputs import OutputEntry, OutputSource, copy_outputs, open_outputs
+from batchml.runs.package import read_files
 from batchml.runs.prepare import PreparedRun, to_requests
-from batchml.runs.rerun.resubmit import CHANGEABLE, prepare_again
-from batchml.runs.rerun.rules import display_id, numbering
+from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.rerun.rules import CHANGEABLE, display_id, numbering
 from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent, StatusChanged
@@ -199,6 +203,11 @@ class RunHandle:
         found, nodes = self._nodes()
         return read_restarts(self._context, found.run, nodes)[0]
 
+    def unfit_hosts(self) -> list[UnfitNotice]:
+        """The hosts that the run has left because a health check failed there, and why."""
+        found, nodes = self._nodes()
+        return read_unfit_notices(self._context, found.run, nodes)
+
     def _nodes(self) -> tuple[FoundRun, list[NodeRun]]:
         (found,) = load_runs(self._context, [self._current()])
         return found, find_nodes(self._context, found, find_worker_groups(self._context, found))
@@ -213,6 +222,29 @@ class RunHandle:
         for _ in copy_outputs(self._context, found, Path(dest)):
             pass
         return Path(dest)
+
+    def list_outputs(self) -> list[OutputEntry]:
+        """The files that `outputs` would copy: name, size, time. Raises NotFound without any."""
+        return list(self._open_outputs().entries())
+
+    def fetch_output(self, entry: OutputEntry, path: str | os.PathLike[str]) -> None:
+        """Copy one file of `list_outputs` to `path`, which does not exist.
+
+        Raises `batchml.runs.outputs.Unreadable` if the run has deleted it.
+        """
+        self._open_outputs().fetch(entry, Path(path))
+
+    def _open_outputs(self) -> OutputSource:
+        (found,) = load_runs(self._context, [self._current()])
+        return open_outputs(self._context, found)
+
+    def code(self) -> dict[str, CodeFile]:
+        """The files of the run's code as they were sent, by name: `content`, `is_executable`.
+
+        Empty for a run without code of its own. Raises NotFound for code that was deleted.
+        """
+        (found,) = load_runs(self._context, [self._current()])
+        return read_files(self._context, found.code)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for a run that calls a function, and return the function's result.

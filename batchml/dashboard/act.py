@@ -154,9 +154,9 @@ def _hint(field: ActionField) -> Html | None:
 # --- What a route reads and returns ---------------------------------------------------------------
 
 
-def done(text: str, go: str = "") -> dict[str, Any]:
-    """The answer of an action: a sentence in the past, and the path of the page to go to."""
-    return {"text": visible(text), "go": go}
+def done(text: str, go: str = "", link: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    """The answer of an action: a sentence, the path of the page to go to, a link to another."""
+    return {"text": visible(text), "go": go, "link": list(link)}
 
 
 def preview_body(query: PageQuery) -> PageQuery:

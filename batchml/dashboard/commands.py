@@ -12,6 +12,7 @@ from batchml.cli.output import print_line, say
 from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.dashboard.access import ENTER, make_secrets
+from batchml.dashboard.acting.tools import Tools
 from batchml.dashboard.service import listen, serve
 
 _LOOPBACK = "127.0.0.1"
@@ -50,9 +51,11 @@ def dashboard(
         if not no_open:
             _open(f"http://{known.name}:{known.port}{ENTER}#{known.token}")
 
+    own_project = ("--project", project) if project else ()
     serve(
         client, known, listener, SystemClock(), is_local=context.settings.is_local,
         exchanges=2 if no_open else 1, begin=begin,
+        opened=Tools(client.folder, ("--env", client.env, *own_project)),
     )  # fmt: skip
 
 

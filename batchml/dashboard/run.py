@@ -1,18 +1,23 @@
 """The page of one run: what happened, why, what it printed, what it used, what it costs."""
 
+from typing import Any
+
 from batchml.cli.render import duration, timestamp
 from batchml.client import Client
+from batchml.cluster.snapshot import RunRow
 from batchml.dashboard.act import action_button
+from batchml.dashboard.acting.runs import explained_rerun
 from batchml.dashboard.curves import SCRIPTS as CURVES
 from batchml.dashboard.curves import STYLES, RunSeries, curves_section
 from batchml.dashboard.html import Html, join, tag
 from batchml.dashboard.layout import command_line, facts, page
 from batchml.dashboard.logs import log_section
-from batchml.dashboard.run_actions import explained_rerun
 from batchml.dashboard.runs import chips, note, state_mark
 from batchml.handles import RunHandle
 from batchml.model.run import Run, classify, describe_state, first_start
 from batchml.runs.search import FoundRun
+
+_LINKED = 200  # children
 
 
 def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
@@ -21,10 +26,14 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     panels = [
         _panel("State", f"/run/{job_id}/state", "wide", live=True),
         _panel("Why", f"/run/{job_id}/explanation", "wide", live=True),
+        _panel("Timeline", f"/run/{job_id}/timeline", "wide", live=True),
         _panel("Metrics", f"/run/{job_id}/metrics", live=True),
         _panel("Use", f"/run/{job_id}/usage", live=True),
         _panel("Cost", f"/run/{job_id}/cost", live=True),
         _panel("Request", f"/run/{job_id}/request"),
+        _panel("Outputs", f"/run/{job_id}/outputs", live=True),
+        _panel("Code", f"/run/{job_id}/code"),
+        _panel("Environment", f"/run/{job_id}/environment", "wide"),
     ]
     is_over = found.run is None or found.run.status.is_terminal
     place = curves_section(f"/run/{job_id}/series", is_over=is_over)
@@ -33,7 +42,7 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
-        tag("div", *panels[:2], curves, *panels[2:], log, class_="cards"), env=env, current="",
+        tag("div", *panels[:3], curves, *panels[3:], log, class_="cards"), env=env, current="",
         view="run", scripts=("theme.js", "app.js", "act.js", "log.js", *CURVES, "run.js"),
         styles=STYLES,
     )  # fmt: skip
@@ -44,8 +53,8 @@ def _panel(title: str, path: str, width: str = "", *, live: bool = False) -> Htm
     return tag("section", tag("h2", title), body, class_=f"card {width}".rstrip())
 
 
-def state_panel(run: Run, now_ms: int) -> Html:
-    """The state in words, and how long the run was in each of its states."""
+def state_panel(run: Run, now_ms: int, row: RunRow | None = None) -> Html:
+    """The state in words, times, and for a waiting run its position. `row`: of the cluster."""
     found = FoundRun(run, None)
     words = describe_state(run)
     times = found.times(now_ms)
@@ -61,9 +70,25 @@ def state_panel(run: Run, now_ms: int) -> Html:
             ("Ran", None if times.ran is None else duration(times.ran)),
             ("Exit code", None if run.exit_code is None else str(run.exit_code)),
             ("Queue", run.queue),
+            ("Position", str(row.position) if row and row.position else None),
+            ("Waits because", row.reason if row else None),
+            ("Hosts", ", ".join(row.hosts) if row else None),
+            ("Children", _children(run)),
             ("Attempts", str(len(run.attempts)) if len(run.attempts) > 1 else None),
         ]),
     ))  # fmt: skip
+
+
+def _children(run: Run) -> Html | None:
+    """The number of children in each state."""
+    if not run.children:
+        return None
+    counts = chips((name, count) for name, count in run.children.items() if count)
+    links = [tag("a", str(number), href=f"/run/{run.job_id}:{number}")
+             for number in range(min(run.array_size, _LINKED))]  # fmt: skip
+    more = f" and {run.array_size - _LINKED} more" if run.array_size > _LINKED else None
+    each = tag("details", tag("summary", "Each child"), join(links, " "), more)
+    return join((counts, each))
 
 
 def _time(ms: int | None) -> Html | None:
@@ -149,6 +174,31 @@ def request_panel(found: FoundRun) -> Html:
         ("Tags", chips(found.tags.items()) if found.tags else None),
         ("Code", found.commit or None),
         ("Folder", record.folder if record and hasattr(record, "folder") else None),
+    ])  # fmt: skip
+
+
+def environment_panel(found: FoundRun) -> Html:
+    """What the program found around it. Values of variables are not shown: they may be secrets."""
+    run, record = found.run, found.record
+    spec: dict[str, Any] = record.spec if record else {}
+    launch = (spec.get("launch") or {}).get("kind")
+    names = sorted({*(run.environment if run else {}), *(spec.get("env") or {})})
+    own = [name for name in names if not name.startswith(("BATCHML_", "AWS_"))]
+    asked = run or record
+    return facts([
+        ("Image", asked.image if asked else None),
+        ("Job definition", run.definition if run else None),
+        ("Host", run.host if run else None),
+        ("Nodes", str(run.nodes) if run and run.nodes else None),
+        ("Launch", launch if launch != "plain" else None),
+        ("Variables", ", ".join(own) if own else None),
+        ("Secrets", chips((spec.get("secrets") or {}).items()) if spec.get("secrets") else None),
+        ("Data sets", chips((spec.get("data") or {}).items()) if spec.get("data") else None),
+        ("Data folder", found.data_dir),
+        ("Timeout", f"{duration(run.timeout)} for an attempt" if run and run.timeout else None),
+        ("Most attempts", str(run.max_attempts) if run and run.max_attempts > 1 else None),
+        ("Most cost", f"${record.max_cost:g}" if record and record.max_cost else None),
+        ("Share", run.share if run else None),
     ])  # fmt: skip
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.clock import Clock
-from batchml.dashboard import logs, run, run_actions, runs, submit
+from batchml.dashboard import logs, run, runs
 from batchml.dashboard.access import AccessSecrets
+from batchml.dashboard.acting.pages import ActingPages
+from batchml.dashboard.acting.tools import Tools
 from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.cluster import ClusterPages
 from batchml.dashboard.compare import ComparePages
@@ -17,6 +19,8 @@ from batchml.dashboard.cost import CostPages
 from batchml.dashboard.curves import curves_document
 from batchml.dashboard.html import Html
 from batchml.dashboard.hub import Change, Hub
+from batchml.dashboard.outputs import FilePages
+from batchml.dashboard.timeline import timeline_panel
 from batchml.errors import UsageError
 
 IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
@@ -26,10 +30,20 @@ LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
 class Pages:
     """The pages of one environment: a method for each route."""
 
-    def __init__(self, client: Client, hub: Hub, clock: Clock, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        client: Client,
+        hub: Hub,
+        clock: Clock,
+        opened: Tools,
+        *,
+        read_only: bool = False,
+    ) -> None:
         """`read_only`: show actions, with their command lines, but let nobody press them."""
         self._client, self._hub, self._clock = client, hub, clock
         self._read_only = read_only
+        self._acting = ActingPages(client, opened, read_only=read_only)
+        self._files = FilePages(client)
         self._compare = ComparePages(client, hub, clock)
         self._cluster = ClusterPages(client, hub, clock)
         self._costs = CostPages(client, hub, clock)
@@ -50,24 +64,19 @@ class Pages:
             *self._cluster.routes(),
             *self._costs.routes(),
             *self._compare.routes(),
+            *self._acting.routes(),
+            *self._files.routes(),
             route("/run/*", self.run),
-            route("/run/*/state", lambda q: run.state_panel(self._run(q).describe(), self._now)),
-            route("/run/*/explanation", self.explanation),
+            route("/run/*/state", self.state),
             route("/run/*/metrics", lambda q: run.metrics_panel(self._run(q))),
             route("/run/*/usage", lambda q: run.usage_panel(self._run(q))),
             route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
             route("/run/*/request", self.request),
-            route("/run/*/actions", self.run_actions),
             route("/run/*/log", self.log),
             route("/run/*/log.txt", lambda q: logs.log_file(self._run(q))),
+            route("/run/*/timeline", lambda q: timeline_panel(self._run(q), self._now)),
+            route("/run/*/environment", lambda q: run.environment_panel(self._run(q).seen)),
             route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
-            route("/act/cancel", lambda q: run_actions.cancel(self._client, q)),
-            route("/act/rerun", lambda q: run_actions.rerun(self._client, q)),
-            route("/preview/rerun", lambda q: run_actions.preview_rerun(self._client, q)),
-            route("/submit", self.jobs),
-            route("/submit/*", self.job),
-            route("/act/submit", lambda q: submit.submit(self._client, q)),
-            route("/preview/submit", lambda q: submit.preview_submit(self._client, q)),
         ]
 
     def runs(self, query: PageQuery) -> Html:
@@ -90,21 +99,11 @@ class Pages:
     def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
 
-    def run_actions(self, query: PageQuery) -> Html:
-        return run_actions.actions_panel(self._run(query).seen, self._client.env_option,
-                                         read_only=self._read_only)  # fmt: skip
-
-    def explanation(self, query: PageQuery) -> Html:
-        return run.explanation_panel(self._run(query), self._client.env_option,
-                                     read_only=self._read_only)  # fmt: skip
-
-    def jobs(self, query: PageQuery) -> Html:
-        return submit.jobs_page(self._client.jobs(), self._client.folder, self._client.env)
-
-    def job(self, query: PageQuery) -> Html:
-        found = submit.find_known_job(self._client, query.parts[0])
-        return submit.job_page(found, self._client.env, self._client.env_option,
-                               read_only=self._read_only)  # fmt: skip
+    def state(self, query: PageQuery) -> Html:
+        found = self._run(query).describe()
+        rows = self._hub.cluster.runs if self._hub.cluster else ()
+        row = next((each for each in rows if each.run.job_id == found.job_id), None)
+        return run.state_panel(found, self._now, row)
 
     def log(self, query: PageQuery) -> dict[str, Any]:
         return self._logs.document(self._run(query), query.number("after", 0, 10**9))
@@ -136,13 +135,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(
     client: Client, known: AccessSecrets, listener: socket.socket, clock: Clock, *,
-    is_local: bool, exchanges: int, begin: Callable[[], None],
+    is_local: bool, exchanges: int, begin: Callable[[], None], opened: Tools,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
     hub = Hub(client, clock.monotonic, pace=LOCAL_PACE if is_local else AWS_PACE)
     hub.load()
-    pages = Pages(client, hub, clock, read_only=known.read_only)
-    asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
+    pages = Pages(client, hub, clock, opened, read_only=known.read_only)
+    try:
+        asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
+    finally:
+        opened.close()
 
 
 async def _serve(

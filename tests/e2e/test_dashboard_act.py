@@ -23,10 +23,8 @@ def press(page: Page, label: str, within: str = "main") -> None:
         f"[...document.querySelectorAll('{within} button')].find(each => "
         f"each.textContent === {label!r} && each.checkVisibility() && !each.disabled)"
     )
-    wait_for(page, found + " !== undefined")
-    page.evaluate(f"{found}.setAttribute('data-press', '')")
-    page.click("[data-press]")
-    page.evaluate("document.querySelector('[data-press]')?.removeAttribute('data-press')")
+    # In one step: a panel may be drawn anew between two.
+    wait_for(page, f"(() => {{ const it = {found}; it?.click(); return it !== undefined; }})()")
 
 
 def open_run(page: Page, job: str) -> None:
@@ -169,3 +167,43 @@ def test_no_path_of_a_request_reaches_the_file_system(cli: Cli, chromium: Browse
         )
         assert "image: cannot be set here" in said
     assert cli("ls", "--json").json == []
+
+
+WRITES = """\
+cd "$BATCHML_OUTPUT_DIR"; mkdir -p sub; printf '<script>alert(1)</script>' > 'sub/a"b.html'
+ln -s /etc/passwd link; echo 'batchml: this host (i-1) is unfit: GPU 3; another one is tried'
+"""
+
+
+def test_outputs_are_downloaded_as_attachments_and_code_is_shown(
+    cli: Cli, chromium: Browser
+) -> None:
+    (cli.folder / "train.sh").write_text("echo '<b>hello</b>'\n")
+    assert cli("submit", "--wait", "--name", "writer", "--", "sh", "-c", WRITES).code == 0
+    job = cli("ls", "--json").json[0]["jobId"]
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.evaluate(f"location.assign('/run/{job}')")
+        link = "document.querySelector('[data-panel$=outputs] a')"
+        wait_for(page, f"location.pathname === '/run/{job}' && {link}")
+        assert page.evaluate("document.querySelectorAll('[data-panel$=outputs] a').length") == 1
+        assert page.evaluate(f"{link}.textContent") == 'sub/a"b.html'
+        kind, where, text = page.evaluate(
+            f"fetch({link}.href).then(async answer => [answer.headers.get('content-type'),"
+            " answer.headers.get('content-disposition'), await answer.text()])"
+        )
+        assert kind == "application/octet-stream" and text == "<script>alert(1)</script>"
+        assert where.startswith('attachment; filename="a_b.html"')
+        for name in ("link", "..%2F..%2Fetc%2Fpasswd", "sub%2Fa%22b.html"):
+            status = f"fetch('/run/{job}/output/{name}').then(answer => answer.status)"
+            assert page.evaluate(status) == 404
+        wait_for(page, "document.querySelector('[data-panel$=timeline] svg rect.succeeded')")
+        mark = "document.querySelector('[data-panel$=timeline] svg circle.unfit title').textContent"
+        assert "GPU 3" in page.evaluate(mark)
+        wait_for(page, "document.querySelector('[data-panel$=\"/code\"] a')")
+        page.evaluate(
+            "[...document.querySelectorAll('[data-panel$=\"/code\"] a')]"
+            ".find(each => each.textContent === 'train.sh').click()"
+        )
+        wait_for(page, "document.querySelector('pre.code')?.textContent.includes('<b>hello</b>')")
+        assert page.evaluate("violations") == []

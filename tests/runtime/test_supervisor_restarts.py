@@ -11,7 +11,9 @@ from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.metrics.usage import (
     NodeRun,
     Restart,
+    UnfitNotice,
     find_restarts,
+    find_unfit_notices,
     read_restarts,
     restarts_json,
     restarts_text,
@@ -115,3 +117,16 @@ def test_one_call_asks_the_log_of_the_main_node_in_all_its_attempts(
     assert read_restarts(place, whole, nodes) == ([], False)
     assert read_restarts(place, Run("j", "n", "q", JobStatus.RUNNING), []) == ([], True)
     assert len(session.calls) == 2, "a run without ranks is not asked about"
+
+
+def test_the_hosts_that_a_run_has_left_are_read_from_its_log() -> None:
+    said = (
+        "batchml: this host (i-1) is unfit: XID 79; another one is tried (1 of 3)",
+        "batchml: node 2: this host (10.0.3.3) is unfit: network: slow",
+        "batchml: cannot record that this host is unfit, the run may try it again: full",
+        "my host (i-2) is unfit: says the program",
+    )
+    assert find_unfit_notices(LogMark("s", NOON, text) for text in said) == [
+        UnfitNotice(NOON, "i-1", "XID 79; another one is tried (1 of 3)"),
+        UnfitNotice(NOON, "10.0.3.3", "network: slow"),
+    ]

@@ -83,13 +83,17 @@
     place.textContent = text;
     place.hidden = !text;
   };
-  const say = (text) => {
+  const say = (text, [label, url]) => {
     let place = one("#done");
     if (!place) {
       place = make("p", {id: "done", role: "status"});
       one("main").prepend(place);
     }
     place.textContent = text;
+    if (!url) return;
+    const link = make("a", {href: url, target: "_blank", rel: "noopener noreferrer"}, label);
+    place.append(" ", link);
+    link.focus();
   };
   document.addEventListener("click", (event) => {
     const opener = event.target.closest?.(".open-action");
@@ -119,7 +123,7 @@
       form.dataset.key = crypto.randomUUID();
       form.closest("dialog")?.close();
       if (answer.go) location.assign(answer.go);
-      else say(answer.text);
+      else say(answer.text, answer.link);
       document.dispatchEvent(new CustomEvent("acted", {detail: answer}));
     } catch (error) {
       // Without an answer the same key asks for the same action again; after one, it is another.

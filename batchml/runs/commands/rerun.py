@@ -11,7 +11,8 @@ from batchml.runs.commands.options import takes_options
 from batchml.runs.commands.submit import send
 from batchml.runs.find import load_runs, select
 from batchml.runs.options import SubmitOptions, to_request
-from batchml.runs.rerun.resubmit import CHANGEABLE, prepare_again
+from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.rerun.rules import CHANGEABLE
 
 
 @app.command(epilog="Example: batchml rerun @last -p lr=0.01 --wait")

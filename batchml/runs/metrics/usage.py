@@ -1,5 +1,6 @@
 """Resource usage of the nodes of a run, slow ranks, and restarts of ranks, from marks in logs."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import mean, median
@@ -382,6 +383,25 @@ def find_restarts(marks: Iterable[LogMark]) -> list[Restart]:
     return sorted(found, key=lambda each: each.at)
 
 
+UNFIT_FILTER = '"is unfit"'
+_UNFIT = re.compile(r"batchml: (?:.*: )?this host \(([^)]*)\) is unfit: (.*)")
+
+
+class UnfitNotice(Struct, frozen=True):
+    """The runtime left a host because a health check failed there."""
+
+    at: int  # ms since the epoch
+    host: str
+    why: str  # "GPU 3 has fallen off the bus; another one is tried"
+
+
+def find_unfit_notices(marks: Iterable[LogMark]) -> list[UnfitNotice]:
+    """The notices of unfit hosts in these messages, by time."""
+    matches = ((mark, _UNFIT.match(mark.message.strip())) for mark in marks)
+    found = [UnfitNotice(mark.at, match[1], match[2]) for mark, match in matches if match]
+    return sorted(found, key=lambda each: each.at)
+
+
 def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
     """`2 times in place: node 1 is gone, at 10:42; rank 3 on node 1 ended with 1, at 11:05 UTC`.
 
@@ -536,11 +556,29 @@ def read_restarts(
     if run is None or run.node_index is not None or not restarts_in_place(run):
         return [], True
     main = next((each.run for each in nodes if each.run.node_index == 0), None)
-    run = main or run
-    streams = [each.log_stream for each in run.attempts if each.log_stream]
-    if not streams:
+    found, is_whole = _read_messages(context, [main or run], RESTART_FILTER)
+    return find_restarts(found), is_whole
+
+
+def read_unfit_notices(
+    context: "Context", run: Run | None, nodes: Sequence[NodeRun]
+) -> list[UnfitNotice]:
+    """The hosts that a run or its nodes have left as unfit. One call for a hundred attempts, more
+    for a long log. Without access to logs there are none.
+    """
+    runs = [each.run for each in nodes] or ([run] if run is not None else [])
+    return find_unfit_notices(_read_messages(context, runs, UNFIT_FILTER)[0])
+
+
+def _read_messages(
+    context: "Context", runs: Sequence[Run], pattern: str
+) -> tuple[list[LogMark], bool]:
+    """The lines of all attempts that match a filter pattern; False if not all were searched."""
+    attempts = [each for run in runs for each in run.attempts if each.log_stream]
+    if not attempts:
         return [], True
-    begun = min((each.started_at or 0 for each in run.attempts), default=0)
+    begun = min(each.started_at or 0 for each in attempts)
+    streams = [each.log_stream for each in attempts]
     end = context.clock.monotonic() + READING_TIME
 
     def has_time() -> bool:
@@ -549,8 +587,8 @@ def read_restarts(
     found: list[LogMark] = []
     live = LiveApi(context.connect())
     try:
-        for mark in live.filter_lines(run.log_group, streams, begun, RESTART_FILTER, has_time):
+        for mark in live.filter_lines(runs[0].log_group, streams, begun, pattern, has_time):
             found.append(mark)
     except BatchmlError:
-        return find_restarts(found), False
-    return find_restarts(found), has_time()
+        return found, False
+    return found, has_time()

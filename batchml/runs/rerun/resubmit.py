@@ -308,12 +308,6 @@ def _outputs_sentence(context: Context, job_id: str) -> str:
 
 _UNCHANGED = RunRequest()
 
-# The options that may replace values of the run.
-CHANGEABLE = (
-    "params", "name", "queue", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
-    "retry_on", "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
-)  # fmt: skip
-
 
 def prepare_again(
     context: Context,

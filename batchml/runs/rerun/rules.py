@@ -140,6 +140,12 @@ def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 # --- All runs -------------------------------------------------------------------------------------
 
 
+# The options that may replace values of the run.
+CHANGEABLE = (
+    "params", "name", "queue", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
+    "retry_on", "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
+)  # fmt: skip
+
 # Prefixes of environment variables that every run gets anew.
 PER_RUN = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 

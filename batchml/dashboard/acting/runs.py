@@ -16,9 +16,10 @@ from batchml.dashboard.act import (
     read_text,
     shell,
 )
+from batchml.dashboard.acting.submit import option_fields, param_fields, preview_html, read_options
+from batchml.dashboard.acting.tools import tool_actions
 from batchml.dashboard.app import PageQuery
 from batchml.dashboard.html import Html
-from batchml.dashboard.submit import option_fields, param_fields, preview_html, read_options
 from batchml.handles import RunHandle
 from batchml.model.names import short_id
 from batchml.runs.options import SubmitOptions
@@ -30,11 +31,11 @@ _CHANGED = ("memory", "vcpus", "gpus", "timeout", "queue", "attempts", "max_cost
 def actions_panel(found: FoundRun, env_option: str, *, read_only: bool) -> Html:
     """The buttons for the present state of a run."""
     run = found.run
-    actions = []
+    actions = [rerun_action(found, env_option)] if can_run_again(found) else []
+    actions += tool_actions(found, env_option)
+    # The last one: when it disappears, no other button moves.
     if run is not None and not run.status.is_terminal and run.node_index is None:
         actions.append(cancel_action(found, env_option))
-    if can_run_again(found):
-        actions.append(rerun_action(found, env_option))
     return action_buttons(actions, read_only=read_only)
 
 

@@ -10,6 +10,7 @@ from batchml.dashboard.act import (
     ActionField,
     Body,
     PageAction,
+    action_button,
     action_form,
     done,
     paragraphs,
@@ -94,16 +95,19 @@ def preview_html(found: RunPreview) -> Html:
 # --- The pages ------------------------------------------------------------------------------------
 
 
-def jobs_page(jobs: Sequence[KnownJob], folder: Path, env: str) -> Html:
-    """The list of jobs."""
+def jobs_page(
+    jobs: Sequence[KnownJob], folder: Path, env: str, notebook: PageAction, *, read_only: bool
+) -> Html:
+    """The list of jobs, and the button of `notebook`."""
     heading = ("Job", "Image", "Command", "Asks for", "Folder")
     rows = [tag("tr", *(tag("th", name, scope="col") for name in heading))]
     rows += [tag("tr", *(tag("td", cell) for cell in _cells(job, folder))) for job in jobs]
     table = tag("table", tag("caption", "Jobs that can be submitted", class_="unseen"), *rows)
     region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Jobs")
     more = command_line("batchml init", "Make a job of your own in a terminal")
-    return page("Submit", tag("h1", "Submit a job"), region, more, env=env, current="/submit",
-                view="submit", scripts=_SCRIPTS)  # fmt: skip
+    other = action_button(notebook, read_only=read_only)
+    return page("Submit", tag("h1", "Submit a job"), region, tag("p", other), more, env=env,
+                current="/submit", view="submit", scripts=_SCRIPTS)  # fmt: skip
 
 
 def _cells(job: KnownJob, folder: Path) -> tuple[Html | str, ...]:
