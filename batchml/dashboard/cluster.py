@@ -57,8 +57,13 @@ def cluster_page(
     window: str = DEFAULT_WINDOW,
     trouble: str = "",
     env_option: str = "",
+    is_patient: bool = True,
 ) -> Html:
-    """The page. Without a snapshot, its content is asked for by the script, or by a link."""
+    """The page. Without a snapshot, its content is asked for by the script, or by a link.
+
+    Unless `is_patient`, strips of a long time are left to the script: they take a while to make.
+    """
+    is_long = WINDOWS[window] > WINDOWS["6h"] and not is_patient
     links = (
         tag("a", words, href=f"{PATH}?span={name}", aria_current="true" if name == window else None)
         for name, words in _WORDS.items()
@@ -74,8 +79,8 @@ def cluster_page(
         *(
             tag(
                 "div",
-                cluster_panel(part, snapshot, runs, now_ms, window, trouble) if snapshot else (
-                    "Asking for queues and hosts ..." if part == PARTS[0] else ""),
+                cluster_panel(part, snapshot, runs, now_ms, window, trouble)
+                if snapshot and not (is_long and part == "strips") else _waiting(part),
                 data_panel=f"{PATH}/{part}?{urlencode({'span': window})}",
                 data_pace=STRIP_PACES[window] if part == "strips" else None,
             )
@@ -86,6 +91,14 @@ def cluster_page(
         env=env, current=PATH, view="cluster", scripts=("theme.js", "app.js", "cluster.js"),
         styles=(*STYLES, "cluster.css"),
     )  # fmt: skip
+
+
+def _waiting(part: str) -> Child:
+    """What is in the place of a part that the script asks for."""
+    if part == "strips":
+        words = tag("p", "Drawing ...", class_="dim")
+        return tag("div", _section("Hosts over time", words), class_="cards")
+    return "Asking for queues and hosts ..." if part == "queues" else ""
 
 
 def cluster_panel(
@@ -460,7 +473,7 @@ class ClusterPages:
         window = read_window(query.params.get("span", ""))
         return cluster_page(
             self._snapshot(), self._hub.snapshot()[1], self._now, self._client.env, window=window,
-            trouble=self._hub.trouble, env_option=self._client.env_option,
+            trouble=self._hub.trouble, env_option=self._client.env_option, is_patient=False,
         )  # fmt: skip
 
     def part(self, query: PageQuery) -> Html:

@@ -203,7 +203,7 @@ def _totals(total: CostTotal, costs: Sequence[RunCost], *, is_free: bool) -> Htm
         ("Cost", "$0" if is_free else amount(total.usd, is_lower_bound=total.is_lower_bound),
          "no price" if is_free else None),
         ("Of this, failed", amount(total.failed), _part(total.failed.high, total.usd.high)),
-        ("Runs", str(total.runs), f"{running} still running" if running else None),
+        ("Runs", f"{total.runs:,}", f"{running} still running" if running else None),
         ("Running time", duration(total.seconds), "hours:min:s" if total.seconds >= 3600 else
          "min:s"),
     ]  # fmt: skip
@@ -255,7 +255,7 @@ def group_table(
 def _cells(total: CostTotal, *, is_free: bool) -> list[Child]:
     cost = "$0" if is_free else amount(total.usd, is_lower_bound=total.is_lower_bound)
     failed = amount(total.failed) if total.failed.high else "$0"
-    return [str(total.runs), duration(total.seconds), cost, failed]
+    return [f"{total.runs:,}", duration(total.seconds), cost, failed]
 
 
 def _size(total: CostTotal, *, is_free: bool) -> float:

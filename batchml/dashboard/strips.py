@@ -96,23 +96,23 @@ def gather_short(spans: Sequence[HostSpan], since: int, until: int) -> list[Host
 
 
 def _gather(spans: Iterable[HostSpan], short: float, since: int, pace: float) -> list[HostSpan]:
+    """The spans, of which those below `short` share one for each state and each `pace` ms."""
     kept: list[HostSpan] = []
-    groups: dict[int, list[HostSpan]] = {}
+    groups: dict[tuple[int, str], list[HostSpan]] = {}
     for each in spans:
-        if each.stop - max(each.start, since) >= short or each.is_running:
+        start = max(each.start, since)
+        if each.stop - start >= short or each.is_running:
             kept.append(each)
         else:
-            groups.setdefault(int((max(each.start, since) - since) / pace), []).append(each)
-    for place, group in groups.items():
+            groups.setdefault((int((start - since) / pace), each.state), []).append(each)
+    for (place, _), group in groups.items():
         if len(group) == 1:
             kept.append(group[0])
             continue
-        states, start = {each.state for each in group}, int(since + place * pace)
-        kept.append(
-            replace(group[0], start=start, stop=int(start + pace), count=len(group),
-                    state=states.pop() if len(states) == 1 else "unknown")
-        )  # fmt: skip
-    return sorted(kept, key=lambda each: (each.start, each.job_id))
+        start = int(since + place * pace)
+        stop = int(start + pace * 0.8)  # so that neighbours have a gap
+        kept.append(replace(group[0], start=start, stop=stop, count=len(group)))
+    return sorted(kept, key=lambda each: (each.start, each.state == "failed", each.job_id))
 
 
 def pack(spans: Iterable[HostSpan], gap: float = 0) -> tuple[list[list[HostSpan]], int]:
@@ -174,8 +174,8 @@ def _bar(span: HostSpan, y: int, since: int, until: int) -> Html:
     left, right = (_percent(each, since, until) for each in (span.start, span.stop))
     left = min(left, 100 - _LEAST)
     words = f"{span.count} runs" if span.count > 1 else span.name
-    took = short_duration((span.stop - span.start) / 1000)
-    title = f"{words}, {span.state}, {took}, from {timestamp(span.start)[:19]}Z"
+    took = "" if span.count > 1 else f", {short_duration((span.stop - span.start) / 1000)}"
+    title = f"{words}, {span.state}{took}, from {timestamp(span.start)[:19]}Z"
     inner = tag(
         "svg",
         tag("rect", width="100%", height=LANE - 3, rx=3),

@@ -4,12 +4,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.cluster.rows import ClusterState, with_prices
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow, make_snapshot
-from batchml.dashboard.cluster import PARTS, cluster_page, cluster_panel, meter, read_window
+from batchml.dashboard.app import PageQuery
+from batchml.dashboard.cluster import (
+    PARTS,
+    ClusterPages,
+    cluster_page,
+    cluster_panel,
+    meter,
+    read_window,
+)
 from batchml.dashboard.html import join
-from batchml.dashboard.hub import is_different
+from batchml.dashboard.hub import Hub, is_different
 from batchml.dashboard.strips import (
     HOUR,
     MINUTE,
@@ -22,11 +31,12 @@ from batchml.dashboard.strips import (
     strip,
     ticks,
 )
-from batchml.errors import NotFound, UsageError
+from batchml.errors import AccessError, BatchmlError, NotFound, ServiceUnreachable, UsageError
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostResources
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.search import FoundRun
+from tests.support.fakes import FakeClock
 
 NOW = 1_790_000_000_000
 NASTY = "</script><img src=x onerror=alert(1)>\x00\u202e\x1b[31m\r\n"
@@ -116,6 +126,15 @@ def test_a_page_without_a_snapshot_asks_for_it() -> None:
     assert "batchml top --hosts --env dev" in page
 
 
+def test_strips_of_a_long_time_do_not_delay_the_page() -> None:
+    shown = snapshot(TRAINS)
+    for window, is_patient, is_there in (
+        ("7d", False, False), ("7d", True, True), ("1h", False, True)
+    ):  # fmt: skip
+        page = str(cluster_page(shown, [], NOW, "dev", window=window, is_patient=is_patient))
+        assert ('class="strip"' in page) == is_there, window
+
+
 def test_an_unknown_time_span_is_refused() -> None:
     assert (read_window(""), read_window("7d")) == ("1h", "7d")
     with pytest.raises(UsageError, match="span=2y: choose one of 15m, 1h"):
@@ -150,6 +169,45 @@ def test_only_what_happens_is_a_change() -> None:
         ClusterState(QUEUES, {GPU.name: GPU}, (host("i-1", 48, 4), host("i-2"))),
     ))  # fmt: skip
     assert is_different(one, snapshot(TRAINS))
+
+
+class Environment:
+    """A client of an environment that denies, until it does not."""
+
+    env, env_option = "dev", " --env dev"
+    error: BatchmlError | None = AccessError("batch:ListJobs is not allowed.")
+
+    def cluster(self, **_: Any) -> ClusterSnapshot:
+        if self.error:
+            raise self.error
+        return snapshot(TRAINS)
+
+    def runs(self, **_: Any) -> list[Any]:
+        return []
+
+    def resource_label(self, name: str) -> str:
+        return name.upper()
+
+
+def test_an_environment_that_denies_is_said_and_its_last_values_stay() -> None:
+    client = Environment()
+    hub = Hub(client, lambda: 0.0, pace=1.0)  # type: ignore[arg-type]
+    pages = ClusterPages(client, hub, FakeClock(NOW / 1000))  # type: ignore[arg-type]
+    part = PageQuery("/cluster/queues", ("queues",))
+    assert "Asking for queues" in words(pages.part(part))
+    hub.poll()
+    with pytest.raises(ServiceUnreachable, match="batch:ListJobs is not allowed"):
+        pages.part(part)
+    assert "batch:ListJobs is not allowed." in words(pages.page(PageQuery("/cluster")))
+    client.error = None
+    hub.poll()
+    assert "GPU 0 1" in words(pages.part(part)), "queues have the names of the commands"
+    client.error = ServiceUnreachable("AWS does not answer.")
+    hub.poll()
+    text = words(pages.page(PageQuery("/cluster")))
+    assert (
+        "AWS does not answer." in text and "these values are 0 s old" in text and "trains" in text
+    )
 
 
 # --- strips ---------------------------------------------------------------------------------------
@@ -221,6 +279,9 @@ def test_many_short_runs_share_bars_and_none_is_lost() -> None:
     assert sum(each.count for each in gathered) == len(short) + 1
     assert len(gathered) <= 101 and long in gathered
     assert gather_short([long], 0, HOUR) == [long]
+    mixed = [replace(each, state="failed") if each.start % 3000 else each for each in short]
+    states = {each.state for each in gather_short(mixed, 0, HOUR)}
+    assert states == {"failed", "succeeded"}
     crowded = [span(at, at + 60_000) for at in range(0, HOUR, 1000)]
     assert len(gather_short(crowded, 0, HOUR)) <= 101
     drawn, left = strip(gathered, "1h", HOUR)
