@@ -6,11 +6,13 @@ from pathlib import Path
 
 from batchml.dashboard.html import Child, Html, join, tag
 from batchml.errors import NotFound
+from batchml.sweeps.report.page import plot_sources
 
 _FOLDER = Path(__file__).parent / "static"
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 PAGES = (
     ("Runs", "/"),
+    ("Sweeps", "/sweeps"),
     ("Compare", "/compare"),
     ("Cluster", "/cluster"),
     ("Cost", "/cost"),
@@ -23,13 +25,23 @@ STYLES = ("page.css",)
 @cache
 def static_files() -> dict[str, tuple[str, bytes]]:
     """Name with digest -> media type and content: `app.1a2b3c4d5e6f.js`. A changed file is new."""
+    paths = sorted((*_FOLDER.iterdir(), *(_FOLDER / "vendor").iterdir()))
+    contents = {path.name: path.read_bytes() for path in paths if path.suffix in _KINDS}
     found = {}
-    for path in sorted((*_FOLDER.iterdir(), *(_FOLDER / "vendor").iterdir())):
-        if path.suffix in _KINDS:
-            content = path.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()[:12]
-            found[f"{path.stem}.{digest}{path.suffix}"] = (_KINDS[path.suffix], content)
+    for name, content in {**contents, **_plots()}.items():
+        stem, _, suffix = name.rpartition(".")
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        found[f"{stem}.{digest}.{suffix}"] = (_KINDS[f".{suffix}"], content)
     return found
+
+
+def _plots() -> dict[str, bytes]:
+    """The plots of the sweep report, as the function `batchml.sweepPlots` of a page."""
+    style, script = plot_sources()
+    names = "history, curves, parallel, slices, timeline, cost, pareto"
+    function = f"(D, GRID, KEPT) => {{\n{script}return {{{names}}};\n}}"
+    text = f'"use strict";\nbatchml.sweepPlots = {function};\n'
+    return {"sweep_plots.css": style.encode(), "sweep_plots.js": text.encode()}
 
 
 def static_file(name: str) -> tuple[str, bytes]:

@@ -20,6 +20,7 @@ from batchml.dashboard.curves import curves_document
 from batchml.dashboard.html import Html
 from batchml.dashboard.hub import Change, Hub
 from batchml.dashboard.outputs import FilePages
+from batchml.dashboard.sweeps.routes import SweepPages
 from batchml.dashboard.timeline import timeline_panel
 from batchml.errors import UsageError
 
@@ -37,13 +38,16 @@ class Pages:
         clock: Clock,
         opened: Tools,
         *,
+        pace: float,
         read_only: bool = False,
     ) -> None:
-        """`read_only`: show actions, with their command lines, but let nobody press them."""
+        """`read_only`: show actions, with their command lines, but let nobody press them. `pace`:
+        the least seconds between two readings of a sweep."""
         self._client, self._hub, self._clock = client, hub, clock
         self._read_only = read_only
         self._acting = ActingPages(client, opened, read_only=read_only)
         self._files = FilePages(client)
+        self._sweeps = SweepPages(client, clock, pace=pace, read_only=read_only)
         self._compare = ComparePages(client, hub, clock)
         self._cluster = ClusterPages(client, hub, clock)
         self._costs = CostPages(client, hub, clock)
@@ -66,6 +70,7 @@ class Pages:
             *self._compare.routes(),
             *self._acting.routes(),
             *self._files.routes(),
+            *self._sweeps.routes(),
             route("/run/*", self.run),
             route("/run/*/state", self.state),
             route("/run/*/metrics", lambda q: run.metrics_panel(self._run(q))),
@@ -138,9 +143,10 @@ def serve(
     is_local: bool, exchanges: int, begin: Callable[[], None], opened: Tools,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
-    hub = Hub(client, clock.monotonic, pace=LOCAL_PACE if is_local else AWS_PACE)
+    pace = LOCAL_PACE if is_local else AWS_PACE
+    hub = Hub(client, clock.monotonic, pace=pace)
     hub.load()
-    pages = Pages(client, hub, clock, opened, read_only=known.read_only)
+    pages = Pages(client, hub, clock, opened, pace=pace, read_only=known.read_only)
     try:
         asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
     finally:

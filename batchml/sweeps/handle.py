@@ -4,14 +4,18 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from batchml.context import Context, Notify
 from batchml.jobs.written import note_written
-from batchml.model.sweep import Trial
+from batchml.model.sweep import SweepSpec, Trial
 from batchml.sweeps.control.inbox import SweepRequest, put_request
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import check_code, describe_old_code, send_code
 from batchml.sweeps.manage import make_confirm, make_rerun, make_resume, make_top_up, stop_sweep
+from batchml.sweeps.report.data import make_document
 from batchml.sweeps.report.page import data_files, write_report
 from batchml.sweeps.results import best_trial
 from batchml.sweeps.run import control_sweep, detach_sweep
@@ -22,7 +26,7 @@ from batchml.sweeps.view import SweepView
 
 
 class SweepHandle:
-    """One sweep. The handle keeps only the sweep's key; each call reads the present state.
+    """One sweep. Each call reads what is new since the last one, for one thread at a time.
 
     Every method may raise AccessError, ServiceError, ServiceUnreachable, and SweepStoreError.
     """
@@ -33,6 +37,7 @@ class SweepHandle:
         self._tell = tell or (lambda _words: None)
         self._store: SweepStore | None = None
         self._sweep: StartedSweep | None = None
+        self._view: SweepView | None = None
 
     def __repr__(self) -> str:
         return f"SweepHandle({self.key!r}, env={self._context.env!r})"
@@ -52,13 +57,44 @@ class SweepHandle:
         """The name of the sweep."""
         return self._started().name
 
+    @property
+    def spec(self) -> SweepSpec:
+        """The sweep file, with all defaults: goals, space, method, limits."""
+        return self._started().spec
+
+    @property
+    def started(self) -> StartedSweep:
+        """The sweep as it was started: project, time, job, price."""
+        return self._started()
+
+    def describe(self, *, control: bool = False) -> SweepSummary:
+        """The sweep as it is now, or its result: `snapshot`, `why`, `by`, `pareto`, `confirmed`.
+
+        A later call changes the trials in the answer. With `control`, a sweep whose trials run
+        without a controller is controlled for one round, which finds the trials that ended without
+        a message.
+        """
+        view = self._open_view()
+        if control:
+            view.snapshot()
+        return view.describe()
+
+    def controller(self) -> str:
+        """The sweep's controller, for people; "" if it has none."""
+        return self._open_view().holder()
+
+    def document(self) -> dict[str, Any]:
+        """The content of the report as plain values: see `batchml.sweeps.report.data`."""
+        return make_document(self._started(), self._state(), self._context.clock.now())
+
     def best(self) -> Trial | None:
         """The best trial so far; None without a result."""
-        return best_trial(self._state(), self._started().spec)
+        best = best_trial(self._state(), self._started().spec)
+        return _copy(best) if best else None
 
     def trials(self) -> list[Trial]:
         """All trials so far, by their number."""
-        return [trial for _, trial in sorted(self._state().trials.items())]
+        return [_copy(trial) for _, trial in sorted(self._state().trials.items())]
 
     # --- Actions ----------------------------------------------------------------------------
 
@@ -177,5 +213,16 @@ class SweepHandle:
             self._sweep = load_started(self._open(), self.key)
         return self._sweep
 
+    def _open_view(self) -> SweepView:
+        if self._view is None:
+            self._view = SweepView(self._context, self._started(), self._open())
+        return self._view
+
     def _state(self) -> SweepState:
-        return SweepView(self._context, self._started(), self._open()).state
+        return self._open_view().state
+
+
+def _copy(trial: Trial) -> Trial:
+    """The trial as it is now: the sweep's own is changed by what is read later."""
+    reports, decisions = list(trial.reports), list(trial.decisions)
+    return replace(trial, reports=reports, decisions=decisions, metrics=dict(trial.metrics))

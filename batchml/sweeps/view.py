@@ -137,6 +137,12 @@ class SweepView:
         snapshot = snapshot_of(self._sweep, state, self._context.clock.now())
         return make_summary(SweepTotals(self._sweep.spec, state), snapshot)
 
+    def describe(self) -> SweepSummary:
+        """The present state with its status, or the result of the sweep. A sweep that has trials
+        in flight is only read; the end of others is recorded, as by `status`."""
+        self.status()
+        return replace(self.summary, snapshot=self._snapshot())
+
     def snapshots(self) -> Generator[SweepSnapshot, None, None]:
         """A snapshot after each round, until the sweep has ended."""
         intervals = LOCAL_INTERVALS if self._context.settings.is_local else AWS_INTERVALS

@@ -68,6 +68,24 @@ const batchml = (() => {
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
 
+  // Replace the content of an element by newer content of the same kind: what has the focus, is unfolded or
+  // scrolled stays so, by its id; what is selected stays.
+  const swap = (element, content) => {
+    const chosen = getSelection();
+    if (chosen.type === "Range" && element.contains(chosen.anchorNode)) return;
+    const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
+    const open = all("details[id][open]", element).map((each) => each.id);
+    const scrolled = all("[id]", element).filter((each) => each.scrollLeft || each.scrollTop).map((each) => [each.id, each.scrollLeft, each.scrollTop]);
+    element.replaceChildren(...(content instanceof Node ? [content] : content));
+    for (const id of open) one(`#${CSS.escape(id)}`, element)?.setAttribute("open", "");
+    for (const [id, x, y] of scrolled) one(`#${CSS.escape(id)}`, element)?.scrollTo(x, y);
+    if (focused) one(`#${CSS.escape(focused)}`, element)?.focus({preventScroll: true});
+  };
+  const trouble = (text, id = "trouble") => {
+    const place = one(`#${id}`);
+    if (place && place.textContent !== text) { place.textContent = text; place.hidden = !text; }
+  };
+
   // A number for people: four significant figures; with `whole` all of them.
   const number = (value, whole = false) => {
     if (value === null || value === undefined) return "-";
@@ -129,10 +147,7 @@ const batchml = (() => {
     } else emit(data.name, data.data);
   });
   on("end", () => status("The dashboard has ended"));
-  on("trouble", (data) => {
-    const place = one("#trouble");
-    if (place) { place.textContent = data.text; place.hidden = !data.text; }
-  });
+  on("trouble", (data) => trouble(data.text));
   if (document.body?.dataset.view) {
     if (!sessionStorage.getItem("act")) channel?.postMessage({name: "secret?"});
     // The tab that holds the lock has the stream; when it closes, another tab gets the lock.
@@ -157,5 +172,5 @@ const batchml = (() => {
     for (const element of all("[data-panel]")) refresh(element);
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {one, all, make, parse, getJson, refresh, number, on, emit, act, ready, views};
+  return {one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, ready, views};
 })();

@@ -1,5 +1,6 @@
 // The parts of all plots: elements, scales, axes, legends. Text is inserted as text, never as markup.
-const D = JSON.parse(document.getElementById("data").textContent);
+// Given are D, the document of data.py; GRID, the element for the cards; KEPT, a Map of what was chosen, for
+// a page that draws again.
 const GOAL = D.goals[0];
 const SIGN = GOAL.direction === "max" ? 1 : -1;
 
@@ -13,7 +14,8 @@ function el(name, cls, parent, text) {
 
 function shape(name, attributes, parent, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  // A content security policy may forbid the attribute "style", but not the property.
+  for (const key in attributes) if (key === "style") node.style.cssText = attributes[key]; else node.setAttribute(key, attributes[key]);
   if (text !== undefined) node.textContent = text;
   parent.append(node);
   return node;
@@ -75,27 +77,36 @@ function ticks(s, about) {
 
 // A card of the page; `plot` is the element for its drawing.
 function card(id, title, words, cls) {
-  const figure = el("figure", "card " + (cls || ""), document.querySelector(".grid"));
+  const figure = el("figure", "card " + (cls || ""), GRID);
   figure.id = id;
   const top = el("div", "top", figure);
   el("h2", "", top, title);
   if (words) el("p", "note", figure, words);
   const plot = el("div", "plot", figure);
+  if (cls === "wide") { // in a narrow window it scrolls sideways, also by keyboard
+    plot.tabIndex = 0;
+    plot.setAttribute("role", "group");
+    plot.setAttribute("aria-label", title);
+  }
   return {figure, top, plot};
 }
 
-// A row of buttons, of which one is pressed.
-function choice(parent, entries, first, tell) {
-  const box = el("div", "switch", parent);
+// A row of buttons, of which one is pressed. Returns the key of this one.
+function choice(parent, id, entries, first, tell) {
+  const box = el("div", "switch", parent), kept = KEPT.get(id);
+  const pressed = entries.some(([key]) => key === kept) ? kept : first;
   for (const [key, words] of entries) {
     const b = el("button", "", box, words);
     b.type = "button";
-    b.setAttribute("aria-pressed", String(key === first));
+    b.id = `${id}-${key}`;
+    b.setAttribute("aria-pressed", String(key === pressed));
     b.addEventListener("click", () => {
       for (const other of box.children) other.setAttribute("aria-pressed", String(other === b));
+      KEPT.set(id, key);
       tell(key);
     });
   }
+  return pressed;
 }
 
 function nothing(where, words) { el("p", "nothing", where.plot, words); }
@@ -143,7 +154,7 @@ function line(parent, points, cls, style) {
   return shape("path", {class: `line mark ${cls || ""}`, d, style: style || ""}, parent);
 }
 
-const tip = el("div", "", document.body);
+const tip = document.getElementById("tip") || el("div", "", document.body);
 tip.id = "tip";
 function say(event, words) {
   if (!words) { tip.style.opacity = 0; return; }
@@ -192,7 +203,7 @@ function legend(parent, entries) {
 }
 
 function bar(parent, parts, total) {
-  const box = el("div", "bar", parent);
+  const box = el("div", "stack", parent);
   for (const [fill, amount] of parts) {
     const part = el("i", "mark", box);
     part.style.background = fill;

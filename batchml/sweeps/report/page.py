@@ -29,7 +29,7 @@ from batchml.sweeps.results import rank_trials
 from batchml.sweeps.started import StartedSweep
 
 MOST = 2_000_000  # bytes of a page; a larger one draws fewer trials one by one
-SOURCES = ("draw.js", "plots.js", "page.js")  # the parts of the script, in their order
+PLOTS = ("draw.js", "plots.js")  # the parts of the script that other pages may use, in their order
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -90,9 +90,26 @@ def to_script(document: object) -> str:
 @cache
 def _sources() -> tuple[str, str]:
     """The style, and the script in a scope of its own."""
-    folder = Path(__file__).parent
-    parts = "".join((folder / name).read_text("utf-8") for name in SOURCES)
-    return (folder / "page.css").read_text("utf-8"), f'"use strict";(() => {{\n{parts}}})();\n'
+    style, plots = plot_sources()
+    page = _read("page.js")
+    given = 'JSON.parse(document.getElementById("data").textContent)'
+    script = f'"use strict";((D, GRID, KEPT) => {{\n{plots}{page}}})({given}, ' + (
+        'document.querySelector(".grid"), new Map());\n'
+    )
+    return _read("page.css") + style, script
+
+
+def plot_sources() -> tuple[str, str]:
+    """The style of the plots, and the functions that draw them, for a page of another kind.
+
+    The functions stand in the scope of `D`, the document of `make_document`; `GRID`, the element
+    for the cards; and `KEPT`, a Map of what was chosen.
+    """
+    return _read("plots.css"), "".join(map(_read, PLOTS))
+
+
+def _read(name: str) -> str:
+    return (Path(__file__).parent / name).read_text("utf-8")
 
 
 # --- CSV and JSON, for other programs -------------------------------------------------------------

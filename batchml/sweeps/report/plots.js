@@ -6,8 +6,8 @@ function history() {
   const hold = el("div", "", c.plot), chosen = {key: "order", all: "all"};
   const draw = () => { hold.replaceChildren(); drawHistory(hold, chosen.key, chosen.all === "all"); };
   const switches = el("div", "switches", c.top);
-  if (D.trained) choice(switches, [["all", "all"], ["trained", "trained"]], "all", v => { chosen.all = v; draw(); });
-  choice(switches, keys, "order", v => { chosen.key = v; draw(); });
+  if (D.trained) chosen.all = choice(switches, "history-trials", [["all", "all"], ["trained", "trained"]], "all", v => { chosen.all = v; draw(); });
+  chosen.key = choice(switches, "history-by", keys, "order", v => { chosen.key = v; draw(); });
   draw();
   legend(c.figure, [...shownStates.map(s => [s.toLowerCase(), color(s)]), ["best so far", "var(--best)"]]);
   if (D.frame.beyond) el("p", "note", c.figure, `${plural(D.frame.beyond, "value")} outside of the plot.`);
@@ -147,7 +147,7 @@ function axisScale(axis, from, to) {
 
 function parallel() {
   const lines = S.best.length + S.rest.length;
-  const c = card("parallel", "Parallel coordinates", `The best ${count(S.best.length)} trials${S.rest.length ? ` and ${S.rest.length} of the others, faint` : ""}. Drag along an axis to show only the trials in this range; click the axis to show all.`, "wide");
+  const c = card("parallel", "Parallel coordinates", `The best ${count(S.best.length)} trials${S.rest.length ? ` and ${S.rest.length} of the others, faint` : ""}. Drag along an axis, or choose below, to show only the trials in this range; click the axis to show all.`, "wide");
   const axes = D.axes.slice(0, 16);
   if (!axes.length || !lines) return nothing(c, "Nothing to compare yet: fewer than two different trials have a result.");
   const W = 1290, H = 380, L = 70, R = W - 90, T = 42, B = H - 40;
@@ -156,7 +156,7 @@ function parallel() {
   const every = [...axes, goal], at = k => L + (R - L) * k / (every.length - 1);
   const scales = every.map(a => a.names ? axisScale(a, B - 14, T + 14) : axisScale(a, B, T));
   if (SIGN < 0) scales[every.length - 1] = scale(goal.low, goal.high, T, B, goal.log);
-  const none = B + 18, ranges = every.map(() => null);
+  const none = B + 18, ranges = every.map(() => null), brushes = [];
   const value = (k, i) => k < axes.length ? S.params[k][i] : S.values[0][i];
   const place = (k, i) => { const v = value(k, i); return v === null ? none : Math.min(B, Math.max(T, scales[k](v))); };
   const group = shape("g", {}, svg), paths = [];
@@ -184,11 +184,30 @@ function parallel() {
       text.style.pointerEvents = "none";
     }
     if (!end && S.params[k].some((v, i) => v === null)) shape("text", {x, y: none + 4, class: "on", "text-anchor": "middle"}, svg, "not active");
-    brush(svg, x, T, B, range => {
-      ranges[k] = range;
-      for (const [path, i] of paths) path.classList.toggle("off", ranges.some((r, j) => r && (place(j, i) < r[0] || place(j, i) > r[1])));
-    });
+    brushes.push(brush(svg, x, T, B, range => limit(k, range)));
   });
+  const said = el("span", "note", null);
+  const limit = (k, range) => {
+    ranges[k] = range;
+    let left = 0;
+    for (const [path, i] of paths) {
+      const off = ranges.some((r, j) => r && (place(j, i) < r[0] || place(j, i) > r[1]));
+      path.classList.toggle("off", off);
+      left += off ? 0 : 1;
+    }
+    const words = every.map((axis, j) => [axis, ranges[j], scales[j]]).filter(each => each[1]).map(([axis, r, s]) => {
+      const ends = r.map(s.invert).sort((p, q) => p - q);
+      if (!axis.names) return `${axis.name} from ${number(ends[0])} to ${number(ends[1])}`;
+      return `${axis.name} ${axis.names.filter((name, at) => at >= ends[0] && at <= ends[1]).join(", ") || "none"}`;
+    });
+    said.textContent = words.length ? `${count(left)} of ${count(paths.length)} trials: ${words.join("; ")}` : "";
+    KEPT.set("ranges", new Map(every.map((axis, j) => [axis.name, ranges[j] && ranges[j].map(scales[j].invert)])));
+  };
+  for (const [name, ends] of KEPT.get("ranges") || []) {
+    const k = every.findIndex(axis => axis.name === name);
+    if (k >= 0 && ends) brushes[k](ends.map(scales[k]).sort((p, q) => p - q));
+  }
+  chooseRange(c.figure, every, said, (k, ends) => brushes[k](ends && ends.map(scales[k]).sort((p, q) => p - q)), () => brushes.forEach(set => set(null)));
   let lit = null;
   group.addEventListener("pointerover", event => {
     const pair = paths.find(([path]) => path === event.target);
@@ -222,6 +241,41 @@ function brush(svg, x, top, bottom, tell) {
     if (from !== null && Math.abs(where(event) - from) <= 3) { shown.setAttribute("height", 0); tell(null); }
     from = null;
   });
+  return range => {
+    shown.setAttribute("y", range ? range[0] : 0); shown.setAttribute("height", range ? range[1] - range[0] : 0);
+    tell(range);
+  };
+}
+
+// What a drag along an axis does, by keyboard: an axis, and a range or a choice on it.
+function chooseRange(parent, axes, said, set, clear) {
+  const box = el("form", "ranges", parent), axis = el("select", "", box), ends = el("span", "", box);
+  axis.id = "range-axis";
+  axis.setAttribute("aria-label", "Show only the trials by");
+  axes.forEach((each, k) => { el("option", "", axis, each.name).value = k; });
+  const field = (name, words) => { const made = el(name, "", ends); made.setAttribute("aria-label", words); return made; };
+  const offer = () => {
+    ends.replaceChildren();
+    const each = axes[axis.value];
+    if (each.names) each.names.forEach((name, at) => { el("option", "", ends.firstChild || field("select", "Value"), name).value = at; });
+    else for (const words of ["from", "to"]) { const input = field("input", words); input.placeholder = words; input.inputMode = "decimal"; input.size = 8; }
+  };
+  axis.addEventListener("change", offer);
+  const apply = el("button", "", box, "Show only these"), all = el("button", "", box, "Show all");
+  all.type = "button";
+  box.append(said);
+  said.setAttribute("role", "status");
+  box.addEventListener("submit", event => {
+    event.preventDefault();
+    const each = axes[axis.value], given = [...ends.children].map(input => input.value.trim());
+    if (each.names) return set(axis.value, [Number(given[0]) - 0.3, Number(given[0]) + 0.3]);
+    const range = given.map((words, at) => words === "" ? [each.low, each.high][at] : Number(words));
+    if (!range.every(Number.isFinite) || range[0] > range[1] || (each.log && range[0] <= 0)) { said.textContent = "Give two numbers, the smaller one first."; return; }
+    set(axis.value, range);
+  });
+  all.addEventListener("click", clear);
+  apply.type = "submit";
+  offer();
 }
 
 function slices() {
@@ -229,8 +283,7 @@ function slices() {
   if (!D.axes.length || !D.frame) return nothing(c, "Nothing to compare yet.");
   const hold = el("div", "", c.plot);
   const draw = v => { hold.replaceChildren(); drawSlices(hold, v === "all"); };
-  if (D.trained) choice(c.top, [["trained", "trained"], ["all", "all"]], "trained", draw);
-  draw(D.trained ? "trained" : "all");
+  draw(D.trained ? choice(c.top, "slices-trials", [["trained", "trained"], ["all", "all"]], "trained", draw) : "all");
   legend(c.figure, [...shownStates.map(s => [s.toLowerCase(), color(s)]), ["the best", "var(--best)"]]);
   if (D.axes.length > 24) el("p", "note", c.figure, `24 of ${D.axes.length} parameters.`);
 }
