@@ -26,6 +26,7 @@ from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.jobs.gpus import resolve_gpus, with_gpus_of
 from batchml.jobs.neurons import take_whole_hosts
+from batchml.jobs.placement import check_placement
 from batchml.model.data import unlisted_data
 from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.fabric import describe_network
@@ -104,7 +105,7 @@ def prepare(
         fitted = fit_to_machine(context, requested, request.strict_resources, notices)
     else:
         fitted = resolve_gpus(context, requested, source, cache, notices)
-        fitted = take_whole_hosts(context, fitted, cache, notices)
+        fitted = check_placement(context, take_whole_hosts(context, fitted, cache, notices))
     job = replace(job, spec=with_slurm_sizes(fitted), original=with_gpus_of(job.original, fitted))
     spec = job.spec
     context.forget_queues()
@@ -171,7 +172,8 @@ def prepare(
         if not context.settings.is_local:  # "auto" may be another number there
             asked = replace(requested, queue=spec.fallback.queue)
             moved = resolve_gpus(context, asked, source, cache, [])
-            moved = with_slurm_sizes(take_whole_hosts(context, moved, cache, []))
+            moved = take_whole_hosts(context, moved, cache, [])
+            moved = with_slurm_sizes(check_placement(context, moved))
         budget = _cost_limit_variables(context, moved, request, [])
         record, plan = make_plan(moved, submission, budget, record, make, notices)
     return PreparedRun(

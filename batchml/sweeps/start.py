@@ -25,6 +25,7 @@ from batchml.jobs.code import CodeArchive
 from batchml.jobs.find import ImageSource, find_job, find_source
 from batchml.jobs.gpus import resolve_gpus
 from batchml.jobs.neurons import take_whole_hosts
+from batchml.jobs.placement import check_placement
 from batchml.jobs.source import read_flags
 from batchml.local import machine
 from batchml.model.job import JobSpec, Retry
@@ -283,7 +284,7 @@ def prepare_sweep(context: Context, options: SweepOptions) -> PreparedSweep:
         spec = _fit_parallel(spec, job, notices)
     else:
         job = resolve_gpus(context, job, source, cache, notices)
-        job = take_whole_hosts(context, job, cache, notices)
+        job = check_placement(context, take_whole_hosts(context, job, cache, notices))
     notices += own_image_notices(resolved.job)
     packages = find_package_store(context, cache, job.image, source)
     mistakes = _environment_mistakes(context, job, packages)

@@ -231,7 +231,7 @@ def test_an_image_without_code_for_the_gpus_trains_on_the_cpus_with_auto(
 def test_the_same_image_has_a_gpu_where_it_has_code(tmp_path: Path, aws: Aws) -> None:
     here, _ = place(tmp_path, aws.answer, job=MXNET, gpu="g6.xlarge")
     assert requested(prepare(here, order(queue="gpu"), dry_run=False))["GPU"] == "1"
-    none, _ = place(tmp_path / "other", aws.answer, job=MXNET, gpu="c7i.large")
+    none, _ = place(tmp_path / "other", aws.answer, job=MXNET, gpu="c7i.xlarge")
     assert "GPU" not in requested(prepare(none, order(queue="gpu"), dry_run=False))
 
 

@@ -145,7 +145,7 @@ def test_gpus_and_chips_exclude_each_other(tmp_path: Path, aws: Aws) -> None:
 
 
 def test_a_run_without_chips_on_hosts_with_chips_is_told_so(tmp_path: Path, aws: Aws) -> None:
-    job = JOB.replace("neurons = 16", "")
+    job = JOB.replace("neurons = 16", "").replace("400 GiB", "8 GiB")
     found = prepared(tmp_path, aws, job, queue="trn")
     assert any("reaches none of them" in each for each in found.notices)
     assert "devices" not in found.requests.register["containerProperties"]["linuxParameters"]

@@ -95,14 +95,21 @@ class ListedPrices:
 
     def _types(self, region: str, name: str) -> tuple[InstanceType, ...]:
         """The types of a name; none for a family if the region's list lacks some of its sizes."""
+        listed = self._listed(region, name.partition(".")[0])
+        found = self.sizes(name)
+        has_all = all(each.name.partition(".")[2] in listed for each in found)
+        return found if has_all else ()
+
+    def sizes(self, name: str) -> tuple[InstanceType, ...]:
+        """The type of a name, or all types of a family, whether or not a region has prices."""
         family, _, size = name.partition(".")
-        about, listed = self._list.families.get(family), self._listed(region, family)
-        if about is None or (not size and listed.keys() != about.sizes.keys()):
+        about = self._list.families.get(family)
+        if about is None:
             return ()
         return tuple(
             InstanceType(f"{family}.{each}", *numbers, about.arch)
             for each, numbers in about.sizes.items()
-            if each in listed and size in ("", each)
+            if size in ("", each)
         )
 
     def _listed(self, region: str, family: str) -> Mapping[str, Decimal]:

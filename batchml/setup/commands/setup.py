@@ -25,6 +25,7 @@ from batchml.cost.estimate import estimate_environment
 from batchml.cost.render import estimate_json, estimate_lines
 from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.commands import NO_PUSH, show_build_progress
+from batchml.jobs.placement import too_small_computes
 from batchml.model.environment import Environment
 from batchml.model.fabric import describe_fabric
 from batchml.runs import job_images
@@ -350,10 +351,12 @@ def _plan_json(
     if options.command == "setup" and not context.settings.is_local:
         found = estimate_environment(subject.spec.environment, context.prices)
         document["cost"] = estimate_json(found)
-        document["notes"] += [
-            f"{line.text[0].upper()}{line.text[1:]}."
-            for line in describe_fabric(subject.spec.environment)
+        environment = subject.spec.environment
+        lines = [
+            *(line.text for line in describe_fabric(environment)),
+            *too_small_computes(environment),
         ]
+        document["notes"] += [f"{line[0].upper()}{line[1:]}." for line in lines]
         document["notes"] += [*estimate_lines(found), *_quota_notes(context, subject)]
         if subject.spec.environment.budget is not None:
             document["notes"].append(
