@@ -401,6 +401,10 @@ class JournalBusy(LocalServerError):
 # --- Suggestions ----------------------------------------------------------------------------------
 
 
+# The likeness of a misspelt name: `epoch` and `epochs` have it, `seed` and `sleep` do not.
+SPELT_ALIKE = 0.75
+
+
 def did_you_mean(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return `" Did you mean 'x'?"` for the closest known word, or the empty string.
 

@@ -1,8 +1,9 @@
 """`[data]` of a job.toml: the data sets that a host copies once for all its runs."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from batchml.errors import SPELT_ALIKE, did_you_mean
 from batchml.runtime.protocol.variables import DATA_CACHE, STAGED, data_variable
 
 S3 = "s3://"
@@ -47,6 +48,22 @@ def _address_mistakes(address: str) -> Iterator[str]:
         yield f"found {shown}. {_EXAMPLE}"
     elif ".." in address.split("/"):
         yield f"found {shown}, which has `..`. {_EXAMPLE}"
+
+
+def misspelt_data(given: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """The mistakes in new names of `--data` that are spelt nearly like a data set of the job.
+
+    The job would train on its own data set, and ignore the new one.
+    """
+    found = []
+    for name in given:
+        meant = "" if name in known else did_you_mean(name, known, SPELT_ALIKE)
+        if meant:
+            found.append(
+                f"--data {name}=...: [data] has no such name.{meant} If {name} is a data set of "
+                "its own, add it to [data] of job.toml."
+            )
+    return found
 
 
 def unlisted_data(data: Mapping[str, str], listed: tuple[str, ...], bucket: str) -> dict[str, str]:

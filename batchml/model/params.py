@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from batchml.errors import ConfigError, did_you_mean
+from batchml.errors import SPELT_ALIKE, ConfigError, did_you_mean
 from batchml.model.job import JobSpec, Scalar
 from batchml.runtime.protocol.variables import (
     ALL,
@@ -127,12 +127,9 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool, flags: Sequence
     return ""
 
 
-_LIKENESS = 0.75  # of a name and a misspelt one: `epoch` and `epochs`, but not `seed` and `sleep`
-
-
 def _likeness_mistake(name: str, spec: JobSpec, is_rerun: bool) -> str:
     """The mistake in a new name that is spelt nearly like a parameter of the job; "" if not."""
-    meant = did_you_mean(name, sorted(spec.params), _LIKENESS)
+    meant = did_you_mean(name, sorted(spec.params), SPELT_ALIKE)
     add = f"add it to [params] of job.toml with a default{', and submit it anew' * is_rerun}"
     why = ": a rerun has the parameters of then" if is_rerun else ""
     return meant and (

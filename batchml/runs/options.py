@@ -27,6 +27,7 @@ from batchml.context import Context
 from batchml.errors import ConfigError, EmptyOption, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.jobs.source import ProgramFlags, read_flags
+from batchml.model.data import misspelt_data
 from batchml.model.fallback import parse_fallback_flag
 from batchml.model.job import (
     JobSpec,
@@ -363,6 +364,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     is_typed = bool(request.command) and not job and request.spec is None
     env, own = spec.env, () if is_typed else tuple(spec.params)  # a typed command has no [params]
+    data_sets = tuple(spec.data)
     spec = change_job(spec, request.changes, COMMAND_LINE)
     where = folder / spec.code if isinstance(spec.code, str) else folder
     new = request.params.keys() - spec.params.keys()
@@ -375,6 +377,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         is_rerun=request.spec is not None,
     )  # fmt: skip
     mistakes = _flag_mistakes(spec, request.params, program, own) if program else []
+    mistakes += misspelt_data(request.changes.get("data") or {}, data_sets)
     spec, wrong = with_auto_resume(spec, request)
     mistakes += wrong
     if request.command:

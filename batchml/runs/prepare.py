@@ -242,7 +242,14 @@ def _data_notice(context: Context, spec: JobSpec, bucket: str) -> list[str]:
     environment, env = context.settings.environment, context.env
     if context.settings.is_local or not spec.data:
         return []
+    folders = [f"{name} = {each}" for name, each in spec.data.items() if each.startswith("/")]
     notices = []
+    if folders:
+        notices.append(
+            f"data: {', '.join(folders)}: in AWS this is a folder of the container, not of this "
+            "machine. Copy a folder of this machine with `batchml workspace push`, and name it as "
+            "{workspace}/FOLDER."
+        )
     where = f"under [env.{env}] of batchml.toml"
     if not environment.data_cache:
         notices.append(

@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.errors import ConfigError
-from batchml.model.data import prefix_arns, prefix_mistakes, unlisted_data
+from batchml.model.data import misspelt_data, prefix_arns, prefix_mistakes, unlisted_data
 from batchml.model.job import JobSpec, change_job, read_job
 
 BASE = {"image": "python", "command": ["train", "{data.train}"]}
@@ -78,3 +78,10 @@ def test_prefixes_that_an_environment_lists_may_be_read() -> None:
     assert prefix_arns(("s3://all",), "cn-north-1")[1] == ["arn:aws-cn:s3:::all"]
     wrong = ("team/sets", "s3://x/*", "arn:aws:s3:::x", "s3://")
     assert len(list(prefix_mistakes((*wrong, "s3://team/sets")))) == 4
+
+
+def test_a_misspelt_data_set_is_refused_and_a_new_one_is_not() -> None:
+    known = ("train", "valid")
+    (mistake,) = misspelt_data({"tran": "s3://sets/q", "train": "s3://sets/p"}, known)
+    assert "--data tran=...: [data] has no such name. Did you mean 'train'?" in mistake
+    assert misspelt_data({"extra": "s3://sets/q", "valid": "s3://sets/v"}, known) == []
