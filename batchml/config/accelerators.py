@@ -82,6 +82,26 @@ def build_mistakes(environment: Environment) -> Iterator[str]:
             yield from (f"compute.{name}{text}" for text in _build_mistakes(name, compute))
 
 
+def mount_mistakes(environment: Environment) -> Iterator[str]:
+    """Compute environments whose hosts lack the folder that `driver-mount` mounts: docs/ami.md.
+
+    A bootstrap script may make it, and an AMI of the user's own may have it.
+    """
+    if environment.gpu_mode != "driver-mount":
+        return
+    for name, compute in environment.compute.items():
+        if (
+            compute.has_gpus
+            and not compute.bootstrap
+            and ((compute.ami or environment.ami) == "ecs-gpu")
+        ):
+            yield (
+                f'compute.{name}: gpu_access is "driver-mount", and AWS\'s AMI has no folder '
+                '/opt/nvidia with the driver: the AMI of ami = "build" has. Set gpu_access = '
+                '"toolkit", which works with both AMIs.'
+            )
+
+
 def _build_mistakes(name: str, compute: Compute) -> Iterator[str]:
     """The types of a compute environment that the AMI that batchml builds does not support."""
     instead = f'set ami = "ecs-gpu" in compute.{name}.'

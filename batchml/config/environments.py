@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.config.accelerators import accelerator_mistakes, build_mistakes
+from batchml.config.accelerators import accelerator_mistakes, build_mistakes, mount_mistakes
 from batchml.config.project import MAX_PROJECT_NAME, is_project_name
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.data import prefix_mistakes
@@ -271,6 +271,7 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
         *_location_mistakes(env, is_local),
         *_network_mistakes(env.network),
         *build_mistakes(env),
+        *(() if is_local else mount_mistakes(env)),
         *(f"compute.{name}.efa: {text}" for name, compute in env.compute.items()
           if compute.efa is True and not is_local for text in efa_obstacles(compute, env.ami)),
         *_secret_mistakes(env.secrets),

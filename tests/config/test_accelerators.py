@@ -100,3 +100,22 @@ def test_all_mistakes_come_at_once_also_from_flags() -> None:
     keys = [mistake.partition(":")[0] for mistake in found]
     assert keys == ["instance_types"] * 4 + ["ami", "instance_types", "disk"], found
     assert Compute(instance_types=("p7",)).has_gpus is False
+
+
+@pytest.mark.parametrize(
+    ("ami", "own", "bootstrap", "count"),
+    [
+        ("ecs-gpu", "", "", 1), ("build", "ecs-gpu", "", 1), ("build", "", "", 0),
+        ("ecs-gpu", "build", "", 0), ("ecs-gpu", "ami-01234567", "", 0),
+        ("ecs-gpu", "", "lay-out.sh", 0),
+    ],
+)  # fmt: skip
+def test_a_driver_mount_needs_an_ami_with_the_drivers_folder(
+    ami: str, own: str, bootstrap: str, count: int
+) -> None:
+    compute = {"instance_types": ["g6.xlarge"], "max_vcpus": 8, "ami": own, "bootstrap": bootstrap}
+    cpu = {"instance_types": ["c7i"], "max_vcpus": 8}
+    dev = {**DEV, "ami": ami, "gpu_access": "driver-mount", "compute": {"gpu": compute, "cpu": cpu}}
+    found = read_config({"env": {"dev": dev}}).mistakes_of("dev")
+    assert len(found) == count, found
+    assert all("compute.gpu" in each and '"toolkit"' in each for each in found)

@@ -153,7 +153,12 @@ def test_hosts_with_efa_are_in_one_subnet_unless_they_are_reserved() -> None:
     names = [(f"g6.{size}", zone) for size in ("48xlarge",) for zone in ZONES[1:]]
     offers = make_offers("us-east-1", ["g6.48xlarge"], names)
     wanted = replace(
-        spec(ami="build", compute=computes, queues={"default": {"compute": ["near"]}}),
+        spec(
+            ami="build",
+            gpu_access="toolkit",
+            compute=computes,
+            queues={"default": {"compute": ["near"]}},
+        ),
         offers=offers,
     )
     current = deployed(

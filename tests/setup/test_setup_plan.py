@@ -899,6 +899,7 @@ def tables(draw: Any) -> dict[str, Any]:
     return {
         "region": "us-east-1",
         "ami": ami,
+        "gpu_access": "toolkit",
         "network": draw(own | st.just(given)),
         "storage": {"workspace": draw(st.sampled_from(["efs", "none"]))},
         "tags": draw(st.sampled_from([{}, {"team": "a"}])),
