@@ -37,7 +37,7 @@ from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.metrics.conditions import read_condition
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
-from batchml.runs.search import RunFilter, read_commit, read_states
+from batchml.runs.search import FoundRun, RunFilter, read_commit, read_states
 from batchml.runs.watch.wait import wait_for_runs
 from batchml.runtime.protocol.variables import format_value as param_text
 from batchml.sweeps.handle import SweepHandle
@@ -275,6 +275,15 @@ class Client:
         (job_id,) = select(self._context, [word])
         (found,) = load_runs(self._context, [job_id])
         return RunHandle(self._context, job_id, found.name, found, self._tell)
+
+    @property
+    def history_size(self) -> int:
+        """Bytes of this machine's history, which grows when a run is submitted or has ended."""
+        return self._context.history.size
+
+    def handle(self, found: FoundRun) -> RunHandle:
+        """The handle of a run that is known, such as `seen` of another handle: no call is made."""
+        return RunHandle(self._context, found.job_id, found.name, found, self._tell)
 
     def runs(
         self,

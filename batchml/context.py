@@ -119,6 +119,7 @@ class Context:
         self.why_offline = why_offline
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
         self._session: Session | None = None
+        self._history: History | None = None
         self._project: str | None = None
         self._queues: list[str] = []  # of `local`, as `queue` read them last
 
@@ -185,7 +186,10 @@ class Context:
 
     @property
     def history(self) -> History:
-        return History(Path(self.settings.home.value) / "history.jsonl")
+        path = Path(self.settings.home.value) / "history.jsonl"
+        if self._history is None or self._history.path != path:
+            self._history = History(path)  # it remembers what it has read
+        return self._history
 
     @property
     def job_folders(self) -> list[Path]:

@@ -8,10 +8,12 @@ also forget an environment: its lines before that do not count.
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +23,7 @@ from batchml.model.run import MetricRange, Record, Run, RunName, classify
 from batchml.runtime.storage.files import sync_path
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
+_COMPARED = 256  # bytes before the new lines, which tell whether the file has only grown
 
 
 class History:
@@ -28,6 +31,16 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
+        self._part: _ReadPart | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 if there is none."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
 
     def intend(self, *records: Record) -> None:
         """Write records of runs that are about to be submitted. On return they are on disk.
@@ -83,33 +96,31 @@ class History:
         """The submissions that may or may not have reached AWS, the oldest first."""
         return [
             record
-            for run in _group_by_run(self._lines())
+            for run in self._runs()
             if run.env == env and not run.job_id and not run.refused
             if (record := run.read()) and record.is_open
         ]
 
     def newest_first(self, env: str | None = None) -> list[Record]:
         """All submissions to an environment, or to all environments, and refused submissions."""
-        return _newest_first(env, self._lines())
+        return _newest_first(env, self._runs())
 
     def recent(self, env: str | None = None) -> list[Record]:
         """The newest few hundred records of `newest_first`, without reading the whole file."""
-        return _newest_first(env, self._lines(TAIL))
+        return _newest_first(env, _group_by_run(self._lines(TAIL)))
 
     def names(self, env: str) -> list[RunName]:
         """The names of the runs of `newest_first`. To decode all fields would take longer."""
-        return [run.name() for run in reversed(_group_by_run(self._lines())) if run.env == env]
+        return [run.name() for run in reversed(self._runs()) if run.env == env]
 
     def projects(self) -> list[str]:
         """The projects of all runs, those of the newest runs first."""
-        runs = reversed(_group_by_run(self._lines()))
+        runs = reversed(self._runs())
         return list(dict.fromkeys(run.head.project for run in runs if run.head.project))
 
     def records(self, env: str | None = None) -> "HistoryRecords":
         """The records of `newest_first` that have a job id. Each is decoded when it is used."""
-        return HistoryRecords(
-            run for run in _group_by_run(self._lines()) if env is None or run.env == env
-        )
+        return HistoryRecords(run for run in self._runs() if env is None or run.env == env)
 
     def _append_observed(self, records: list[Record]) -> None:
         """Write what AWS Batch has answered. This creates no state folder."""
@@ -137,17 +148,52 @@ class History:
         finally:
             os.close(descriptor)
 
-    def _lines(self, last: int | None = None) -> list[bytes]:
-        """Every line, or the lines that begin in the last `last` bytes of the file."""
+    def _runs(self) -> "list[_RunLines]":
+        """The lines of all runs. Only lines that are new since the last call are read.
+
+        The file only grows, unless somebody edits it: then its inode or its size differs, or the
+        bytes before the new ones, and all of it is read again.
+        """
+        with self._lock, self._opened() as file:
+            if file is None:
+                return []
+            inode, known = os.fstat(file.fileno()).st_ino, self._part
+            if known is not None and known.inode == inode:
+                file.seek(known.size - len(known.tail))
+                if file.read(len(known.tail)) != known.tail:
+                    known = None
+            else:
+                known = None
+            if known is None:
+                known = _ReadPart(_RunGroups(), inode, 0, b"")
+                file.seek(0)
+            data = file.read()
+            known.groups.add(data.splitlines())
+            known.size += len(data)
+            known.tail = (known.tail + data)[-_COMPARED:]
+            # A line that is not whole yet is read again when it is.
+            self._part = known if known.tail.endswith(b"\n") else None
+            return known.groups.runs()
+
+    def _lines(self, last: int) -> list[bytes]:
+        """The lines that begin in the last `last` bytes of the file."""
+        with self._opened() as file:
+            if file is None:
+                return []
+            size = os.fstat(file.fileno()).st_size
+            if size <= last:
+                return file.read().splitlines()
+            file.seek(size - last)
+            return file.read().splitlines()[1:]  # the first may be the rest of a line
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO | None]:
+        """The file, or None if there is none. Raises StateDamaged."""
         try:
             with open(self.path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if last is None or size <= last:
-                    return file.read().splitlines()
-                file.seek(size - last)
-                return file.read().splitlines()[1:]  # the first may be the rest of a line
+                yield file
         except FileNotFoundError:
-            return []
+            yield None
         except OSError as error:
             raise StateDamaged(
                 f"The history {self.path} cannot be read: {error.strerror}. It has the names and "
@@ -225,35 +271,58 @@ _HEAD = msgspec.json.Decoder(_LineFields)
 _RECORD = msgspec.json.Decoder(Record)
 
 
-def _group_by_run(lines: Iterable[bytes]) -> list[_RunLines]:
-    """Group the lines by run, in the order of each run's first line.
+class _RunGroups:
+    """Lines grouped by run, in the order of each run's first line.
 
     Lines that cannot be read, and lines of a run without a first line, are skipped.
     """
-    found: dict[str, _RunLines] = {}
-    key_of: dict[str, str] = {}  # job id -> key, for lines that have only the job id
-    for line in lines:
-        try:
-            head = _HEAD.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        if head.forgotten:
-            found = {each: run for each, run in found.items() if run.env != head.forgotten}
-            continue
-        if head.key and head.job_id:
-            key_of[head.job_id] = head.key
-        identity = head.key or key_of.get(head.job_id, head.job_id)
-        run = found.get(identity)
-        if run is not None:
-            run.add(head, line)
-        elif head.env and identity:
-            found[identity] = _RunLines(head, head.job_id, head.refused, [line])
-    return list(found.values())
+
+    def __init__(self) -> None:
+        self._found: dict[str, _RunLines] = {}
+        self._key_of: dict[str, str] = {}  # job id -> key, for lines that have only the job id
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            try:
+                head = _HEAD.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if head.forgotten:
+                self._found = {
+                    each: run for each, run in self._found.items() if run.env != head.forgotten
+                }
+                continue
+            if head.key and head.job_id:
+                self._key_of[head.job_id] = head.key
+            identity = head.key or self._key_of.get(head.job_id, head.job_id)
+            run = self._found.get(identity)
+            if run is not None:
+                run.add(head, line)
+            elif head.env and identity:
+                self._found[identity] = _RunLines(head, head.job_id, head.refused, [line])
+
+    def runs(self) -> list[_RunLines]:
+        return list(self._found.values())
 
 
-def _newest_first(env: str | None, lines: Iterable[bytes]) -> list[Record]:
-    """The records in these lines, the newest first."""
-    chosen = [run for run in _group_by_run(lines) if env is None or run.env == env]
+def _group_by_run(lines: Iterable[bytes]) -> list[_RunLines]:
+    groups = _RunGroups()
+    groups.add(lines)
+    return groups.runs()
+
+
+class _ReadPart(Struct, gc=False):
+    """The part of the file that was read: its groups, its size, and its last bytes."""
+
+    groups: _RunGroups
+    inode: int
+    size: int
+    tail: bytes
+
+
+def _newest_first(env: str | None, runs: Iterable[_RunLines]) -> list[Record]:
+    """The records of these runs, the newest first."""
+    chosen = [run for run in runs if env is None or run.env == env]
     return [record for run in reversed(chosen) if (record := run.read())]
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
 from msgspec import Struct
 
 from batchml.dashboard.access import (
@@ -234,8 +235,8 @@ def _to_response(made: Answer) -> Response:
     if isinstance(made, Html):
         return Response(str(made).encode(), headers={"cache-control": "no-cache"})
     # NaN and infinity are no JSON: handlers replace them.
-    text = json.dumps(made, separators=(",", ":"), allow_nan=False)
-    return Response(text.encode(), "application/json", headers={"cache-control": "no-store"})
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(made), "application/json", headers=headers)
 
 
 def _read_query(path: str, query: str, body: bytes) -> PageQuery:

@@ -5,6 +5,7 @@ a tab that was away asks for what it has missed, or for everything.
 """
 
 import asyncio
+import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -22,7 +23,8 @@ from batchml.runs.search import FoundRun
 
 MOST_RUNS = 20_000  # of a history; older runs are found with `batchml ls`
 _KEPT = 500  # changes that a tab may have missed
-_NEWEST = 60  # runs that are read again if something has happened
+NEWEST = 60  # runs that are read again if something has happened
+_ANYWAY = 20  # polls after which the newest runs are read although nothing seems to have happened
 _KEEP_ALIVE = 15.0  # seconds without an event
 
 
@@ -36,9 +38,10 @@ class Change(Struct, frozen=True):
 class RunTable:
     """All runs by job id, the newest first, and the latest changes. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, revision: int = 0) -> None:
+        """`revision`: the first one, which differs from those of other dashboards."""
         self.runs: dict[str, FoundRun] = {}
-        self.revision = 0
+        self.revision = revision
         self._changes: deque[Change] = deque(maxlen=_KEPT)
 
     def take(self, found: Iterable[FoundRun]) -> Change | None:
@@ -51,6 +54,10 @@ class RunTable:
         change = Change(self.revision, changed)
         self._changes.append(change)
         return change
+
+    def forget_changes(self) -> None:
+        """Let every tab that has an older revision read all runs again."""
+        self._changes.clear()
 
     def since(self, revision: int) -> list[Change] | None:
         """The changes after a revision; None if some of them are forgotten."""
@@ -86,19 +93,35 @@ class Hub:
         self._pace = pace
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._table = RunTable()
+        self._loaded = threading.Event()
+        # A tab that comes from another dashboard finds that it has missed too much.
+        self._table = RunTable(secrets.randbelow(900_000) * 1000)
         self._live: dict[str, Run] = {}
+        self._size = -1  # of the history at the last poll
+        self._polls = 0
         self._listeners: set[Callable[[dict[str, Any]], None]] = set()
         self.cluster: ClusterSnapshot | None = None
         self.trouble = ""  # why the last poll failed
         self.polled_at: float | None = None  # of the last poll that succeeded, by `now`
 
-    def load(self) -> None:
-        """Read all runs. Raises what the client raises."""
-        handles = self._client.runs(limit=MOST_RUNS, all_projects=True)
+    def load(self, limit: int = MOST_RUNS) -> None:
+        """Read the newest runs, or all of them. Raises what the client raises."""
+        handles = self._client.runs(limit=limit, all_projects=True)
         with self._lock:
             self._table.take(each.seen for each in handles if each.seen)
+            if limit >= MOST_RUNS or len(handles) < limit:
+                # A tab that had only the newest runs reads all, which is shorter than the change.
+                self._table.forget_changes()
+                self._loaded.set()
         self.polled_at = self._now()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all runs were read, not only the newest."""
+        return self._loaded.is_set()
+
+    def wait_until_loaded(self, seconds: float = 30.0) -> None:
+        self._loaded.wait(seconds)
 
     def snapshot(self) -> tuple[int, list[FoundRun]]:
         """The revision, and all runs, the newest first."""
@@ -119,12 +142,18 @@ class Hub:
     def poll(self) -> None:
         """Ask once; an error is kept in `trouble`, and the old answers stay."""
         try:
+            if not self.is_loaded:
+                self.load()
             snapshot = self._client.cluster(all_projects=True)
             live = {row.run.job_id: row.run for row in snapshot.runs}
             changed, has_new = runs_to_read(self._live, live)
+            # A run may begin and end between two polls: the history tells of those of this machine.
+            size, self._polls = self._client.history_size, self._polls + 1
+            has_new = has_new or size != self._size or self._polls % _ANYWAY == 0
+            self._size = size
             found: list[FoundRun] = []
             if has_new or changed:
-                newest = self._client.runs(limit=_NEWEST, all_projects=True)
+                newest = self._client.runs(limit=NEWEST, all_projects=True)
                 found = [each.seen for each in newest if each.seen]
                 found += self._describe(changed - {each.job_id for each in found})
         except BatchmlError as error:

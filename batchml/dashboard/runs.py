@@ -50,10 +50,14 @@ def choose_columns(given: str, known: KnownNames) -> list[tuple[str, Column]]:
 
 
 def runs_page(
-    runs: Sequence[FoundRun], revision: int, now_ms: int, env: str, columns: str, trouble: str = ""
-) -> Html:
-    """The page. It is whole without scripts, but has only the first rows then."""
-    known = known_names(runs)
+    runs: Sequence[FoundRun], revision: int, now_ms: int, env: str, columns: str,
+    trouble: str = "", known: KnownNames | None = None, *, is_loaded: bool = True,
+) -> Html:  # fmt: skip
+    """The page. It is whole without scripts, but has only the first rows then.
+
+    `is_loaded`: whether `runs` are all runs, and not only the newest.
+    """
+    known = known or known_names(runs)
     chosen = choose_columns(columns, known)
     choices = [*FACTS, *sorted(known.params), *sorted(known.metrics)]
     heading = tag("tr", *(_heading(name, column) for name, column in chosen))
@@ -80,7 +84,12 @@ def runs_page(
     )
     chooser = tag("details", tag("summary", "Columns"), tag("div", *options, class_="choices"),
                   id="columns")  # fmt: skip
-    count = tag("span", f"{len(runs)} runs", id="count", role="status")
+    count = tag(
+        "span",
+        f"{len(runs)} runs" if is_loaded else "Loading all runs ...",
+        id="count",
+        role="status",
+    )
     if not runs:
         table = tag("p", "No runs yet. This starts one: ", command_line("batchml submit lenet"))
     bar = tag("div", search, count, chooser, tag("span", id="actions"), class_="bar")
@@ -117,15 +126,59 @@ def _cell(found: FoundRun, name: str, column: Column, now_ms: int) -> Html:
     return tag("td", shown, class_="number" if is_number else None, title=words or None)
 
 
+class RunCells:
+    """The texts and values of runs, kept as long as a run is the same.
+
+    To make them anew for 10,000 runs would take seconds. Those that depend on the time are made
+    again, as long as it does.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[FoundRun, dict[str, tuple[str, Any]]]] = {}
+        self._searched: dict[str, tuple[FoundRun, str]] = {}
+        self._names: tuple[int, KnownNames] | None = None
+
+    def names(self, runs: Sequence[FoundRun], revision: int) -> KnownNames:
+        """The parameters and metrics of all runs at a revision."""
+        if self._names is None or self._names[0] != revision:
+            self._names = (revision, known_names(runs))
+        return self._names[1]
+
+    def searched(self, found: FoundRun) -> str:
+        """See `searched`."""
+        kept = self._searched.get(found.job_id)
+        if kept is None or kept[0] is not found:
+            kept = self._searched[found.job_id] = (found, searched(found))
+        return kept[1]
+
+    def cell(self, found: FoundRun, name: str, column: Column, now_ms: int) -> tuple[str, Any]:
+        """The text of a cell, and the value to sort by."""
+        if name == "age" or (name in ("ran", "waited") and not _ended(found)):
+            return visible(column.text(found, now_ms)), _finite(column.value(found, now_ms))
+        kept = self._kept.get(found.job_id)
+        if kept is None or kept[0] is not found:
+            kept = self._kept[found.job_id] = (found, {})
+        cell = kept[1].get(name)
+        if cell is None:
+            text = visible(column.text(found, now_ms))
+            cell = kept[1][name] = (text, _finite(column.value(found, now_ms)))
+        return cell
+
+
 # --- The document of all runs ---------------------------------------------------------------------
 
 
 def runs_document(
-    runs: Sequence[FoundRun], revision: int, now_ms: int, columns: str = ""
-) -> dict[str, Any]:
-    """Columns of all runs: texts, values to sort by, and what the search finds."""
-    known = known_names(runs)
-    chosen = choose_columns(columns, known)
+    runs: Sequence[FoundRun], revision: int, now_ms: int, columns: str = "",
+    cells: RunCells | None = None, known: KnownNames | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Columns of all runs: texts, values to sort by, and what the search finds.
+
+    `cells` are kept from one call to the next. `known` are the names that a column may have.
+    """
+    cells = cells or RunCells()
+    chosen = choose_columns(columns, known or known_names(runs))
+    found = [[cells.cell(each, name, column, now_ms) for each in runs] for name, column in chosen]
     return {
         "revision": revision,
         "at": now_ms,
@@ -138,15 +191,17 @@ def runs_document(
         "states": [state_of(each) for each in runs],
         "created": [each.created_at for each in runs],
         "ended": [_ended(each) for each in runs],
-        "found": [searched(each) for each in runs],
-        "texts": [[visible(column.text(each, now_ms)) for each in runs] for _, column in chosen],
-        "values": [[_finite(column.value(each, now_ms)) for each in runs] for _, column in chosen],
+        "found": [cells.searched(each) for each in runs],
+        "texts": [[text for text, _ in column] for column in found],
+        "values": [[value for _, value in column] for column in found],
     }  # fmt: skip
 
 
-def change_document(change: Change, now_ms: int, columns: str = "") -> Mapping[str, Any]:
+def change_document(
+    change: Change, now_ms: int, columns: str = "", known: KnownNames | None = None
+) -> Mapping[str, Any]:
     """The same document, of the runs that have changed."""
-    return runs_document(change.runs, change.revision, now_ms, columns)
+    return runs_document(change.runs, change.revision, now_ms, columns, known=known)
 
 
 def searched(found: FoundRun) -> str:
@@ -169,10 +224,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def matching(runs: Iterable[FoundRun], words: str) -> list[FoundRun]:
+def matching(runs: Iterable[FoundRun], words: str, cells: RunCells | None = None) -> list[FoundRun]:
     """The runs in which all words of a search occur, as the script finds them."""
-    wanted = words.lower().split()
-    return [each for each in runs if all(word in searched(each) for word in wanted)]
+    wanted, text = words.lower().split(), (cells or RunCells()).searched
+    return [each for each in runs if all(word in text(each) for word in wanted)]
 
 
 def chips(pairs: Iterable[tuple[str, object]]) -> Html:

@@ -18,7 +18,7 @@ from batchml.dashboard.compare import ComparePages
 from batchml.dashboard.cost import CostPages
 from batchml.dashboard.curves import curves_document
 from batchml.dashboard.html import Html
-from batchml.dashboard.hub import Change, Hub
+from batchml.dashboard.hub import NEWEST, Change, Hub
 from batchml.dashboard.outputs import FilePages
 from batchml.dashboard.sweeps.routes import SweepPages
 from batchml.dashboard.timeline import timeline_panel
@@ -51,6 +51,7 @@ class Pages:
         self._compare = ComparePages(client, hub, clock)
         self._cluster = ClusterPages(client, hub, clock)
         self._costs = CostPages(client, hub, clock)
+        self._cells = runs.RunCells()
         self._logs = logs.FollowedLogs(clock.monotonic)
 
     def stop(self) -> None:
@@ -85,21 +86,29 @@ class Pages:
         ]
 
     def runs(self, query: PageQuery) -> Html:
+        words = query.params.get("q", "")
+        if words:  # it may mean any run
+            self._hub.wait_until_loaded()
+        is_loaded = self._hub.is_loaded
         revision, found = self._hub.snapshot()
-        shown = runs.matching(found, query.params.get("q", "")) if "q" in query.params else found
+        known = self._cells.names(found, revision)
+        shown = runs.matching(found, words, self._cells) if words else found
         return runs.runs_page(shown, revision, self._now, self._client.env,
-                              query.params.get("cols", ""), self._hub.trouble)  # fmt: skip
+                              query.params.get("cols", ""), self._hub.trouble, known,
+                              is_loaded=is_loaded)  # fmt: skip
 
     def runs_document(self, query: PageQuery) -> dict[str, Any]:
+        self._hub.wait_until_loaded()
         revision, found = self._hub.snapshot()
-        return runs.runs_document(found, revision, self._now, query.params.get("cols", ""))
+        return runs.runs_document(found, revision, self._now, query.params.get("cols", ""),
+                                  self._cells, self._cells.names(found, revision))  # fmt: skip
 
     def _run(self, query: PageQuery) -> Any:
-        return self._client.run(query.parts[0])
+        known = self._hub.run(query.parts[0])
+        return self._client.handle(known) if known else self._client.run(query.parts[0])
 
     def run(self, query: PageQuery) -> Html:
-        found = self._hub.run(query.parts[0]) or self._run(query).seen
-        return run.run_page(found, self._client.env, self._hub.trouble)
+        return run.run_page(self._run(query).seen, self._client.env, self._hub.trouble)
 
     def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
@@ -117,7 +126,10 @@ class Pages:
         columns = query.params.get("cols", "")
 
         def to_document(change: Change) -> Any:
-            return runs.change_document(change, self._now, columns)
+            # A column may be of a parameter that the changed runs do not have.
+            revision, found = self._hub.snapshot()
+            known = self._cells.names(found, revision)
+            return runs.change_document(change, self._now, columns, known)
 
         since = query.number("since", 0, 10**9) if "since" in query.params else None
         return self._hub.events(since, to_document)
@@ -145,7 +157,7 @@ def serve(
     """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
     pace = LOCAL_PACE if is_local else AWS_PACE
     hub = Hub(client, clock.monotonic, pace=pace)
-    hub.load()
+    hub.load(NEWEST)  # the others while the browser opens
     pages = Pages(client, hub, clock, opened, pace=pace, read_only=known.read_only)
     try:
         asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))

@@ -177,6 +177,8 @@ class Environment:
     env, env_option = "dev", " --env dev"
     error: BatchmlError | None = AccessError("batch:ListJobs is not allowed.")
 
+    history_size = 0
+
     def cluster(self, **_: Any) -> ClusterSnapshot:
         if self.error:
             raise self.error

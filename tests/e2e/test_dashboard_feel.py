@@ -1,12 +1,15 @@
 """How the dashboard feels: long logs, many runs, several tabs, a server that comes back."""
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser, Page, browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
+from tests.support.many_runs import copy_run
 
 RUN = ("submit", "--wait", "--name")
 
@@ -52,3 +55,68 @@ def test_the_children_of_a_running_array_are_followed(cli: Cli, chromium: Browse
             assert page.evaluate(shown) == ["1 | child 1 begins"]
     finally:
         cli("cancel", job)
+
+
+PAINT = """new Promise(done => new PerformanceObserver(list => list.getEntriesByName(
+    'first-contentful-paint').forEach(each => done(each.startTime))
+    ).observe({type: 'paint', buffered: true}))"""
+
+
+def _first_paint(page: Page, url: str) -> float:
+    """The least of five first paints, in milliseconds."""
+    times = []
+    for number in range(5):
+        page.go(f"{url}?n={number}")
+        drawn = "(!document.body.dataset.view || document.documentElement.dataset.ready)"
+        wait_for(page, f"location.search === '?n={number}' && {drawn}")
+        times.append(float(page.evaluate(PAINT)))
+    return min(times)
+
+
+def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
+    cli: Cli, chromium: Browser
+) -> None:
+    assert cli(*RUN, "seed", "-p", "lr=0.1", "--", "true").code == 0
+    copy_run(cli.home.root / "history.jsonl", 10_000)
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        wait_for(page, "document.querySelector('#count').textContent === '10001 runs'")
+        # A page with nothing but the frame tells how busy this machine is.
+        empty = _first_paint(page, f"{dashboard.base}/no-such-page")
+        paint = _first_paint(page, f"{dashboard.base}/")
+        assert paint < empty + max(200, 5 * empty), (paint, empty)
+        wait_for(page, "document.querySelector('#count').textContent === '10001 runs'")
+        page.click("#search")
+        page.type("team=t3 failed")
+        wait_for(page, "document.querySelector('#count').textContent === '159 of 10001 runs'")
+        page.evaluate("document.querySelector('#search').select()")
+        page.type("train-4711")
+        wait_for(page, "document.querySelector('#count').textContent === '1 of 10001 runs'")
+        page.evaluate("document.querySelector('#search').select()")
+        page.type("train")
+        page.click(".sort[data-column=name]")
+        names = "[...document.querySelectorAll('#runs tbody td:first-child a')].map(a => a.text)"
+        wait_for(page, f"{names}[0] === 'train-1'")
+        page.evaluate("document.querySelector('.scroll').scrollTop = 1e9")
+        wait_for(page, f"{names}.at(-1) === 'train-9999'")
+        assert page.evaluate("document.querySelectorAll('#runs tr').length") < 200
+        page.click("#search")
+        page.evaluate("document.querySelector('#search').select()")
+        page.type("young")
+        wait_for(page, "document.querySelector('#count').textContent === '0 of 10001 runs'")
+        page.evaluate("""new MutationObserver(() => {
+            if (document.querySelector('#runs tbody a')?.text === 'young')
+                window.seen ||= Date.now();
+            }).observe(document.querySelector('#runs tbody'), {childList: true});
+            window.seen = 0""")
+        assert cli("submit", "--name", "young", "--", "true").code == 0
+        submitted = time.time() * 1000
+        seen = wait_for(page, "window.seen")
+        delay = seen - submitted
+        memory = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
+        status = Path(f"/proc/{dashboard.process.pid}/status").read_text()
+        resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        print(f"{paint=} {empty=} {delay=} {memory=} {resident=}")
+        assert delay < 3000  # less than 1 s on a machine that does nothing else
+        assert (memory < 200, resident < 400) == (True, True), (memory, resident)
+        assert page.evaluate("violations") == [] and len(page.complaints) <= 5  # of no-such-page

@@ -214,3 +214,34 @@ def test_a_history_that_cannot_be_read_is_named_with_what_to_do(history: History
     history.path.mkdir(parents=True)
     with pytest.raises(StateDamaged, match=r"history\.jsonl cannot be read: Is a directory\. It h"):
         history.names("local")
+
+
+def test_what_others_add_is_read_and_a_file_that_was_replaced_is_read_again(
+    history: History, tmp_path: Path
+) -> None:
+    history.intend(record(1), record(2))
+    assert [each.at for each in history.newest_first()] == [2, 1]
+    History(tmp_path / "history.jsonl").intend(record(3))
+    history.add_job_id(record(1).key, ID.format(1))
+    assert [each.at for each in history.newest_first()] == [3, 2, 1]
+    assert [each.at for each in history.records()] == [1]
+    path = tmp_path / "history.jsonl"
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[1:3]) + b" " * 4096 + b"\n")  # longer, and the same inode
+    assert [each.at for each in history.newest_first()] == [3, 2]
+    path.write_bytes(whole[0])
+    assert [each.at for each in history.newest_first()] == [1]
+    path.write_bytes(b"")
+    assert history.newest_first() == []
+
+
+def test_a_line_that_is_written_while_it_is_read_counts_when_it_is_whole(
+    history: History, tmp_path: Path
+) -> None:
+    history.intend(record(1), record(2))
+    path = tmp_path / "history.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert [each.at for each in history.newest_first()] == [1]
+    path.write_bytes(whole)
+    assert [each.at for each in history.newest_first()] == [2, 1]
