@@ -18,10 +18,10 @@ def test_the_node_that_waited_most_is_named() -> None:
     ]
     share = find_data_wait(nodes)
     assert share is not None
-    assert share.describe(True) == "waited for it 22 % of the time on node 1 (staging 1 min 20 s)"
+    assert share.describe(True) == "22 % of the time on node 1 (staging 1 min 20 s)"
     one = find_data_wait(nodes[:1])
     assert one is not None
-    assert one.describe(False) == "waited for it 4 % of the time (staging 12 s, disks 3.0 s)"
+    assert one.describe(False) == "4 % of the time (staging 12 s, disks 3.0 s)"
     assert data_wait_json(one) == {"dataWait": {"percent": 4.2, "staging": 12.0, "disks": 3.0}}
 
 

@@ -381,7 +381,7 @@ def _fact_lines(
         facts["failed"] = format_numbers(failed_children(context, found, run) or [])
     facts |= _asked_for(found)
     facts["used"] = describe_use(used) if used else ""
-    facts["data"] = waited
+    facts["data wait"] = waited
     facts |= _times(found, now_ms)
     for name, value in facts.items():
         if value:

@@ -27,11 +27,11 @@ class DataWaitShare(Struct, frozen=True):
     disks: float = 0.0
 
     def describe(self, has_nodes: bool) -> str:
-        """`waited for it 4 % of the time (staging 12 s, disks 3 s)`."""
+        """`4 % of the time (staging 12 s, disks 3 s)`."""
         parts = [("staging", self.staging), ("disks", self.disks)]
         times = ", ".join(f"{name} {_seconds(each)}" for name, each in parts if each)
         where = f" on {self.node}" if has_nodes else ""
-        return f"waited for it {self.percent:.0f} % of the time{where} ({times})"
+        return f"{self.percent:.0f} % of the time{where} ({times})"
 
 
 def find_data_wait(uses: "Iterable[UsageSample]") -> DataWaitShare | None:

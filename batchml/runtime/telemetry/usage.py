@@ -355,10 +355,9 @@ class UsageReporter:
     def finish(self) -> None:
         self._gpus.close()
         now = self._clock()
-        if self._began is None or self._data is None:
-            self._began, self._data = self._begin(now), self._watch_data(now)
-        seconds, data = now - self._began.at, self._data.measure(now)
-        if seconds < FIRST:
+        data = (self._data or self._watch_data(now)).measure(now)
+        seconds = now - self._began.at if self._began else 0.0
+        if self._began is None or seconds < FIRST:
             if "staging" in data:
                 self._attempt.mark(usage_mark(data)[len(MARK) :])
             return
