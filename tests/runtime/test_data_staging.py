@@ -366,6 +366,21 @@ def test_a_killed_copy_of_most_of_the_disk_is_continued_or_makes_room(
     assert any("are here already" in line for line in host.lines) is continued
 
 
+def test_a_new_version_needs_room_only_for_what_has_changed(host: Host, small_disk: Path) -> None:
+    for number in range(5):
+        host.put(f"{number}", b"1" * 120_000)
+    first = host.stage()  # in use: its files can be linked, and not removed
+    host.put("4", b"2" * 120_000)
+    leave(host.stage())
+    assert host.s3.reads == 5 + 1
+    (small_disk / "limit").write_text("800000")
+    host.put("4", b"3" * 120_000)
+    second = host.stage()
+    assert host.s3.reads == 5 + 2
+    assert host.files(second)["4"] == b"3" * 120_000
+    assert host.files(first)["4"] == b"1" * 120_000
+
+
 def test_small_files_take_one_request_each_and_one_for_each_page_of_the_list(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

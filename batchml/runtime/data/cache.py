@@ -305,21 +305,21 @@ class DataCache:
         """
         state = os.statvfs(self.root)
         total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-        own = self._copied(key)
+        own, linked = self._copied(key)
         used = sum(header.size for header in filter(None, map(self.header, self.keys())))
         others = [each for each in self._unfinished() if each != key]
         reserve = min(max(int(_FREE * total), _LEAST_FREE), total // 10) if has_reserve else 0
-        most = free + own + used + sum(map(self._copied, others)) - reserve
+        most = free + own + used + sum(self._copied(each)[0] for each in others) - reserve
         room = Room(free + own - reserve, most)
         limit = self._limit()
         if limit is not None:
             used += sum(map(self._planned, others))
-            room = Room(min(room.free, limit - used), min(room.most, limit))
+            room = Room(min(room.free, limit - used + linked), min(room.most, limit))
         return room
 
-    def _copied(self, key: str) -> int:
-        """The bytes that an unfinished copy takes on the disk."""
-        found = 0
+    def _copied(self, key: str) -> Tuple[int, int]:
+        """The bytes that an unfinished copy takes on the disk, and those that it shares."""
+        found = linked = 0
         for folder, _, names in os.walk(self.staging_path(key)) if key else ():
             for name in names:
                 try:
@@ -327,7 +327,8 @@ class DataCache:
                 except OSError:
                     continue  # its copy has just ended
                 found += state.st_blocks * 512
-        return found
+                linked += state.st_blocks * 512 if state.st_nlink > 1 else 0
+        return found, linked
 
     def _unfinished(self) -> List[str]:
         names = _names(os.path.join(self.root, STAGING))

@@ -257,7 +257,7 @@ class _Stager:
     ) -> None:
         cache, began = self._cache, self.context.clock()
         needed = space_of(listing.files)
-        self._make_room(needed, key)
+        cache.make_room(0, key, self._say)  # for the journal, if others have filled the disk
         journal = CopyJournal(f"{cache.staging_path(key)}.journal", cache.boot, needed)
         folder = cache.staging_path(key)
         if not journal.resume():
@@ -265,6 +265,7 @@ class _Stager:
             journal.begin()
         os.makedirs(folder, exist_ok=True)
         self._take_over(before, listing.files, folder, journal)
+        self._make_room(needed, key)  # of which linked files need none
         there = sum(journal.bytes_of(file) for file in listing.files)
         if there:
             self._say(f"{size_text(there)} of {size_text(listing.size)} are here already")
