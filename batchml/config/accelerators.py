@@ -4,8 +4,10 @@ Sources: docs/ami.md; NVIDIA, "Fabric Manager User Guide" (nvlsm); ECS Developer
 task definitions for AWS Neuron machine learning workloads".
 """
 
+import re
 from collections.abc import Iterator
 
+from batchml.errors import did_you_mean
 from batchml.model.environment import Compute, Environment, is_neuron_type
 from batchml.runtime.protocol.instance_types import (
     NEURON,
@@ -13,9 +15,13 @@ from batchml.runtime.protocol.instance_types import (
     UNKNOWN,
     Accelerator,
     family_accelerator,
+    family_types,
 )
 
 _USABLE = "Name types with NVIDIA GPUs, such as g6.xlarge, or Neuron chips, such as trn1.32xlarge"
+# Source: EC2 User Guide, "Amazon EC2 instance type naming conventions".
+_SIZE = re.compile(r"nano|micro|small|medium|large|\d*xlarge|metal(-\d+xl)?")
+_SIZES = ("medium", "large", "xlarge", *(f"{n}xlarge" for n in (2, 4, 8, 12, 16, 24, 48)), "metal")
 _MAKERS = {"habana": "Habana", "qualcomm": "Qualcomm", "xilinx": "Xilinx"}
 
 
@@ -27,6 +33,7 @@ def accelerator_mistakes(name: str, compute: Compute) -> Iterator[str]:
     for each in dict.fromkeys(compute.instance_types):
         accelerator = family_accelerator(each)
         why = _unusable(each, accelerator) if accelerator is not None else ""
+        why = why or _unknown_size(each, accelerator)
         if why:
             yield f".instance_types: {why}"
     with_neurons = [each for each in compute.instance_types if is_neuron_type(each)]
@@ -38,6 +45,17 @@ def accelerator_mistakes(name: str, compute: Compute) -> Iterator[str]:
         )
     if compute.ami == "build":
         yield from _build_mistakes(name, compute)
+
+
+def _unknown_size(name: str, accelerator: Accelerator | None) -> str:
+    """Why a type has no such size, as far as is known; "" for a family."""
+    family, _, size = name.partition(".")
+    known = [each.instance_type for each in family_types(family)] if accelerator else []
+    if not size or (name in known if known else _SIZE.fullmatch(size)):
+        return ""
+    hint = did_you_mean(name, known or [f"{family}.{each}" for each in _SIZES])
+    listed = f" It knows {', '.join(known)}." if known else ""
+    return f"batchml does not know {name}.{hint}{listed}"
 
 
 def _unusable(instance_type: str, accelerator: Accelerator) -> str:
@@ -57,6 +75,13 @@ def _unusable(instance_type: str, accelerator: Accelerator) -> str:
         return (
             f"{instance_type} has accelerators of {_MAKERS[maker]} ({accelerator.name}), for which "
             f"batchml has neither an AMI nor an image. {_USABLE}."
+        )
+    family = instance_type.partition(".")[0]
+    if maker == NVIDIA and not any(each.count for each in family_types(family)):
+        return (
+            f"{instance_type} has a part of a GPU ({accelerator.name}), which needs NVIDIA's GRID "
+            "driver, and AWS Batch counts whole GPUs. Name types with whole ones, such as "
+            "g6.xlarge."
         )
     if accelerator.name == "GB200":
         return (
@@ -105,6 +130,11 @@ def mount_mistakes(environment: Environment) -> Iterator[str]:
 def _build_mistakes(name: str, compute: Compute) -> Iterator[str]:
     """The types of a compute environment that the AMI that batchml builds does not support."""
     instead = f'set ami = "ecs-gpu" in compute.{name}.'
+    if compute.efa is True and not compute.bootstrap:  # AWS's AMI has no EFA driver
+        instead = (
+            f'set ami = "ecs-gpu" in compute.{name}, with a bootstrap script that installs EFA\'s '
+            "driver or without efa."
+        )
     with_neurons = [each for each in compute.instance_types if is_neuron_type(each)]
     if with_neurons:
         yield (

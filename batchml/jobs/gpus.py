@@ -278,6 +278,12 @@ def _notices(asked: JobSpec, given: JobSpec, look: _QueueReader) -> Iterator[str
                 f'{who}gpus = "auto" is no GPU, with the image for CPUs: '
                 f"{look.describe_unfit(found)}"
             )
+        elif found.queue not in look.context.settings.environment.queues:
+            are = "have no GPUs" if found.is_known else "are not known here"
+            yield (
+                f'{who}gpus = "auto" is no GPU: batchml.toml does not describe the queue '
+                f"{found.queue}, and its hosts {are}. On a GPU: --gpus 1"
+            )
         elif not found.is_known:
             yield (
                 f'{who}gpus = "auto" is no GPU: the instance types of the queue {found.queue} are '

@@ -64,6 +64,22 @@ def check_placement(context: Context, spec: JobSpec) -> JobSpec:
     return spec
 
 
+def idle_gpus_notice(context: Context, spec: JobSpec) -> list[str]:
+    """A line if nodes, each with a host to itself, leave GPUs of every such host idle."""
+    asked = spec.resources
+    if context.settings.is_local or spec.nodes == 1 or not asked.gpu_count:
+        return []
+    queue = context.bare(context.queue(context.choose_queue(spec.queue, asked.gpu_count)))
+    fit = [each for each in _queue_sizes(context.settings.environment, queue) if each.holds(asked)]
+    least = min(fit, key=lambda each: (each.gpus, each.vcpus), default=HostSize(""))
+    if least.gpus == _UNKNOWN or least.gpus <= asked.gpu_count:
+        return []
+    return [
+        f"Each node has a host to itself: {least.gpus - asked.gpu_count} of the {least.gpus} GPUs "
+        f"of a {least.name} stay idle. --gpus {least.gpus} takes all of them."
+    ]
+
+
 def host_sizes(names: Iterable[str]) -> list[HostSize]:
     """The sizes of instance types and of all types of families, each once."""
     found: dict[str, HostSize] = {}

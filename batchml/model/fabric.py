@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from batchml.model.environment import Compute, Environment
-from batchml.runtime.protocol.instance_types import InstanceDevices, devices_of, family_types
+from batchml.runtime.protocol.instance_types import (
+    InstanceDevices,
+    devices_of,
+    family_accelerator,
+    family_types,
+)
 
 # Types whose first network card has no EFA, so that their interfaces begin at the second one.
 _FIRST_CARD_WITHOUT = ("p6-b300.48xlarge",)
@@ -45,13 +50,24 @@ def efa_obstacles(compute: Compute, ami: str) -> Iterator[str]:
             "true, or efa."
         )
     if not ((compute.ami or ami).startswith("ami-") or compute.bootstrap):
-        if compute.is_arm or compute.has_neurons:  # our AMI is for x86, with NVIDIA's driver
-            advice = "Name an AMI with the driver"
-        elif (compute.ami or ami) == "build":
+        is_x86 = not (compute.is_arm or compute.has_neurons)
+        if is_x86 and (compute.ami or ami) == "build":  # config/accelerators.py refuses the others
             return
-        else:
-            advice = 'Set ami = "build", name an AMI with the driver'
-        yield f"AWS's AMI has no EFA driver. {advice}, or let a bootstrap script install it."
+        advice = 'Set ami = "build", name' if _our_ami_supports(compute) else "Name"
+        yield (
+            f"AWS's AMI has no EFA driver. {advice} an AMI with the driver, or let a bootstrap "
+            "script install it."
+        )
+
+
+def _our_ami_supports(compute: Compute) -> bool:
+    """Whether the AMI that batchml builds, for x86 with NVIDIA's driver, supports all hosts."""
+    chips = [each for each in map(family_accelerator, compute.instance_types) if each is not None]
+    return not (
+        compute.is_arm
+        or compute.has_neurons
+        or any(each.needs_nvlsm or each.last_cuda is not None for each in chips)
+    )
 
 
 def _type_obstacles(compute: Compute) -> Iterator[str]:

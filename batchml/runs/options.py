@@ -389,7 +389,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
         mistakes += command_mistakes(spec.command)
     launched, wrong = _with_launcher(spec, request)
     mistakes += wrong
-    mistakes += [*_empty_word_mistakes(spec, request.params), *_array_mistakes(spec, request)]
+    mistakes += [*_empty_word_mistakes(spec, request.params), *_shape_mistakes(spec, request)]
     if mistakes:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
@@ -478,8 +478,8 @@ def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[s
         )
 
 
-def _array_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
-    """Mistakes for an array of multi-node jobs or of group runs, which AWS Batch does not have."""
+def _shape_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
+    """Options that do not suit a job of several nodes or groups: AWS Batch has no such arrays."""
     if request.array is not None and spec.nodes > 1:
         yield (
             f"--array {request.array}: with nodes = {spec.nodes}. AWS Batch has no arrays of "
@@ -487,6 +487,9 @@ def _array_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
         )
     if request.array is not None and spec.groups:
         yield f"--array {request.array}: with [[groups]]. Submit each group run by itself."
+    if spec.groups and all(group.resources for group in spec.groups):
+        for name in request.changes.get("resources", ()):
+            yield f"--{name}: each of the [[groups]] has its own. Set {name} in job.toml."
 
 
 def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:

@@ -26,7 +26,7 @@ from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.jobs.gpus import resolve_gpus, with_gpus_of
 from batchml.jobs.neurons import take_whole_hosts
-from batchml.jobs.placement import check_placement
+from batchml.jobs.placement import check_placement, idle_gpus_notice
 from batchml.model.data import unlisted_data
 from batchml.model.environment import DEFAULT_QUEUE
 from batchml.model.fabric import describe_network
@@ -120,6 +120,7 @@ def prepare(
         *_launcher_notice(job),
         *_attempts_notice(spec, request, store),
         *_network_notice(context, spec),
+        *idle_gpus_notice(context, spec),
         *_unused_params_notice(spec, request.params),
     ]
     commit = query.read()

@@ -71,6 +71,40 @@ def test_types_that_our_ami_does_not_support_are_told_the_other_one(
     assert mistake.endswith('set ami = "ecs-gpu" in compute.gpu.')
 
 
+@pytest.mark.parametrize("instance_type", ["p6-b200.48xlarge", "p3dn.24xlarge"])
+def test_efa_with_gpus_that_our_ami_does_not_support_is_not_advised_in_a_circle(
+    instance_type: str,
+) -> None:
+    said = []
+    for ami in ("build", "ecs-gpu"):
+        compute = {"instance_types": [instance_type], "max_vcpus": 192, "efa": True, "ami": ami}
+        dev = {**DEV, "compute": {"gpu": compute}}
+        said.append(" ".join(read_config({"env": {"dev": dev}}).mistakes_of("dev")))
+    assert 'ami = "ecs-gpu" in compute.gpu, with a bootstrap script that installs EFA' in said[0]
+    assert "Name an AMI with the driver, or let a bootstrap" in said[1]
+    assert '"build"' not in said[1]
+    works = {"instance_types": [instance_type], "max_vcpus": 192, "efa": True, "ami": "ecs-gpu"}
+    works["bootstrap"] = "efa.sh"
+    dev = {**DEV, "compute": {"gpu": works}}
+    assert not read_config({"env": {"dev": dev}}).mistakes_of("dev")
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "words"),
+    [
+        ("g6.xlrge", "does not know g6.xlrge. Did you mean 'g6.xlarge'? It knows g6.xlarge, g6.2x"),
+        ("g6.6xlarge", "does not know g6.6xlarge."), ("c7i.lage", "Did you mean 'c7i.large'?"),
+        ("trn1.16xlarge", "It knows trn1.2xlarge, trn1.32xlarge."),
+        ("g6f.xlarge", "has a part of a GPU (L4)"), ("gr6f", "gr6f has a part of a GPU (L4)"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_exist_and_parts_of_gpus_are_refused(
+    instance_type: str, words: str
+) -> None:
+    (mistake,) = mistakes(instance_type)
+    assert words in mistake
+
+
 def test_our_ami_is_not_for_neuron_chips_and_the_environments_choice_does_not_apply() -> None:
     compute = {"gpu": {"instance_types": ["trn1"], "max_vcpus": 8, "ami": "build"}}
     (mistake,) = read_config({"env": {"dev": {**DEV, "compute": compute}}}).mistakes_of("dev")

@@ -133,6 +133,52 @@ def test_hosts_within_max_vcpus_are_taken(
     assert prepared(tmp_path, aws, queue, nodes, **resources).requests.submit
 
 
+@pytest.mark.parametrize(
+    ("queue", "nodes", "resources", "idle"),
+    [
+        ("p5", 2, {"gpus": 1}, "7 of the 8 GPUs of a p5.48xlarge stay idle. --gpus 8 takes all"),
+        ("p5", 2, {"gpus": 8}, ""), ("p5", 1, {"gpus": 1}, ""), ("g6", 2, {"gpus": 1}, ""),
+        ("g6", 2, {"gpus": 2}, "2 of the 4 GPUs of a g6.12xlarge"), ("p5", 2, {}, ""),
+        ("p5", 2, {"gpus": "auto"}, "7 of the 8 GPUs"),
+    ],
+)  # fmt: skip
+def test_gpus_that_nodes_leave_idle_are_named(
+    tmp_path: Path, aws: Aws, queue: str, nodes: int, resources: dict[str, Any], idle: str
+) -> None:
+    most = {"g6": 4096}
+    said = prepared(tmp_path, aws, queue, nodes, most=most, **resources).notices
+    found = [each for each in said if "stay idle" in each]
+    assert [idle in each for each in found] == ([True] if idle else [])
+
+
+GROUPS = """
+[launch]
+kind = "ray"
+[[groups]]
+name = "head"
+[groups.resources]
+vcpus = 1
+[[groups]]
+name = "workers"
+"""
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_resources_of_the_command_line_are_refused_where_each_group_has_its_own(
+    tmp_path: Path, aws: Aws, is_own: bool
+) -> None:
+    own = "[groups.resources]\nvcpus = 2\n" if is_own else ""
+    write(tmp_path, f'image = "{IMAGE}"\ncommand = ["nproc"]\ncode = false\n{GROUPS}{own}')
+    context, _ = place_in(tmp_path, aws.answer, config())
+    request = RunRequest(job="hello", changes={"resources": {"gpus": 1, "vcpus": 3}})
+    with pytest.raises(ConfigError) as error:
+        prepare(context, request, dry_run=True)
+    text = str(error.value)
+    for name in ("gpus", "vcpus"):
+        refused = f"--{name}: each of the [[groups]] has its own. Set {name} in job.toml."
+        assert (refused in text) is is_own
+
+
 def test_max_vcpus_below_the_smallest_host_is_named() -> None:
     environment = read_config_of(config(trn=127, g6=3, p5=191, other=1))
     said = list(too_small_computes(environment))

@@ -155,8 +155,8 @@ def test_a_queue_whose_types_are_not_known_is_not_said_to_have_no_gpus(
     prepared = prepare(here, order(queue="theirs"), dry_run=False)
     assert requested(prepared).get("GPU") is None
     assert prepared.notices == (
-        'gpus = "auto" is no GPU: the instance types of the queue theirs are not known here. On a '
-        "GPU: --gpus 1",
+        'gpus = "auto" is no GPU: batchml.toml does not describe the queue theirs, and its hosts '
+        "are not known here. On a GPU: --gpus 1",
     )
 
 
