@@ -18,7 +18,14 @@ from batchml.jobs.code_diff import CodeFile
 from batchml.model.explanation import Explanation
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.runs.cancel import refuse_nodes
-from batchml.runs.find import RunMetrics, current_job_id, describe_runs, load_runs, read_metrics
+from batchml.runs.find import (
+    RunMetrics,
+    current_job_id,
+    describe_runs,
+    load_runs,
+    read_children,
+    read_metrics,
+)
 from batchml.runs.functions.results import (
     ItemResult,
     check_is_function,
@@ -173,18 +180,25 @@ class RunHandle:
 
     def metrics(self) -> dict[str, float]:
         """The last value of each metric, as the program reported it or a pattern found it."""
-        found, measured = self._measure()
-        return measured.last or dict(found.metrics)
+        (found,) = load_runs(self._context, [self._current()])
+        if found.run is not None and found.run.array_size and found.metrics:
+            return dict(found.metrics)  # of all children, not of the first ones only
+        return self._measure(found).last or dict(found.metrics)
 
     def series(self) -> dict[str, Series]:
-        """Every value of each metric, with its step where the program gave one."""
-        return self._measure()[1].series
+        """Every value of each metric, with its step where the program gave one.
 
-    def _measure(self) -> tuple[FoundRun, RunMetrics]:
+        Of an array, those of its first 32 children: `loss:3` is of child 3.
+        """
         (found,) = load_runs(self._context, [self._current()])
+        return self._measure(found).series
+
+    def _measure(self, found: FoundRun) -> RunMetrics:
         if found.run is None:  # AWS has forgotten it; the last values may be in the history
-            return found, RunMetrics({}, False)
-        return found, read_metrics(self._context, found.run, found.record)
+            return RunMetrics({}, False)
+        if found.run.array_size:
+            return read_children(self._context, found)
+        return read_metrics(self._context, found.run, found.record)
 
     def usage(self, *, whole: bool = False) -> list[UsageSample]:
         """The use of CPU, memory, GPU and network, by node: the last values, and `series` of them.

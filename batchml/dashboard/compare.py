@@ -35,6 +35,7 @@ from batchml.runs.compare.figures import RunGroup, choose_labels, request_facts
 from batchml.runs.compare.render import figure_rows, title_of
 from batchml.runs.compare.service import ComparedRuns
 from batchml.runs.metrics.conditions import MetricValue
+from batchml.runs.metrics.series import child_of
 from batchml.runs.search import FoundRun, code_digest
 
 MOST_RUNS = 2_000  # in the plots and in the table of values
@@ -46,6 +47,7 @@ _KEPT_SERIES = 100  # runs that have ended, whose curves are kept
 _HIDDEN = ("batchml:",)  # tags of batchml's own: different in each run
 _GROUPS = {"params": "Parameters", "commit": "Code", "uncommitted": "Code", "code": "Code",
            "name": "Name and tags", "tags": "Name and tags"}  # fmt: skip
+_PARAM, _METRIC = "param", "metric"  # kinds of columns
 _STATE = "State"
 _ORDER = ("Parameters", "Code", "Environment", "Name and tags")
 
@@ -391,14 +393,18 @@ def _line_class(line: str) -> str | None:
 def value_columns(runs: Sequence[FoundRun], now_ms: int) -> list[tuple[str, str, Column]]:
     """The columns worth a plot: (kind, name, column) of what differs between the runs."""
     known = known_names(runs)
-    found = [("param", name, param_column(name)) for name in sorted(known.params)]
-    found += [("metric", name, metric_column(MetricValue(name))) for name in sorted(known.metrics)]
+    metrics = {name for name in known.metrics if child_of(name)[1] is None}
+    both = known.params & metrics  # `lr`, which many programs report
+    found = [(_PARAM, f"params.{name}" if name in both else name, param_column(name))
+             for name in sorted(known.params)]  # fmt: skip
+    found += [(_METRIC, f"metrics.{name}" if name in both else name,
+               metric_column(MetricValue(name))) for name in sorted(metrics)]  # fmt: skip
     names = ("class", "ran", "waited", "cost", "attempts", "vcpus", "memory", "gpus", "queue",
              "image", "commit")  # fmt: skip
     found += [("fact", name, FACTS[name]) for name in names]
     return [
         (kind, name, column) for kind, name, column in found
-        if len({column.value(each, now_ms) for each in runs} - {None}) > (kind != "metric")
+        if len({column.value(each, now_ms) for each in runs} - {None}) > (kind != _METRIC)
     ]  # fmt: skip
 
 
@@ -417,7 +423,9 @@ def values_document(chosen: ChosenRuns, now_ms: int) -> dict[str, Any]:
             {
                 "name": visible(name),
                 "kind": kind,
-                "direction": directions.get(name, "") if kind == "metric" else "",
+                "direction": directions.get(name.removeprefix("metrics."), "")
+                if kind == _METRIC
+                else "",
                 "values": _values([column.value(each, now_ms) for each in runs]),
             }
             for kind, name, column in value_columns(runs, now_ms)
@@ -446,13 +454,13 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
     """The same values as a table, a row a run: the first `MOST_ROWS`."""
     columns = value_columns(chosen.runs, now_ms)
     left = len(chosen.runs) - MOST_ROWS
-    heads = (tag("th", name, scope="col", class_="number" if kind == "metric" else None)
+    heads = (tag("th", name, scope="col", class_="number" if kind == _METRIC else None)
              for kind, name, _ in columns)  # fmt: skip
     rows = (
         tag("tr", tag("th", tag("a", label, href=f"/run/{found.job_id}"), scope="row"),
             tag("td", state_mark(found, _state_text(found))),
             *(tag("td", column.text(found, now_ms) or "-",
-                  class_="number" if kind == "metric" else None) for kind, _, column in columns),
+                  class_="number" if kind == _METRIC else None) for kind, _, column in columns),
             data_id=found.job_id)
         for found, label in zip(chosen.runs[:MOST_ROWS], chosen.labels, strict=False)
     )  # fmt: skip
@@ -460,7 +468,7 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
                 tag("thead", tag("tr", tag("th", "Run", scope="col"),
                                  tag("th", "State", scope="col"), *heads)),
                 tag("tbody", *rows))  # fmt: skip
-    shown = {name for kind, name, _ in columns if kind == "param"}
+    shown = {name.removeprefix("params.") for kind, name, _ in columns if kind == _PARAM}
     unused = [name for each in chosen.runs for name in unused_params(each) if name in shown]
     region = tag("div", table, class_="within tall", tabindex="0", role="region",
                  aria_label="Values of the runs")  # fmt: skip

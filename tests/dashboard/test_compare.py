@@ -93,6 +93,16 @@ def test_the_values_have_columns_that_differ_and_are_valid_json() -> None:
     assert table.count("<tr") == 4 and 'data-id="c"' in table
 
 
+def test_a_parameter_and_a_metric_of_one_name_are_two_columns() -> None:
+    runs = [found("a", 0.5), found("b", 0.4)]
+    for each, value in zip(runs, ("mse", "mae"), strict=True):
+        assert each.run is not None
+        each.run.params["loss"] = value
+    document = values_document(chosen(*runs), 0)
+    columns = {each["name"]: each["values"] for each in document["columns"]}
+    assert columns["params.loss"] == ["mse", "mae"] and columns["metrics.loss"] == [0.5, 0.4]
+
+
 def test_the_best_of_a_metric_with_a_direction_is_marked() -> None:
     runs = [found("a", 0.5, "min", lr=1), found("b", 0.2, "min", lr=2)]
     groups = tuple(group_runs([[MeasuredRun(each)] for each in runs], 0))

@@ -99,6 +99,20 @@ def test_curves_grow_while_a_run_trains(cli: Cli, chromium: Browser, tmp_path: P
         assert page.evaluate("violations") == [] and page.complaints == []
 
 
+def test_children_of_an_array_are_curves_of_one_chart(cli: Cli, chromium: Browser) -> None:
+    (cli.folder / "job.toml").write_text(JOB)
+    (cli.folder / "train.py").write_text("for i in range(9): print(f'step {i} loss={i}')")
+    job_id = cli("submit", ".", "--array", "3", "--json").json["jobId"]
+    assert cli("wait", job_id).code == 0
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.go(f"{dashboard.base}/run/{job_id}")
+        wait_for(page, f"{CHARTS} === 1")
+        page.click(".curve .buttons button:last-child")
+        heads = "[...document.querySelectorAll('.values thead th')].map(each => each.textContent)"
+        assert page.evaluate(heads) == ["Step", "child 0", "child 1", "child 2"]
+
+
 @pytest.mark.journey
 def test_a_person_compares_two_runs_of_the_list(cli: Cli, chromium: Browser) -> None:
     first, second = train(cli, "0.1", "0.2")

@@ -74,8 +74,8 @@
     }
 
     colour(line, index) {
-      if (this.lines.length > COLOURS) return null; // one above many in grey
-      return line.child === null && this.group.ids.length > 1 ? this.group.colours.get(line.run) ?? null : index % COLOURS;
+      if (this.group.ids.length > 1) return this.group.colours.get(line.run) ?? null;
+      return this.lines.length > COLOURS ? null : index; // one above many in grey
     }
 
     // --- what is drawn ---------------------------------------------------------------------------
@@ -134,7 +134,7 @@
 
     build() {
       this.plot?.destroy();
-      const {group, axis, columns} = this, many = this.lines.length > COLOURS;
+      const {group, axis, columns} = this, many = this.lines.length > 1 && this.lines.some((line, index) => this.colour(line, index) === null);
       const fore = css("--dim"), grid = css("--grid"), grey = css("--edge");
       const series = [{}];
       this.strokes = this.lines.map((line, index) => {
@@ -192,7 +192,7 @@
     endWidth() {
       if (this.lines.length < 2 || this.lines.length > COLOURS || this.width() < 340) return 14;
       const longest = Math.max(...this.lines.map((line) => this.label(line).length));
-      return Math.min(Math.max(40, longest * 6 + 12), this.width() > 700 ? 180 : 100);
+      return Math.min(Math.max(40, longest * 7 + 16), this.width() > 700 ? 180 : 110);
     }
 
     rescale() {
@@ -267,7 +267,7 @@
       const isHere = this.plot.cursor.event?.type !== undefined && this.plot.over.matches(":hover") || this.isByKey;
       if (left === undefined || left < 0 || idx === null || idx === undefined || !isHere) { this.tip.hidden = true; return; }
       let rows = this.rowsAt(idx);
-      const only = this.lines.length > COLOURS && this.focused ? (this.focused - 1) / this.columns : null;
+      const only = this.lines.length > COLOURS && this.focused ? Math.floor((this.focused - 1) / this.columns) : null;
       if (only !== null) rows = rows.filter((row) => row.at === only);
       else if (this.lines.length > COLOURS) rows = [];
       const text = (row) => `${row.value === null ? "not finite" : number(row.value)}${row.raw !== undefined && row.raw !== null ? ` (raw ${number(row.raw)})` : ""}`;
