@@ -14,6 +14,7 @@ from batchml.jobs.find import ImageSource
 from batchml.jobs.images import build, pinned_recipe
 from batchml.local.home import Home
 from batchml.local.images import publish
+from batchml.resources import shipped_folder
 from tests.support.cli import Cli, write_job
 from tests.support.executor_rig import IMAGE, PROCESSOR, docker
 from tests.support.image_rig import (
@@ -391,7 +392,7 @@ def test_a_base_without_python_and_with_another_user_will_do(rig: Rig, tmp_path:
     base = f"batchml-test/bare:{rig.folder.name}"
     built = docker("build", "-t", base, str(made))
     assert built.returncode == 0, built.stdout + built.stderr
-    shipped = Path(__file__).parent.parent.parent / "images" / "python"
+    shipped = shipped_folder("images") / "python"
     wanted = ImageSource(shipped).recipe(base=base).built_for(PROCESSOR)
     try:
         build(rig.engine, wanted, rig.tell)
