@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,27 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-extensions", "--disable-dev-shm-usage", "--remote-debugging-pipe",
 )  # fmt: skip
+
+
+# Other tests make and remove network interfaces. Chromium learns of that by a netlink socket, and
+# then breaks off every request (ERR_NETWORK_CHANGED). Without such sockets it learns of nothing.
+# Sources: seccomp(2), "struct seccomp_data"; Chromium, net/base/address_tracker_linux.cc.
+_WITHOUT_NETLINK = """
+import ctypes, os, struct, sys
+number = {"x86_64": 41, "aarch64": 198}.get(os.uname().machine)  # of socket(2)
+if number is not None:
+    rows = [
+        (0x20, 0, 0, 0), (0x15, 0, 3, number),  # load the number of the call; is it socket?
+        (0x20, 0, 0, 16), (0x15, 0, 1, 16),  # load its first argument; is it AF_NETLINK?
+        (0x06, 0, 0, 0x00050000 | 97), (0x06, 0, 0, 0x7FFF0000),  # EAFNOSUPPORT; allow
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
+    program = struct.pack("HxxxxxxP", len(rows), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def unavailable(what: str) -> NoReturn:
@@ -125,6 +147,7 @@ class Browser:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         words = [program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        words = [sys.executable, "-c", _WITHOUT_NETLINK, *words]
         # A shell puts the pipes where the browser looks for them.
         script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
