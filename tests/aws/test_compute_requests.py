@@ -328,6 +328,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     order = draw(st.permutations(sorted(described)))
     return {
         "region": "us-east-1",
+        "gpu_access": "toolkit",
         "ami": draw(st.sampled_from(["build", "ecs-gpu", "ami-01234567"])),
         "storage": {"workspace": draw(st.sampled_from(["efs", "fsx-lustre", "none"]))},
         "tags": draw(tags),

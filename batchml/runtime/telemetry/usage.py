@@ -192,6 +192,12 @@ def interfaces(
     return None
 
 
+def _interface_of(address: str) -> str:
+    from batchml.runtime.nodes.link.address import interface_of  # it imports socket
+
+    return interface_of(address)
+
+
 def traffic_of(text: str, chosen: Optional[Tuple[str, ...]]) -> Optional[Traffic]:
     """The sum of bytes of these interfaces; None if there are none. `text` is /proc/net/dev."""
     found = counters(text)
@@ -380,12 +386,10 @@ class UsageReporter:
         )  # fmt: skip
 
     def _begin(self, now: float) -> Counters:
-        from batchml.runtime.nodes.link.address import interface_of
-
         environ = self._attempt.environ
         self._group = own_cgroup()
         entry, text = is_entry(os.getpid()), read(DEV)
-        self._interfaces = interfaces(environ, entry, text, interface_of)
+        self._interfaces = interfaces(environ, entry, text, _interface_of)
         # Without a control group the processes are measured, which have used nothing yet.
         cpu = self._group.cpu_seconds() if self._group else None
         return Counters(now, cpu or 0.0, traffic_of(text, self._interfaces))
