@@ -242,8 +242,8 @@ def _make_config(subject: ProofSubject, name: str, options: tuple[str, ...]) -> 
         raise UsageError(
             f"--region {subject.region!r}: write a region such as us-east-1."
         ) from error
-    regions = known_regions("batch")
-    if subject.world == "aws" and subject.region not in regions:
+    regions = known_regions("batch") if subject.world == "aws" else [subject.region]
+    if subject.region not in regions:
         raise UsageError(
             f"--region {subject.region}: AWS Batch is in no such region, as far as the installed "
             f"botocore knows.{did_you_mean(subject.region, regions)}"
