@@ -118,12 +118,12 @@ def test_from_a_file_to_a_run_in_aws_and_back(aws: Aws) -> None:
 
 def test_a_type_that_the_region_lacks_is_refused_before_anything_is_made(aws: Aws) -> None:
     file = aws.cli.folder / "batchml.toml"
-    file.write_text(CONFIG.replace('["g5.xlarge"]', '["g5.xlarge", "g7.xlarge"]'))
+    file.write_text(CONFIG.replace('["g5.xlarge"]', '["g5.xlarge", "g6e.xlarge"]'))
     code, out, err = aws("setup", "--yes")
     assert code == 2 and not aws.account.stacks, out + err
-    assert "no zone of us-east-1 offers g7.xlarge. Did you mean 'g6.xlarge'?" in err
+    assert "no zone of us-east-1 offers g6e.xlarge. Did you mean 'g6.xlarge'?" in err
     code, _, err = aws(
-        "compute", "create", "more", "--instance-type", "g7.xlarge", "--max-vcpus", "4"
+        "compute", "create", "more", "--instance-type", "g6e.xlarge", "--max-vcpus", "4"
     )
     assert code == 2 and "First: batchml setup" in err
 

@@ -250,10 +250,10 @@ def mistakes(made: Environment, found: Offers, zones: tuple[str, ...] = ALL) -> 
 
 def test_a_type_that_no_zone_offers_is_refused_with_those_that_are_there() -> None:
     there = ("g5.xlarge", "g6.xlarge", "p5.48xlarge", "m5.large", "m6i.xlarge", "c5.large")
-    found = replace(offers("g7.xlarge", "m9", "optimal", "g5"), others=there)
-    made = environment(gpu=["g7.xlarge", "g5"], cpu=["m9", "optimal"])
+    found = replace(offers("g6e.xlarge", "m9", "optimal", "g5"), others=there)
+    made = environment(gpu=["g6e.xlarge", "g5"], cpu=["m9", "optimal"])
     assert mistakes(made, found) == [
-        "compute.gpu.instance_types: no zone of us-east-1 offers g7.xlarge. Did you mean "
+        "compute.gpu.instance_types: no zone of us-east-1 offers g6e.xlarge. Did you mean "
         "'g6.xlarge'? Families with GPUs there: g5, g6, p5.",
         "compute.cpu.instance_types: no zone of us-east-1 offers m9. Families that begin with m "
         "there: m5, m6i.",
