@@ -47,13 +47,12 @@ def test_a_person_finds_out_why_a_run_failed(cli: Cli, chromium: Browser) -> Non
         wait_for(page, "document.querySelector('#log mark').textContent.includes('ValueError')")
         assert "<img src=x onerror=alert(1)>" in page.evaluate("document.body.innerText")
         assert page.evaluate("document.images.length") == 0
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_runs_appear_and_change_without_a_reload(cli: Cli, chromium: Browser) -> None:
     assert cli(*RUN, "old", "--", "true").code == 0
     with running(cli) as dashboard:
-        first, second = dashboard.enter(chromium), None
+        first = dashboard.enter(chromium)
         wait_for(first, "document.querySelectorAll('#runs tbody tr').length === 1")
         job = cli("submit", "--json", "--name", "young", "--", "sleep", "600").json["jobId"]
         for state in ("RUNNING", "FAILED"):
@@ -64,11 +63,11 @@ def test_runs_appear_and_change_without_a_reload(cli: Cli, chromium: Browser) ->
             )
             if state == "RUNNING":
                 assert cli("cancel", job).code == 0
-        assert second is None and first.complaints == []
 
 
 def test_the_server_ends_with_ctrl_c_and_tells_its_tabs(cli: Cli, chromium: Browser) -> None:
     with running(cli) as dashboard:
+        dashboard.expect("net::ERR_")
         page = dashboard.enter(chromium)
         assert "No runs yet" in page.evaluate("document.body.innerText")
         wait_for(page, "document.querySelector('#connection').textContent === ''")

@@ -52,12 +52,12 @@ def test_a_run_is_cancelled_after_a_confirmation_that_names_it_and_its_cost(
         wait_for(page, "document.querySelector('main').innerText.includes('cancelled')")
         wait_for(page, "![...document.querySelectorAll('.open-action')].some(each => "
                        "each.textContent === 'Cancel')")  # fmt: skip
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_read_only_shows_the_command_line_and_refuses(cli: Cli, chromium: Browser) -> None:
     job = cli("submit", "--json", "--name", "kept", "--", "sleep", "600").json["jobId"]
     with running(cli, "--read-only") as dashboard:
+        dashboard.expect("status of 403")
         page = dashboard.enter(chromium)
         open_run(page, job)
         press(page, "Cancel")
@@ -98,6 +98,7 @@ def test_a_job_is_submitted_by_its_form_fails_and_runs_again_corrected(
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text(JOB)
     with running(cli) as dashboard:
+        dashboard.expect("status of 400")
         page = dashboard.enter(chromium)
         page.click("nav a[href='/submit']")
         wait_for(page, "document.querySelector('a[href=\"/submit/half\"]')")
@@ -122,7 +123,6 @@ def test_a_job_is_submitted_by_its_form_fails_and_runs_again_corrected(
         press(page, "Submit", "dialog[open]")
         wait_for(page, f"location.pathname !== '{before}'")
         wait_for(page, "document.querySelector('main').innerText.includes('succeeded')")
-        assert page.evaluate("violations") == []
     newest = cli("ls", "--json").json
     assert [each["params"]["note"] for each in newest] == ["it's"] * 2
     assert [each["params"]["lr"] for each in newest] == [0.5, 0.2]
@@ -155,6 +155,7 @@ def test_no_path_of_a_request_reaches_the_file_system(cli: Cli, chromium: Browse
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text(JOB)
     with running(cli) as dashboard:
+        dashboard.expect("status of 404", "status of 400")
         page = dashboard.enter(chromium)
         for name in (str(folder), "hidden/deep", "../" + cli.folder.name + "/hidden/deep", ""):
             said = page.evaluate(
@@ -182,6 +183,7 @@ def test_outputs_are_downloaded_as_attachments_and_code_is_shown(
     assert cli("submit", "--wait", "--name", "writer", "--", "sh", "-c", WRITES).code == 0
     job = cli("ls", "--json").json[0]["jobId"]
     with running(cli) as dashboard:
+        dashboard.expect("status of 404")
         page = dashboard.enter(chromium)
         page.evaluate(f"location.assign('/run/{job}')")
         link = "document.querySelector('[data-panel$=outputs] a')"
@@ -206,4 +208,3 @@ def test_outputs_are_downloaded_as_attachments_and_code_is_shown(
             ".find(each => each.textContent === 'train.sh').click()"
         )
         wait_for(page, "document.querySelector('pre.code')?.textContent.includes('<b>hello</b>')")
-        assert page.evaluate("violations") == []

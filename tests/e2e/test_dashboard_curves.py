@@ -73,7 +73,6 @@ def test_the_curves_of_a_run_by_mouse_and_by_keyboard(cli: Cli, chromium: Browse
         page.evaluate("document.querySelector('.curves .bar input[type=checkbox]').click()")
         wait_for(page, f"{words}.includes('of 0 or less')")
         assert page.evaluate("location.search") == "?smooth=0.5&log=1"
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_curves_grow_while_a_run_trains(cli: Cli, chromium: Browser, tmp_path: Path) -> None:
@@ -96,7 +95,6 @@ def test_curves_grow_while_a_run_trains(cli: Cli, chromium: Browser, tmp_path: P
         go.touch()
         wait_for(page, f"{words}.includes('last 19') && {words}.includes('20 values')")
         wait_for(page, "document.querySelector('[data-metric=loss]').textContent === '19'")
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_children_of_an_array_are_curves_of_one_chart(cli: Cli, chromium: Browser) -> None:
@@ -130,7 +128,6 @@ def test_a_person_compares_two_runs_of_the_list(cli: Cli, chromium: Browser) -> 
         # A run is left out of the curves by its name.
         page.click(".legend input")
         wait_for(page, "document.querySelector('.curve .small').textContent.includes('last ')")
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_plots_of_many_runs_by_mouse_and_by_keyboard(cli: Cli, chromium: Browser) -> None:
@@ -169,7 +166,6 @@ def test_plots_of_many_runs_by_mouse_and_by_keyboard(cli: Cli, chromium: Browser
         wait_for(page, "document.querySelector('#scatter p.unseen').textContent.includes('0.4')")
         page.key("Enter")
         wait_for(page, f"location.pathname === '/run/{ids[2]}'")
-        assert page.evaluate("violations") == [] and page.complaints == []
 
 
 def test_a_comparison_fits_a_narrow_window(cli: Cli, chromium: Browser) -> None:

@@ -35,7 +35,6 @@ def test_a_log_of_a_hundred_thousand_lines_is_searched_at_once(cli: Cli, chromiu
         assert page.evaluate("document.querySelector('#log mark').textContent") == "step 4711"
         page.click("#log-error")
         wait_for(page, "document.querySelector('#log mark').textContent.includes('the needle')")
-        assert page.complaints == []
 
 
 def test_the_children_of_a_running_array_are_followed(cli: Cli, chromium: Browser) -> None:
@@ -79,6 +78,7 @@ def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
     assert cli(*RUN, "seed", "-p", "lr=0.1", "--", "true").code == 0
     copy_run(cli.home.root / "history.jsonl", 10_000)
     with running(cli) as dashboard:
+        dashboard.expect("status of 404")
         page = dashboard.enter(chromium)
         wait_for(page, "document.querySelector('#count').textContent === '10001 runs'")
         # A page with nothing but the frame tells how busy this machine is.
@@ -119,4 +119,3 @@ def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
         print(f"{paint=} {empty=} {delay=} {memory=} {resident=}")
         assert delay < 3000  # less than 1 s on a machine that does nothing else
         assert (memory < 200, resident < 400) == (True, True), (memory, resident)
-        assert page.evaluate("violations") == [] and len(page.complaints) <= 5  # of no-such-page

@@ -21,6 +21,11 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PATIENCE = 60.0  # seconds for an answer on a machine that is busy
 
+# Of keys that the browser itself obeys: it moves the focus, presses a button, closes a dialog.
+_KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "Space": 32, "PageUp": 33, "PageDown": 34,
+              "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
+              "ArrowDown": 40}  # fmt: skip
+
 # Nothing that it would ask the network for by itself.
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
@@ -68,6 +73,7 @@ class Page:
         self._browser, self._session = browser, session
         self.requests: list[str] = []  # addresses that were asked for
         self.complaints: list[str] = []  # errors and warnings of the console
+        self.reports: list[str] = []  # what a script of `report_by` has said
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
@@ -81,6 +87,11 @@ class Page:
     def run_first(self, script: str) -> None:
         """Run a script in every document from now on, before the document's own."""
         self._browser.ask("Page.addScriptToEvaluateOnNewDocument", self._session, source=script)
+
+    def report_by(self, script: str) -> None:
+        """Run a script in every document from now on; what it gives `report()` is in `reports`."""
+        self._browser.ask("Runtime.addBinding", self._session, name="report")
+        self.run_first(script)
 
     def go(self, url: str) -> None:
         """Another address, in the same tab; its document may still load."""
@@ -107,8 +118,13 @@ class Page:
 
     def scheme(self, name: str) -> None:
         """`light` or `dark`."""
-        features = [{"name": "prefers-color-scheme", "value": name}]
-        self._browser.ask("Emulation.setEmulatedMedia", self._session, features=features)
+        self.media(prefers_color_scheme=name)
+
+    def media(self, kind: str = "", **features: str) -> None:
+        """A medium such as `print`, and features: `forced_colors="active"`."""
+        named = [{"name": name.replace("_", "-"), "value": value}
+                 for name, value in features.items()]  # fmt: skip
+        self._browser.ask("Emulation.setEmulatedMedia", self._session, media=kind, features=named)
 
     def press(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):
@@ -130,10 +146,17 @@ class Page:
                 buttons=1, clickCount=1,
             )  # fmt: skip
 
-    def key(self, name: str) -> None:
+    def key(self, name: str, *, shift: bool = False) -> None:
         """Press a key such as `ArrowLeft` or `Enter` on the element that has the focus."""
-        for kind in ("keyDown", "keyUp"):
-            self._browser.ask("Input.dispatchKeyEvent", self._session, type=kind, key=name)
+        text = {"Enter": "\r", "Space": " "}.get(name, name if len(name) == 1 else "")
+        code = ord(text.upper()) if text.isalnum() else 0
+        pressed: dict[str, Any] = {
+            "key": " " if name == "Space" else name, "modifiers": 8 if shift else 0,
+            "windowsVirtualKeyCode": _KEY_CODES.get(name, code),
+        }  # fmt: skip
+        self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyDown", text=text,
+                          **pressed)  # fmt: skip
+        self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyUp", **pressed)
 
     def screenshot(self, path: Path) -> None:
         found = self._browser.ask(
@@ -232,6 +255,8 @@ class Browser:
             page.complaints.append(json.dumps(params["exceptionDetails"]))
         elif method == "Log.entryAdded":
             page.complaints.append(params["entry"]["text"])
+        elif method == "Runtime.bindingCalled":
+            page.reports.append(params["payload"])
         elif method == "Runtime.consoleAPICalled":
             page.complaints.append(json.dumps(params["args"]))
 

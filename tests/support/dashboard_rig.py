@@ -12,9 +12,13 @@ from tests.support.cli import Cli
 # What a page should never cause; collected from its first script on.
 _WATCH = """
 window.violations = [];
-document.addEventListener("securitypolicyviolation",
-    (event) => violations.push(event.violatedDirective + " " + event.blockedURI));
+document.addEventListener("securitypolicyviolation", (event) => {
+    const text = `${event.violatedDirective} ${event.blockedURI} ${event.sample}`;
+    violations.push(text);
+    report(text);
+});
 """
+_OWN = ("data:", "blob:", "about:", "chrome-error:")  # requests that leave no browser
 
 
 class RunningDashboard:
@@ -27,11 +31,29 @@ class RunningDashboard:
         found = re.match(r"(http://[^/]+)/enter#(.+)", self.link)
         assert found, self.link
         self.base, self.token = found.groups()
+        self._pages: list[Page] = []
+        self._expected: list[str] = []
+
+    def expect(self, *texts: str) -> None:
+        """Errors of the console that a test causes: each has one of these texts in it."""
+        self._expected += texts
+
+    def check_pages(self) -> None:
+        """Raise if a page broke the policy, complained, or asked another server for something."""
+        for page in self._pages:
+            assert page.reports == [], f"content security policy: {page.reports}"
+            complaints = [each for each in page.complaints
+                          if not any(text in each for text in self._expected)]  # fmt: skip
+            assert complaints == [], f"errors of the console: {complaints}"
+            foreign = [each for each in page.requests
+                       if not each.startswith((f"{self.base}/", *_OWN))]  # fmt: skip
+            assert foreign == [], f"requests to other servers: {foreign}"
 
     def enter(self, browser: Browser, width: int = 1400) -> Page:
         """The page of the runs, after the exchange of the token."""
         page = browser.visit("about:blank", width)
-        page.run_first(_WATCH)
+        self._pages.append(page)
+        page.report_by(_WATCH)
         page.go(self.link)
         wait_for(page, "location.pathname === '/' && document.documentElement.dataset.ready > 0")
         return page
@@ -57,13 +79,17 @@ def wait_for(page: Page, condition: str) -> Any:
 
 @contextmanager
 def running(cli: Cli, *options: str) -> Iterator[RunningDashboard]:
+    """A dashboard until the end of the test, which fails if a page has caused what none should:
+    see `RunningDashboard.check_pages`."""
     process = subprocess.Popen(
         cli.command("dashboard", "--no-open", *options), cwd=cli.folder, env=cli.environ,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
-        yield RunningDashboard(process)
+        dashboard = RunningDashboard(process)
+        yield dashboard
+        dashboard.check_pages()
     finally:
         process.kill()
         process.communicate()
