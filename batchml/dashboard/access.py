@@ -3,14 +3,16 @@
 The server listens on the loopback interface, but any page that the user's browser shows can send
 requests there, and a name that an attacker owns can point there (DNS rebinding). So the Host header
 is checked first, on every path. The cookie reads; to act, a request also needs a second secret,
-which the page keeps in `sessionStorage`: browsers send the cookie of 127.0.0.1 to every port, but a
-page of another port cannot read our `sessionStorage`.
+which the page keeps in `localStorage`: browsers send the cookie of 127.0.0.1 to every port, but a
+page of another port cannot read our `localStorage`. Both secrets end with the process.
 
 Sources: Fetch Metadata Request Headers (W3C), RFC 6265 section 8.5 (cookies do not separate ports),
 RFC 6761 section 6.3 (names below `.localhost` are loopback addresses).
 """
 
 import hmac
+import ipaddress
+import re
 import secrets as random
 from collections.abc import Iterable
 
@@ -20,6 +22,9 @@ ENTER = "/enter"  # the page that exchanges the token of the first URL for the c
 STATIC = "/static/"  # scripts and styles, which hold no data
 ACT = "/act/"  # paths below it change something
 ACT_HEADER = "x-batchml-act"
+ENDED = "This page is of a dashboard that has ended."
+NEW_LINK = "Open the link that the new `batchml dashboard` has printed."
+_OWN_NAME = re.compile(r"batchml-[0-9a-f]{12}\.localhost:\d{1,5}")  # of any dashboard
 _FROM_HERE = ("", "same-origin", "none")  # of Sec-Fetch-Site; old and terminal browsers send none
 
 
@@ -43,17 +48,22 @@ class RequestHead(Struct, frozen=True):
 
 
 class RequestRefusal(Struct, frozen=True):
-    """A request that is not answered: the HTTP status, and a sentence for people."""
+    """A request that is not answered: the HTTP status, and a sentence for people.
+
+    `go`: the path of a link with which the user goes there all the same.
+    """
 
     status: int
     text: str
+    go: str = ""
 
 
 class AccessSecrets(Struct, frozen=True):
     """The names and secrets of one running dashboard.
 
     `name` is a random name below `.localhost`, which has cookies of its own. `token` is in the
-    first URL, and is exchanged for the others. `allowed` are further names, given with --host.
+    first URL, and is exchanged for the others. `allowed` are further names, given with --host;
+    `any_address`: every IP address is one, as rebinding needs a name.
     """
 
     port: int
@@ -62,6 +72,7 @@ class AccessSecrets(Struct, frozen=True):
     cookie: str
     act: str
     allowed: tuple[str, ...] = ()
+    any_address: bool = False
     read_only: bool = False
 
     @property
@@ -69,19 +80,26 @@ class AccessSecrets(Struct, frozen=True):
         return f"batchml-{self.port}"
 
     @property
+    def is_remote(self) -> bool:
+        """Whether other machines may ask."""
+        return self.any_address or bool(self.allowed)
+
+    @property
     def hosts(self) -> frozenset[str]:
         """The values of the Host header that are answered."""
         names = (self.name, "127.0.0.1", "localhost", "[::1]", *self.allowed)
-        return frozenset(f"{name}:{self.port}" for name in names)
+        bare = names if self.port == 80 else ()  # browsers leave the port of HTTP out
+        return frozenset((*bare, *(f"{name}:{self.port}" for name in names)))
 
 
 def make_secrets(
-    port: int, allowed: Iterable[str] = (), *, read_only: bool = False
+    port: int, allowed: Iterable[str] = (), *, any_address: bool = False, read_only: bool = False
 ) -> AccessSecrets:
     """New secrets of 256 bits each, for a server on this port."""
     return AccessSecrets(
         port, f"batchml-{random.token_hex(6)}.localhost", random.token_urlsafe(32),
-        random.token_urlsafe(32), random.token_urlsafe(32), tuple(allowed), read_only,
+        random.token_urlsafe(32), random.token_urlsafe(32), tuple(allowed), any_address,
+        read_only,
     )  # fmt: skip
 
 
@@ -91,7 +109,9 @@ def check(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     if refusal or head.path == ENTER or head.path.startswith(STATIC):
         return refusal
     if head.header("sec-fetch-site") not in _FROM_HERE:
-        return RequestRefusal(403, "Another site asked for this page.")
+        is_link = head.header("sec-fetch-dest") == "document" and head.method == "GET"
+        go = "/" + head.path.lstrip("/\\") if is_link else ""
+        return RequestRefusal(403, "Another site asked for this page.", go)
     if not _same(head.cookie(known.cookie_name), known.cookie):
         return RequestRefusal(401, "Open the link that `batchml dashboard` has printed.")
     return _check_act(head, known) if head.path.startswith(ACT) else None
@@ -103,12 +123,29 @@ def check_token(given: str, known: AccessSecrets) -> bool:
 
 
 def _check_host(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
-    if head.header("host") in known.hosts:
+    host = head.header("host")
+    if host in known.hosts or (known.any_address and _is_address(host, known.port)):
         return None
+    if _OWN_NAME.fullmatch(host):
+        return RequestRefusal(421, f"{ENDED} {NEW_LINK}")
     return RequestRefusal(
         421,
         f"This is not the address of the dashboard. Open http://127.0.0.1:{known.port}/ instead.",
     )
+
+
+def _is_address(host: str, port: int) -> bool:
+    """Whether the Host header is an IP address, as it is written normally, and the port."""
+    name, colon, number = host.rpartition(":")
+    if port == 80 and not re.search(r":\d+$", host.rpartition("]")[2]):
+        name, colon, number = host, ":", "80"
+    inner = name[1:-1] if name[:1] == "[" and name[-1:] == "]" else name
+    try:
+        found = ipaddress.ip_address(inner)
+    except ValueError:
+        return False
+    written = f"[{found}]" if found.version == 6 else str(found)
+    return bool(colon) and number == str(port) and written == name
 
 
 def _check_method(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
@@ -135,7 +172,8 @@ def _check_act(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None
         return RequestRefusal(403, "This dashboard was started with --read-only.")
     if not _same(head.header(ACT_HEADER), known.act):
         return RequestRefusal(
-            403, "This tab may only read. Act in the tab that the terminal's link opened."
+            403,
+            "This browser may only read. The first link of the terminal opens one that may act.",
         )
     return None
 

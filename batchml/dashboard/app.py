@@ -5,6 +5,7 @@ thread. The access rules are those of `access.py`; this module only obeys them.
 """
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.dashboard.access import (
     ACT,
@@ -53,6 +55,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+_WORTH_GZIP = 1000  # bytes
 _IMMUTABLE = "private, max-age=31536000, immutable"
 _STATUS = {
     NotFound: 404, UsageError: 400, ConfigError: 400, AccessError: 403, ServiceUnreachable: 502,
@@ -114,13 +117,16 @@ class Dashboard:
         events: Callable[[PageQuery], AsyncIterator[bytes]],
         touch: Callable[[], None] = lambda: None,
         exchanges: int = 1,
+        entered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`touch` is called by each allowed request. `exchanges`: how often the token is taken."""
+        """`touch` is called by each allowed request. `exchanges`: how often the token is taken;
+        `entered` is called each time."""
         self._known = known
         self._routes = routes
         self._events = events
         self._touch = touch
         self._exchanges = exchanges
+        self._entered = entered
         # (path, idempotency key) -> its answer, the newest last
         self._done: dict[tuple[str, str], asyncio.Task[Response]] = {}
 
@@ -134,6 +140,8 @@ class Dashboard:
         )  # fmt: skip
         body = await _read_body(receive)
         response = await self.answer(head, scope.get("query_string", b"").decode("latin-1"), body)
+        if self._known.is_remote:
+            response = await asyncio.to_thread(compressed, response, head)
         await _send(response, send, with_body=head.method != "HEAD")
 
     async def answer(
@@ -203,6 +211,7 @@ class Dashboard:
                 RequestRefusal(401, "This link has been used. Start `batchml dashboard` again.")
             )
         self._exchanges -= 1
+        self._entered()
         name, value = self._known.cookie_name, self._known.cookie
         cookie = {"set-cookie": f"{name}={value}; HttpOnly; SameSite=Strict; Path=/"}
         if head.method == "POST":
@@ -212,7 +221,20 @@ class Dashboard:
 
 
 def refused(refusal: RequestRefusal) -> Response:
-    return Response(str(error_page(refusal.text)).encode(), status=refusal.status)
+    more = [tag("p", tag("a", "Go on", href=refusal.go))] if refusal.go else []
+    return Response(str(error_page(refusal.text, *more)).encode(), status=refusal.status)
+
+
+def compressed(response: Response, head: RequestHead) -> Response:
+    """The answer as gzip if the browser takes it and it is worth it: for a network, not for this
+    machine, where it costs more than it saves.
+    """
+    takes = {part.partition(";")[0].strip() for part in head.header("accept-encoding").split(",")}
+    is_text = response.kind.startswith("text/") or response.kind == "application/json"
+    if "gzip" not in takes or not is_text or len(response.body) < _WORTH_GZIP:
+        return response
+    headers = {**response.headers, "content-encoding": "gzip", "vary": "accept-encoding"}
+    return replace(response, body=gzip.compress(response.body, 1, mtime=0), headers=headers)
 
 
 def failed(error: BatchmlError) -> Response:

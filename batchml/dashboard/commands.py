@@ -13,9 +13,14 @@ from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.dashboard.access import ENTER, make_secrets
 from batchml.dashboard.acting.tools import Tools
-from batchml.dashboard.service import listen, serve
-
-_LOOPBACK = "127.0.0.1"
+from batchml.dashboard.opening import (
+    LOOPBACK,
+    BrowserOpening,
+    ListenAddress,
+    listen,
+    read_address,
+)
+from batchml.dashboard.service import serve
 
 
 @app.command("dashboard", epilog="Example: batchml dashboard --env dev")
@@ -23,8 +28,24 @@ def dashboard(
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="PORT", help="Use this port; 0: any free one.")
     ] = 0,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let other machines in by this address of this machine, without encryption; "
+            "0.0.0.0: by any.",
+        ),
+    ] = None,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Print the link only; do not open a browser.")
+        bool, typer.Option("--no-open", help="Print the links only; do not open a browser.")
+    ] = False,
+    open_link: Annotated[
+        bool,
+        typer.Option(
+            "--open-link",
+            help="Give the browser the link itself, which other users of this machine can see, "
+            "and not a private file.",
+        ),
     ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Refuse to cancel, rerun and submit.")
@@ -34,32 +55,43 @@ def dashboard(
 ) -> None:
     """Show runs, sweeps, hosts and costs in the browser, from this machine.
 
-    The page needs the link that is printed: it contains a token that works once. Ctrl-C ends the
+    The page needs a link that is printed: it contains a token that works once. Ctrl-C ends the
     server, as does the end of the terminal, or an hour without a page.
     """
+    address = read_address(host) if host is not None else ListenAddress()
     context = open_context(env, project)
     client = Client(context.env, context.folder, environ=os.environ, project=project, tell=say)
-    listener = listen(_LOOPBACK, port)
-    known = make_secrets(listener.getsockname()[1], read_only=read_only)
+    listeners = listen(port, address)
+    known = make_secrets(
+        listeners[0].getsockname()[1], address.allowed, any_address=address.is_any,
+        read_only=read_only,
+    )  # fmt: skip
+    link = f"http://{known.name}:{known.port}{ENTER}#{known.token}"
+    opening = BrowserOpening(link, say, by_file=not open_link)
 
     def begin() -> None:
-        print_line(f"http://{known.name}:{known.port}{ENTER}#{known.token}")
-        print_line(f"http://{_LOOPBACK}:{known.port}{ENTER}?token={known.token}")
-        say("The first link is for a browser, the second one for a browser without scripts, or "
-            "that does not find the first. A link works once. Ctrl-C ends it.")  # fmt: skip
+        print_line(link)
+        print_line(f"http://{LOOPBACK}:{known.port}{ENTER}?token={known.token}")
+        words = ("The first link is for a browser, the second one for a browser without scripts, "
+                 "or that does not find the first.")  # fmt: skip
+        if address.bind:
+            print_line(f"http://{address.name}:{known.port}{ENTER}#{known.token}")
+            words += " The third is for other machines."
+        if address.is_open:
+            say(f"Warning: other machines reach this page at http://{address.name}:{known.port}/. "
+                "The connection is not encrypted: who can read it can act as you. "
+                f"`ssh -L {known.port}:localhost:{known.port}` is safer.")  # fmt: skip
+        say(f"{words} A link works once. Ctrl-C ends it.")
         sys.stdout.flush()
         if not no_open:
-            _open(f"http://{known.name}:{known.port}{ENTER}#{known.token}")
+            opening.start()
 
     own_project = ("--project", project) if project else ()
-    serve(
-        client, known, listener, SystemClock(), is_local=context.settings.is_local,
-        exchanges=2 if no_open else 1, begin=begin,
-        opened=Tools(client.folder, ("--env", client.env, *own_project)),
-    )  # fmt: skip
-
-
-def _open(url: str) -> None:
-    import webbrowser
-
-    webbrowser.open(url)
+    try:
+        serve(
+            client, known, listeners, SystemClock(), is_local=context.settings.is_local,
+            exchanges=1 + no_open + bool(address.bind), begin=begin, entered=opening.close,
+            opened=Tools(client.folder, ("--env", client.env, *own_project)),
+        )  # fmt: skip
+    finally:
+        opening.close()

@@ -22,7 +22,6 @@ from batchml.dashboard.hub import NEWEST, Change, Hub
 from batchml.dashboard.outputs import FilePages
 from batchml.dashboard.sweeps.routes import SweepPages
 from batchml.dashboard.timeline import timeline_panel
-from batchml.errors import UsageError
 
 IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
 LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
@@ -135,24 +134,10 @@ class Pages:
         return self._hub.events(since, to_document)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the port; 0 is any free one. Raises UsageError if it is taken."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"--port {port}: {error.strerror}. Choose another, or leave it out."
-        ) from error
-    listener.listen(128)
-    return listener
-
-
 def serve(
-    client: Client, known: AccessSecrets, listener: socket.socket, clock: Clock, *,
-    is_local: bool, exchanges: int, begin: Callable[[], None], opened: Tools,
+    client: Client, known: AccessSecrets, listeners: list[socket.socket], clock: Clock, *,
+    is_local: bool, exchanges: int, begin: Callable[[], None], entered: Callable[[], None],
+    opened: Tools,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
     pace = LOCAL_PACE if is_local else AWS_PACE
@@ -160,14 +145,14 @@ def serve(
     hub.load(NEWEST)  # the others while the browser opens
     pages = Pages(client, hub, clock, opened, pace=pace, read_only=known.read_only)
     try:
-        asyncio.run(_serve(hub, pages, known, listener, clock, exchanges, begin))
+        asyncio.run(_serve(hub, pages, known, listeners, clock, exchanges, begin, entered))
     finally:
         opened.close()
 
 
 async def _serve(
-    hub: Hub, pages: Pages, known: AccessSecrets, listener: socket.socket, clock: Clock,
-    exchanges: int, begin: Callable[[], None],
+    hub: Hub, pages: Pages, known: AccessSecrets, listeners: list[socket.socket], clock: Clock,
+    exchanges: int, begin: Callable[[], None], entered: Callable[[], None],
 ) -> None:  # fmt: skip
     import uvicorn
 
@@ -177,7 +162,7 @@ async def _serve(
         nonlocal last
         last = clock.monotonic()
 
-    app = Dashboard(known, pages.routes(), pages.events, touch, exchanges)
+    app = Dashboard(known, pages.routes(), pages.events, touch, exchanges, entered)
     config = uvicorn.Config(
         app, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
         http="h11", loop="asyncio", server_header=False, timeout_graceful_shutdown=1,
@@ -188,7 +173,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, over.set)
     polling = loop.run_in_executor(None, hub.poll_until_stopped)
-    serving = loop.create_task(server.serve(sockets=[listener]))
+    serving = loop.create_task(server.serve(sockets=listeners))
     begin()
     while not over.is_set() and not serving.done():
         try:

@@ -156,3 +156,17 @@ def test_usage_errors_say_what_to_do() -> None:
     app = Dashboard(KNOWN, [route("/", wrong)], no_events)
     found = asyncio.run(app.answer(RequestHead("GET", "/", (HOST, COOKIE))))
     assert found.status == 400 and b"no such queue" in found.body
+
+
+def test_answers_for_other_machines_are_compressed() -> None:
+    import gzip
+
+    from batchml.dashboard.app import compressed
+
+    page, takes = Response(b"x" * 5000), ("accept-encoding", "br, gzip;q=0.8")
+    small = compressed(page, RequestHead("GET", "/", (takes,)))
+    assert len(small.body) < 100 and gzip.decompress(small.body) == page.body
+    assert small.headers["content-encoding"] == "gzip"
+    assert compressed(page, RequestHead("GET", "/")) == page
+    saved = Response(b"x" * 5000, "application/octet-stream")
+    assert compressed(saved, RequestHead("GET", "/", (takes,))) == saved

@@ -83,7 +83,7 @@ def running(cli: Cli, *options: str) -> Iterator[RunningDashboard]:
     see `RunningDashboard.check_pages`."""
     process = subprocess.Popen(
         cli.command("dashboard", "--no-open", *options), cwd=cli.folder, env=cli.environ,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:

@@ -2,7 +2,7 @@
 // Actions (act.py): a button opens a confirmation, which shows the command line that does the same.
 // What a page loads later, such as a panel, may have actions, too.
 (() => {
-  const {one, all, act, make, refresh, parse} = batchml;
+  const {one, all, act, newKey, make, refresh, parse} = batchml;
 
   const prepare = (under) => { for (const button of all(".open-action[hidden]", under)) button.hidden = false; };
   prepare(document);
@@ -70,7 +70,7 @@
 
   const begin = (form) => {
     form.reset();
-    form.dataset.key = crypto.randomUUID();
+    form.dataset.key = newKey();
     problem(form, "");
     show(form);
     for (const place of all("[data-later]", form)) { place.dataset.panel = place.dataset.later; refresh(place); }
@@ -120,7 +120,7 @@
     problem(form, "");
     try {
       const answer = await act(form.dataset.act, sent(form), form.dataset.key);
-      form.dataset.key = crypto.randomUUID();
+      form.dataset.key = newKey();
       form.closest("dialog")?.close();
       if (answer.go) location.assign(answer.go);
       else say(answer.text, answer.link);
@@ -128,7 +128,7 @@
     } catch (error) {
       // Without an answer the same key asks for the same action again; after one, it is another.
       if (error instanceof TypeError) problem(form, "The dashboard did not answer. Press again: it is done once.");
-      else { form.dataset.key = crypto.randomUUID(); problem(form, error.message); }
+      else { form.dataset.key = newKey(); problem(form, error.message); }
     }
     button.disabled = false;
     form.removeAttribute("aria-busy");

@@ -108,7 +108,13 @@ const batchml = (() => {
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("[data-copy]");
     if (!button) return;
-    await navigator.clipboard.writeText(button.dataset.copy);
+    if (navigator.clipboard) await navigator.clipboard.writeText(button.dataset.copy);
+    else {
+      const take = (copied) => { copied.clipboardData.setData("text/plain", button.dataset.copy); copied.preventDefault(); };
+      document.addEventListener("copy", take, {once: true});
+      document.execCommand("copy");
+      document.removeEventListener("copy", take);
+    }
     const words = button.textContent;
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = words; }, 1500);
@@ -139,17 +145,11 @@ const batchml = (() => {
   channel?.addEventListener("message", ({data}) => {
     if (data.name === "lost") status("Connection lost, trying again");
     else if (data.name === "open") { status(""); emit("open"); }
-    else if (data.name === "secret?") {
-      const act = sessionStorage.getItem("act");
-      if (act) channel.postMessage({name: "secret", act});
-    } else if (data.name === "secret") {
-      if (!sessionStorage.getItem("act")) sessionStorage.setItem("act", data.act);
-    } else emit(data.name, data.data);
+    else emit(data.name, data.data);
   });
   on("end", () => status("The dashboard has ended"));
   on("trouble", (data) => trouble(data.text));
   if (document.body?.dataset.view) {
-    if (!sessionStorage.getItem("act")) channel?.postMessage({name: "secret?"});
     // The tab that holds the lock has the stream; when it closes, another tab gets the lock.
     if (navigator.locks && channel) navigator.locks.request("batchml-events", () => { follow(); return new Promise(() => {}); });
     else follow();
@@ -157,10 +157,12 @@ const batchml = (() => {
 
   // --- acting ------------------------------------------------------------------------------------
   // `key`: the server does an action once for each key, and repeats its answer.
-  const act = (path, body, key = crypto.randomUUID()) => getJson(path, {
+  // crypto.randomUUID, Web Locks and the clipboard exist in secure contexts only: not with --host.
+  const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  const act = (path, body, key = newKey()) => getJson(path, {
     method: "POST",
     headers: {
-      "Content-Type": "application/json", "X-Batchml-Act": sessionStorage.getItem("act") || "",
+      "Content-Type": "application/json", "X-Batchml-Act": localStorage.getItem("act") || "",
       "Idempotency-Key": key,
     },
     body: JSON.stringify(body),
@@ -172,5 +174,5 @@ const batchml = (() => {
     for (const element of all("[data-panel]")) refresh(element);
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, ready, views};
+  return {one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
 })();

@@ -7,7 +7,7 @@
     method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({token}),
   });
   if (answer.ok) {
-    sessionStorage.setItem("act", (await answer.json()).act);
+    localStorage.setItem("act", (await answer.json()).act);
     location.replace("/");
   } else {
     document.querySelector("main p").textContent =
