@@ -22,6 +22,7 @@ from batchml.runs.watch.events import (
     LogClosed,
     LogOpened,
     OutputLine,
+    PollingPaused,
     RunEvent,
     RunMessage,
 )
@@ -110,7 +111,7 @@ def log_section(job_id: str) -> Html:
                 role="log", aria_label="Log", aria_live="off",
                 data_lines=f"/run/{job_id}/log")  # fmt: skip
     notice = tag("p", id="log-notice", class_="dim", role="status")
-    return tag("section", tag("h2", "Log"), bar, notice, place, class_="card wide")
+    return tag("section", tag("h2", "Log", id="log-title"), bar, notice, place, class_="card wide")
 
 
 def log_file(handle: RunHandle) -> Response:
@@ -153,7 +154,7 @@ class _Follower:
             for event in self._handle.watch(stop=self.stop):
                 with self._lock:
                     self._lines.take(event)
-                if not isinstance(event, OutputLine):
+                if isinstance(event, PollingPaused | ContactLost):
                     self._first.set()
                 if self._now() - self.asked_at > _UNASKED:
                     self.stop.set()

@@ -77,7 +77,7 @@ def outputs_panel(handle: RunHandle, env_option: str) -> Html:
     except NotFound as error:
         return tag("p", str(error), class_="dim")
     if not entries:
-        return tag("p", "No files in {outputs} yet.", class_="dim")
+        return tag("p", "BATCHML_OUTPUT_DIR has no files of this run.", class_="dim")
     base = f"/run/{quote(handle.job_id, safe='')}/output/"
     rows = [
         (tag("a", each.name, href=f"{base}{file_key(each.name)}", download=True),

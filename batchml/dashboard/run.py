@@ -5,14 +5,12 @@ from typing import Any
 from batchml.cli.render import duration, timestamp
 from batchml.client import Client
 from batchml.cluster.snapshot import RunRow
-from batchml.dashboard.act import action_button
-from batchml.dashboard.acting.runs import explained_rerun
 from batchml.dashboard.curves import SCRIPTS as CURVES
 from batchml.dashboard.curves import STYLES, RunSeries, curves_section
 from batchml.dashboard.html import Html, join, tag
-from batchml.dashboard.layout import command_line, facts, page
+from batchml.dashboard.layout import facts, page
 from batchml.dashboard.logs import log_section
-from batchml.dashboard.runs import chips, note, state_mark
+from batchml.dashboard.runs import chips, note, state_mark, state_of
 from batchml.handles import RunHandle
 from batchml.model.run import Run, classify, describe_state, first_start
 from batchml.runs.search import FoundRun
@@ -23,26 +21,30 @@ _LINKED = 200  # children
 def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     """The frame of the page. Its panels are asked for one by one: none waits for another."""
     job_id = found.job_id
-    panels = [
-        _panel("State", f"/run/{job_id}/state", "wide", live=True),
-        _panel("Why", f"/run/{job_id}/explanation", "wide", live=True),
-        _panel("Timeline", f"/run/{job_id}/timeline", "wide", live=True),
-        _panel("Metrics", f"/run/{job_id}/metrics", live=True),
-        _panel("Use", f"/run/{job_id}/usage", live=True),
-        _panel("Cost", f"/run/{job_id}/cost", live=True),
+    state = _panel("State", f"/run/{job_id}/state", "third", live=True)
+    why = _panel("Why", f"/run/{job_id}/explanation", "rest", live=True)
+    timeline = _panel("Timeline", f"/run/{job_id}/timeline", "wide", live=True)
+    numbers = [
+        _panel("Metrics", f"/run/{job_id}/metrics", "third", live=True),
+        _panel("Use", f"/run/{job_id}/usage", "rest", live=True),
+        _panel("Cost", f"/run/{job_id}/cost", "third", live=True),
+        _panel("Outputs", f"/run/{job_id}/outputs", "rest", live=True),
+    ]
+    request = [
         _panel("Request", f"/run/{job_id}/request"),
-        _panel("Outputs", f"/run/{job_id}/outputs", live=True),
-        _panel("Code", f"/run/{job_id}/code"),
-        _panel("Environment", f"/run/{job_id}/environment", "wide"),
+        _panel("Environment", f"/run/{job_id}/environment"),
+        _panel("Code", f"/run/{job_id}/code", "wide"),
     ]
     is_over = found.run is None or found.run.status.is_terminal
     place = curves_section(f"/run/{job_id}/series", is_over=is_over)
-    curves = tag("section", tag("h2", "Curves"), place, class_="card wide")
+    curves = tag("section", tag("h2", "Curves"), place, class_="card wide", id="curves")
     log = log_section(job_id)
+    # What a person looks for first: after a failure the reason and the last lines, else the curves.
+    first = [log, timeline, curves] if state_of(found) == "failed" else [timeline, curves, log]
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
-        tag("div", *panels[:3], curves, *panels[3:], log, class_="cards"), env=env, current="",
+        tag("div", why, state, *first, *numbers, *request, class_="cards"), env=env, current="",
         view="run", scripts=("theme.js", "app.js", "act.js", "log.js", *CURVES, "run.js"),
         styles=STYLES,
     )  # fmt: skip
@@ -97,21 +99,6 @@ def _time(ms: int | None) -> Html | None:
     return tag("time", timestamp(ms)[:19].replace("T", " ") + " UTC", datetime=timestamp(ms))
 
 
-def explanation_panel(handle: RunHandle, env_option: str, *, read_only: bool) -> Html:
-    found = handle.explain()
-    parts = [tag("p", tag("strong", found.verdict))]
-    if found.evidence:
-        parts.append(tag("ul", *(tag("li", each) for each in found.evidence)))
-    if found.fix:
-        parts.append(tag("p", found.fix))
-    if found.command:
-        parts.append(command_line(found.command, "Next"))
-        again = explained_rerun(handle.seen, found.command, env_option) if handle.seen else None
-        if again is not None:
-            parts.append(action_button(again, read_only=read_only))
-    return join(parts)
-
-
 def metrics_panel(handle: RunHandle) -> Html:
     """The last value of each metric; the script keeps them as new as the curves."""
     last = handle.metrics()
@@ -129,6 +116,9 @@ def metrics_panel(handle: RunHandle) -> Html:
 def usage_panel(handle: RunHandle) -> Html:
     """Use of each node beside its request."""
     samples = handle.usage()
+    is_over = all(each.node.run.status.is_terminal for each in samples)
+    if samples and is_over and not any(each.usage for each in samples):
+        return tag("p", "It ended before its use was measured.", class_="dim")
     if not samples:
         return tag("p", "Nothing was measured yet.", class_="dim")
     heading = ("Node", "State", "CPU", "Memory", "GPU", "GPU memory", "In", "Out")
@@ -160,7 +150,8 @@ def cost_panel(handle: RunHandle) -> Html:
     low, high = bill.usd.low, bill.usd.high
     words = f"${low:.4f}" if low == high else f"${low:.4f} to ${high:.4f}"
     unknown = tag("p", "; ".join(map(str, bill.unknown)), class_="dim") if bill.unknown else None
-    return join((tag("p", tag("strong", words), " so far"), unknown))
+    is_over = handle.seen is None or handle.seen.run is None or handle.seen.run.status.is_terminal
+    return join((tag("p", tag("strong", words), None if is_over else " so far"), unknown))
 
 
 def request_panel(found: FoundRun) -> Html:

@@ -61,6 +61,9 @@ def spans_of(run: Run, now_ms: int) -> list[StateSpan]:
         is_starting = run.status is JobStatus.STARTING
         found.append(StateSpan(name, "starting" if is_starting else "waiting", at, end,
                                run.status_reason, is_open=True))  # fmt: skip
+    elif run.status.is_terminal and not found and run.children:
+        # AWS Batch reports no start of an array: its children have theirs.
+        found.append(StateSpan("All children", _outcome(run), at, end, run.status_reason))
     elif run.status.is_terminal and not found:
         found.append(StateSpan("Never started", "waiting", at, end, run.status_reason))
     return found

@@ -136,7 +136,7 @@ def test_the_repair_that_explain_recommends_is_a_button(cli: Cli, chromium: Brow
         open_run(page, job)
         button = (
             "[...document.querySelectorAll('.open-action')].find(each => "
-            "each.textContent.startsWith('Run it again with --memory'))"
+            "each.textContent.endsWith(' of memory'))"
         )
         wait_for(page, button)
         page.evaluate(f"{button}.click()")
@@ -163,10 +163,10 @@ def test_no_path_of_a_request_reaches_the_file_system(cli: Cli, chromium: Browse
             )
             assert "does not exist" in said or "missing" in said, said
         said = page.evaluate(
-            "batchml.act('/act/submit', {job: 'lenet', options: {image: '/tmp'}})"
+            "batchml.act('/act/submit', {job: 'lenet', image: '/tmp'})"
             ".catch(error => error.message)"
         )
-        assert "image: cannot be set here" in said
+        assert "give the name of an image" in said
     assert cli("ls", "--json").json == []
 
 

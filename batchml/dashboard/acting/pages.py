@@ -4,10 +4,9 @@ from typing import Any
 
 from batchml.client import Client
 from batchml.dashboard.act import read_text
-from batchml.dashboard.acting import runs, submit, tools
+from batchml.dashboard.acting import repair, runs, submit, tools
 from batchml.dashboard.app import PageQuery, Route, route
 from batchml.dashboard.html import Html
-from batchml.dashboard.run import explanation_panel
 from batchml.handles import RunHandle
 
 
@@ -43,8 +42,12 @@ class ActingPages:
         return runs.actions_panel(found, self._client.env_option, read_only=self._read_only)
 
     def explanation(self, query: PageQuery) -> Html:
-        return explanation_panel(self._run(query.parts[0]), self._client.env_option,
-                                 read_only=self._read_only)  # fmt: skip
+        handle, client = self._run(query.parts[0]), self._client
+        assert handle.seen is not None  # as `Client.run` has found it
+        return repair.explanation_panel(
+            handle.seen, handle.explain(), client.env_option, client.jobs, client.folder,
+            read_only=self._read_only,
+        )  # fmt: skip
 
     def jobs(self, query: PageQuery) -> Html:
         notebook = tools.notebook_action(self._client.env_option)

@@ -1,7 +1,6 @@
 """Cancel a run, or submit it again: the buttons of its page, and what they do."""
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.client import Client
@@ -25,6 +24,13 @@ from batchml.model.names import short_id
 from batchml.runs.options import SubmitOptions
 from batchml.runs.search import FoundRun
 
+# What a rerun changes, in the words of its button.
+_WORDS = {
+    "memory": "{} of memory", "vcpus": "{} vCPUs", "gpus": "{} GPUs", "timeout": "{} of time",
+    "attempts": "{} attempts", "max_cost": "a budget of ${}", "queue": "the queue {}",
+    "failed": "the failed children only", "resume": "its checkpoint",
+    "code": "the code as it is now",
+}  # fmt: skip
 _CHANGED = ("memory", "vcpus", "gpus", "timeout", "queue", "attempts", "max_cost", "name")
 
 
@@ -59,9 +65,11 @@ def cancel_action(found: FoundRun, env_option: str) -> PageAction:
 
 
 def rerun_action(
-    found: FoundRun, env_option: str, preset: Mapping[str, str] | None = None
-) -> PageAction:
-    """The form of a rerun. `preset`: values for options and checkboxes, other than the run's."""
+    found: FoundRun, env_option: str, preset: Mapping[str, str] | None = None,
+    hints: Mapping[str, str] = {},
+) -> PageAction:  # fmt: skip
+    """The form of a rerun. `preset`: values for options and checkboxes, other than the run's;
+    `hints`: of parameters."""
     run, given = found.run, preset or {}
     word = short_id(found.shown_id)
     flags = []
@@ -71,15 +79,15 @@ def rerun_action(
         flags.append(("resume", "Go on from its checkpoint"))
     if found.code:
         flags.append(("code", "With the code as it is now"))
-    changes = shlex.join(each for name in given for each in (f"--{name.replace('_', '-')}",
-                         *([given[name]] if given[name] != "true" else ())))  # fmt: skip
+    changes = " and ".join(_WORDS.get(name, f"{name} {{}}").format(value)
+                           for name, value in given.items())  # fmt: skip
     return PageAction(
-        label=f"Run it again with {changes}" if changes else "Run again",
+        label=f"Run again with {changes}" if changes else "Run again",
         question=f"Run {_who(found)} again?", path="/act/rerun", body={"run": found.job_id},
         command=shell("batchml", "rerun", word) + env_option, confirm="Submit",
         preview="/preview/rerun",
         fields=(
-            *param_fields(found.params),
+            *param_fields(found.params, hints=hints),
             *(ActionField(name=name, label=label, flag=f"--{name}", is_flag=True,
                           value=given.get(name, ""), present="") for name, label in flags),
             *option_fields(_CHANGED, _present(found), given),
@@ -101,18 +109,10 @@ def _present(found: FoundRun) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def explained_rerun(found: FoundRun, command: str, env_option: str) -> PageAction | None:
-    """The rerun that `explain` recommends, as a form that is filled in; None for other commands.
-
-    `command`: such as `batchml rerun 1a2b3c4d --memory "4 GiB"`.
-    """
-    words = shlex.split(command.removesuffix(env_option))
-    if words[:2] != ["batchml", "rerun"] or not words[2:] or not can_run_again(found):
-        return None
-    if not found.job_id.startswith(words[2]):
-        return None
+def read_rerun_flags(words: Sequence[str]) -> dict[str, str] | None:
+    """The flags of `batchml rerun` by option, as texts; None if the form has no field for one."""
     preset: dict[str, str] = {}
-    rest = words[3:]
+    rest = list(words)
     while rest:
         name = rest.pop(0).removeprefix("--").replace("-", "_")
         if name in ("failed", "resume", "code"):
@@ -121,7 +121,7 @@ def explained_rerun(found: FoundRun, command: str, env_option: str) -> PageActio
             preset[name] = rest.pop(0)
         else:
             return None
-    return rerun_action(found, env_option, preset)
+    return preset
 
 
 def rerun(client: Client, query: PageQuery) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Submit a job that batchml knows: the list of jobs, and a form of the parameters of each."""
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from batchml.client import Client
 from batchml.dashboard.act import (
@@ -34,25 +38,53 @@ _OPTIONS = (
 )  # fmt: skip
 _LABELS = {"vcpus": "vCPUs", "gpus": "GPUs", "max_cost": "Most cost, in USD", "array": "Copies"}
 _SCRIPTS = ("theme.js", "app.js", "act.js")
+# A name below images/, or a file of the job's folder: no path, no reference.
+_IMAGE = re.compile(r"\.|[a-z0-9][a-z0-9_-]*( \+ requirements\.txt)?")
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 # --- Fields, of this form and of others -----------------------------------------------------------
 
 
-def param_fields(params: Mapping[str, object]) -> list[ActionField]:
-    """A field for each parameter, with its value."""
+def param_fields(
+    params: Mapping[str, object], given: Mapping[str, str] = {}, hints: Mapping[str, str] = {}
+) -> list[ActionField]:
+    """A field for each parameter, with its value, or with a `given` one in its place."""
     found = []
     for name, value in params.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_choice = isinstance(value, bool)
         known = isinstance(value, str | int | float)
+        present = format_value(cast(Scalar, value)) if known else str(value)
         found.append(ActionField(
             name=name, label=name, flag="-p", prefix=f"{name}=", under="params",
-            value=format_value(cast(Scalar, value)) if known else str(value),
+            value=given.get(name, present), present=present, hint=hints.get(name, ""),
             choices=(("true", "true"), ("false", "false")) if is_choice else (),
-            is_number=is_number,
+            is_number=is_number, is_first=name in hints,
         ))  # fmt: skip
     return found
+
+
+def command_field(present: Sequence[str], given: Sequence[str] | None = None) -> ActionField:
+    """A field for the command; `given` in place of the `present` one."""
+    return ActionField(
+        name="command", label="Command", value=_typed(present if given is None else given),
+        present=_typed(present), flag="--", is_more=given is None, is_first=given is not None,
+        hint="Run this in place of the job's command.",
+    )  # fmt: skip
+
+
+def _typed(words: Sequence[str]) -> str:
+    """A command as people type it. Braces of parameters need no quotes, as no shell reads it."""
+    return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
+
+
+def image_field(given: str = "") -> ActionField:
+    """A field for the image of a job; empty is the job's own."""
+    return ActionField(
+        name="image", label="Image", value=given, present="", flag="--image", is_more=not given,
+        hint="A name; or . for an image made of the job's requirements.txt or Dockerfile.",
+    )  # fmt: skip
 
 
 def option_fields(
@@ -65,7 +97,7 @@ def option_fields(
         found.append(ActionField(
             name=name, label=_LABELS.get(name, name.capitalize()), value=preset.get(name, now),
             present=now, flag=row.flag, under="options", hint=row.option.help, is_more=True,
-            is_number=row.type in (int, float) and not row.option.words,
+            is_number=row.type in (int, float) and not row.option.words, is_first=name in preset,
         ))  # fmt: skip
     return found
 
@@ -90,6 +122,43 @@ def read_options(body: Body, names: Sequence[str]) -> SubmitOptions:
 def preview_html(found: RunPreview) -> Html:
     """The notices and the price of a submission that was not sent."""
     return join((paragraphs(found.price, ""), paragraphs(found.notices)))
+
+
+class SubmitPreset(Struct, frozen=True):
+    """What a form of a job is filled in with: texts, as the command line has them."""
+
+    params: Mapping[str, str] = {}
+    options: Mapping[str, str] = {}
+    command: Sequence[str] | None = None
+    image: str = ""
+    hints: Mapping[str, str] = {}  # of parameters
+
+
+def read_flags(words: Sequence[str]) -> SubmitPreset | None:
+    """The flags of `batchml submit`, as a preset; None if the form has no field for one."""
+    params: dict[str, str] = {}
+    options: dict[str, str] = {}
+    rest, command, image = list(words), None, ""
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            command, rest = rest, []
+            continue
+        if not word.startswith("-") or not rest:
+            return None
+        name, value = word.removeprefix("--").replace("-", "_"), rest.pop(0)
+        if word == "-p":
+            key, _, params_value = value.partition("=")
+            params[key] = params_value
+        elif name == "image":
+            image = value
+        elif name in _OPTIONS:
+            options[name] = value
+        else:
+            return None
+    if image and not _IMAGE.fullmatch(image):
+        return None
+    return SubmitPreset(params, options, command, image)
 
 
 # --- The pages ------------------------------------------------------------------------------------
@@ -150,7 +219,11 @@ def job_page(job: KnownJob, env: str, env_option: str, *, read_only: bool) -> Ht
     )  # fmt: skip
 
 
-def submit_action(job: KnownJob, spec: JobSpec, env_option: str) -> PageAction:
+def submit_action(
+    job: KnownJob, spec: JobSpec, env_option: str, preset: "SubmitPreset | None" = None
+) -> PageAction:
+    """The form of a job; `preset` fills it in."""
+    given = preset or SubmitPreset()
     present = {
         "name": spec.name, "queue": spec.queue, "vcpus": str(spec.resources.vcpus),
         "memory": str(spec.resources.memory), "gpus": str(spec.resources.gpus),
@@ -160,7 +233,11 @@ def submit_action(job: KnownJob, spec: JobSpec, env_option: str) -> PageAction:
         label="Submit", question="Parameters" if spec.params else "It has no parameters",
         path="/act/submit", body={"job": job.name}, preview="/preview/submit",
         command=shell("batchml", "submit", job.name) + env_option,
-        fields=(*param_fields(spec.params), *option_fields(_OPTIONS, present)),
+        fields=(
+            *param_fields(spec.params, given.params, given.hints),
+            command_field(spec.command, given.command), image_field(given.image),
+            *option_fields(_OPTIONS, present, given.options),
+        ),
     )  # fmt: skip
 
 
@@ -176,14 +253,30 @@ def find_known_job(client: Client, name: str) -> KnownJob:
 
 
 def submit(client: Client, query: PageQuery) -> dict[str, Any]:
-    """The route /act/submit: `job`, `params`, `options`."""
+    """The route /act/submit: `job`, `params`, `options`, `command`, `image`."""
     job = find_known_job(client, read_text(query.body, "job"))
-    run = client.submit(job.folder, **read_options(query.body, _OPTIONS))
+    run = client.submit(job.folder, **_read_submit(query.body))
     return done(f"Submitted {run.name}.", f"/run/{run.job_id}")
+
+
+def _read_submit(body: Body) -> SubmitOptions:
+    """The options of /act/submit. Raises UsageError."""
+    found = read_options(body, _OPTIONS)
+    command, image = read_text(body, "command", "").strip(), read_text(body, "image", "").strip()
+    if command:
+        try:
+            found["command"] = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(f"command: {command}: a quotation mark is missing.") from error
+    if image:
+        if not _IMAGE.fullmatch(image):
+            raise UsageError(f"image: {image}: give the name of an image, or . for the job's own.")
+        found["image"] = image
+    return found
 
 
 def preview_submit(client: Client, query: PageQuery) -> Html:
     """The route /preview/submit, with the body of /act/submit."""
     body = preview_body(query).body
     job = find_known_job(client, read_text(body, "job"))
-    return preview_html(client.preview(job.folder, **read_options(body, _OPTIONS)))
+    return preview_html(client.preview(job.folder, **_read_submit(body)))

@@ -30,15 +30,19 @@
     return Object.fromEntries(pairs);
   };
   const quote = (word) => (/^[\w@%+=:,./-]+$/.test(word) && !/[^\x20-\x7e]/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+  // The words of a command as a shell reads them.
+  const split = (text) => [...text.matchAll(/(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+/g)].map(([word]) => word.replace(
+    /\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'/g, (_, one, two, three) => one ?? two?.replace(/\\(["\\$`])/g, "$1") ?? three));
   const commandOf = (form) => {
-    const words = [];
+    const words = [], last = [];
     for (const field of changed(form)) {
-      if (field.type === "checkbox") words.push(field.dataset.flag);
+      if (field.dataset.flag === "--") { if (field.value.trim()) last.push("--", ...split(field.value).map(quote)); }
+      else if (field.type === "checkbox") words.push(field.dataset.flag);
       else if (field.value || field.dataset.prefix) {
         words.push(...(field.dataset.flag ? [field.dataset.flag] : []), quote((field.dataset.prefix || "") + field.value));
       }
     }
-    return [form.dataset.command, ...words].join(" ");
+    return [form.dataset.command, ...words, ...last].join(" ");
   };
 
   // --- the preview: what batchml says of the fields, before anything is done ---------------------
@@ -102,7 +106,7 @@
       begin(form);
       dialog.showModal();
       // Not on the button that acts: Enter alone must not do it.
-      (one("[name]", form) || one(".close-action", form)).focus();
+      (one("[data-first]", form) || one("[name]", form) || one(".close-action", form)).focus();
     } else if (event.target.closest?.(".close-action")) event.target.closest("dialog").close();
   });
   document.addEventListener("close", (event) => {

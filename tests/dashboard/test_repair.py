@@ -1,0 +1,131 @@
+"""What helps after a failure: which button or link the page has for the command of `explain`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from batchml.dashboard.act import PageAction
+from batchml.dashboard.acting.repair import Remedy, remedy_for, suspects
+from batchml.jobs.find import KnownJob, load_job
+from batchml.model.explanation import Explanation
+from batchml.model.run import Attempt, JobStatus, Record, Run
+from batchml.runs.search import FoundRun
+
+OTHER = "0a1b2c3d-1111-4222-8333-444455556666"
+JOB = """\
+image = "python"
+command = ["pyhton", "train.py", "{data}"]
+[params]
+data = "train.csv"
+"""
+
+
+def failed(
+    params: Mapping[str, str] | None = None, code: str = "", children: Mapping[str, int] = {}
+) -> FoundRun:
+    run = Run("a1b2", "lenet", "gpu", JobStatus.FAILED, created_at=1, exit_code=1,
+              attempts=(Attempt(1, 2, exit_code=1),), children=dict(children))  # fmt: skip
+    return FoundRun(run, Record(params=dict(params or {}), code=code))
+
+
+def remedy(
+    found: FoundRun, command: str, jobs: Sequence[KnownJob] = (), verdict: str = "It failed."
+) -> Remedy:
+    why = Explanation("exception", verdict, (), "Correct it.", command)
+    return remedy_for(found, why, " --env dev", lambda: jobs, Path("/work"))
+
+
+def values(action: PageAction | None) -> dict[str, str]:
+    """The fields of a form that differ from the run or from the job."""
+    assert action is not None
+    return {
+        each.name: each.value
+        for each in action.fields
+        if each.value != (each.value if each.present is None else each.present)
+    }
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> KnownJob:
+    (tmp_path / "job.toml").write_text(JOB)
+    return KnownJob("half", tmp_path, load_job(tmp_path))
+
+
+def test_a_recommended_rerun_is_a_form_with_the_recommended_values() -> None:
+    made = remedy(failed(), "batchml rerun a1b2 --memory '4 GiB' --resume --env dev")
+    assert made.action is not None and made.action.path == "/act/rerun"
+    assert made.action.label == "Run again with 4 GiB of memory and its checkpoint"
+    assert values(made.action) == {"memory": "4 GiB", "resume": "true"}
+
+
+def test_a_flag_without_a_field_leaves_the_command_only() -> None:
+    for flags in ("--neurons 2", "--memory", "--tag a=b"):
+        assert remedy(failed(), f"batchml rerun a1b2 {flags}") == Remedy()
+    assert remedy(failed(), "batchml rerun other") == Remedy()
+    assert remedy(failed(), "batchml 'not closed").action is not None
+
+
+def test_a_wrong_command_is_the_form_of_the_job_with_the_right_one(job: KnownJob) -> None:
+    made = remedy(failed(), f"batchml submit {job.folder} -- python train.py --env dev", [job])
+    assert made.action is not None and made.action.path == "/act/submit"
+    assert made.action.body == {"job": "half"}
+    assert made.action.label == "Submit it with the command python train.py"
+    assert values(made.action) == {"command": "python train.py"}
+
+
+def test_a_missing_module_is_the_form_of_the_job_with_another_image(job: KnownJob) -> None:
+    made = remedy(failed(), f"batchml submit {job.folder} --image .", [job])
+    assert values(made.action) == {"image": "."}
+    # A folder of the command line never becomes a field.
+    assert remedy(failed(), f"batchml submit {job.folder} --image ../x", [job]) == Remedy()
+
+
+def test_the_form_of_a_job_has_the_parameters_of_the_run(job: KnownJob) -> None:
+    found = failed({"data": "missing.csv"})
+    made = remedy(found, f"batchml submit {job.folder}", [job], "missing.csv does not exist.")
+    assert values(made.action) == {"data": "missing.csv"}
+    assert made.action is not None and made.action.label == "Submit it with another data"
+    assert remedy(found, "batchml submit /elsewhere", [job]) == Remedy()
+
+
+def test_an_error_of_the_program_has_a_rerun_and_a_link_to_the_log() -> None:
+    made = remedy(failed(code="s3://b/c.tar"), "batchml logs a1b2")
+    assert values(made.action) == {"code": "true"}
+    assert made.link == ("See the log", "#log-title")
+    array = failed(code="s3://b/c.tar", children={"SUCCEEDED": 3, "FAILED": 1})
+    made = remedy(array, "batchml logs a1b2:2")
+    assert values(made.action) == {"failed": "true", "code": "true"}
+    assert made.link == ("See child 2", "/run/a1b2:2")
+
+
+def test_a_value_that_occurs_in_the_error_is_the_one_to_change() -> None:
+    found = failed({"optimizer": "sdg", "lr": "0.1", "epochs": "3"}, code="s3://b/c.tar")
+    made = remedy(found, "batchml logs a1b2", verdict="ValueError: unknown optimizer 'sdg'")
+    assert made.action is not None
+    assert made.action.label == "Run again with another optimizer"
+    assert values(made.action) == {}  # the user's to decide
+    first = [each.name for each in made.action.fields if each.is_first]
+    assert first == ["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("lr must be below 1, not 10.0", ["lr"]),
+        ("step 10.0 of the program", []),  # a number means nothing without its name
+        ("lr: 110.0 or 10.05", []),
+        ("cannot open /data/a.csv", ["path"]),
+        ("cannot open /data/a.csv.gz", []),
+        ("x is True", []),
+    ],
+)
+def test_suspects(text: str, names: list[str]) -> None:
+    found = failed({"lr": "10.0", "path": "/data/a.csv", "one": "x"})
+    assert suspects(found, Explanation("exception", text)) == names
+
+
+def test_another_run_that_failed_is_a_link() -> None:
+    made = remedy(failed(), f"batchml explain {OTHER}")
+    assert made == Remedy(None, ("See the run 0a1b2c3d", f"/run/{OTHER}"))
+    assert remedy(failed(), "batchml top").link == ("See the cluster", "/cluster")
