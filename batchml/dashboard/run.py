@@ -89,7 +89,7 @@ def _children(run: Run) -> Html | None:
     links = [tag("a", str(number), href=f"/run/{run.job_id}:{number}")
              for number in range(min(run.array_size, _LINKED))]  # fmt: skip
     more = f" and {run.array_size - _LINKED} more" if run.array_size > _LINKED else None
-    each = tag("details", tag("summary", "Each child"), join(links, " "), more)
+    each = tag("details", tag("summary", "Each child"), tag("div", *links, class_="numbers"), more)
     return join((counts, each))
 
 
@@ -110,7 +110,8 @@ def metrics_panel(handle: RunHandle) -> Html:
             title=repr(value), data_metric=name))
         for name, value in last.items()
     )  # fmt: skip
-    return tag("table", tag("caption", "Last values", class_="unseen"), tag("tbody", *rows))
+    table = tag("table", tag("caption", "Last values", class_="unseen"), tag("tbody", *rows))
+    return tag("div", table, class_="within", tabindex="0", role="region", aria_label="Last values")
 
 
 def usage_panel(handle: RunHandle) -> Html:

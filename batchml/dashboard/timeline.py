@@ -140,7 +140,7 @@ def draw_timeline(spans: Sequence[StateSpan], marks: Sequence[TimelineMark]) -> 
     picture = tag("svg", *bars, *dots, role="img", aria_label=f"Timeline: {said}", width="100%",
                   height=40 if dots else 24, class_="spans")  # fmt: skip
     ends = tag("div", _time(begin), _time(begin + whole), class_="ends dim")
-    heading = ("State", "From", "For", "")
+    heading = ("State", "From", "For", "Note")
     rows = [
         (span.name, _time(span.since), _dwell(span), span.note) for span in spans
     ]  # fmt: skip

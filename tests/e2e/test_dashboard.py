@@ -14,7 +14,8 @@ RUN = ("submit", "--wait", "--name")
 # Elements that reach out of the window, if it can be scrolled sideways.
 TOO_WIDE = """document.documentElement.scrollWidth <= innerWidth ? [] :
     [...document.querySelectorAll('main *')].filter(
-        each => each.getBoundingClientRect().right > innerWidth).map(
+        each => each.getBoundingClientRect().right > innerWidth
+            && !each.parentElement.closest('.within, .scroll, .log, pre')).map(
         each => each.tagName + '.' + each.className + ' ' + each.getBoundingClientRect().right)"""
 FILLED = """location.pathname.startsWith('/run/') && document.querySelector('[data-panel]') &&
     [...document.querySelectorAll('[data-panel]')].every(each => each.children.length)"""

@@ -59,6 +59,22 @@ class RunningDashboard:
         return page
 
 
+# Whether a page has drawn all that it asks for by itself.
+_SETTLED = """document.readyState === "complete"
+    && (!document.body.dataset.view || document.documentElement.dataset.ready > 0
+        || !document.querySelector(`script[src*="/${document.body.dataset.view}."]`))
+    && [...document.querySelectorAll("[data-panel]")].every(
+        each => each.childElementCount || each.textContent.trim())
+    && ![...document.querySelectorAll("#log, .curves > [role=status], #count")].some(
+        each => each.textContent.startsWith("Loading"))
+    && (!document.querySelector("#plots") || document.querySelector("#plots svg"))"""
+
+
+def settle(page: Page, path: str) -> None:
+    """Wait until the page of a path has drawn all that it asks for by itself."""
+    wait_for(page, f"location.pathname + location.search === {path!r} && {_SETTLED}")
+
+
 def wait_for(page: Page, condition: str) -> Any:
     """Wait until a JavaScript expression is true, also if the page goes elsewhere meanwhile."""
     text = "document.body.innerText.slice(0, 2000)"

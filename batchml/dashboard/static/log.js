@@ -51,7 +51,7 @@ batchml.log = (place) => {
   };
   const space = (count) => { const found = make("div", {"aria-hidden": "true"}); found.style.height = `${count * height}px`; return found; };
   const draw = (always) => {
-    if (!lines.length) { if (isOver) place.replaceChildren(make("p", {class: "dim"}, "It has printed nothing.")); return; }
+    if (!lines.length) { place.replaceChildren(make("p", {class: "dim"}, `It has printed nothing${isOver ? "" : " yet"}.`)); return; }
     const top = find(place.scrollTop / height), bottom = find((place.scrollTop + place.clientHeight) / height);
     if (!always && top >= from && bottom < to) return;
     from = Math.max(0, top - margin); to = Math.min(shown.length, bottom + 1 + margin);
@@ -129,7 +129,7 @@ batchml.log = (place) => {
         const had = first + lines.length, wasEmpty = !lines.length;
         more = take(await getJson(`${place.dataset.lines}?after=${had}`));
         if (wasEmpty && lines.length) measure();
-        if (first + lines.length !== had || isOver) { draw(true); goToEnd(); draw(false); }
+        if (first + lines.length !== had || isOver || !lines.length) { draw(true); goToEnd(); draw(false); }
       }
       ready();
     } catch (error) { notice.textContent = error.message; if (!lines.length) place.replaceChildren(); }

@@ -18,14 +18,19 @@ batchml.views.sweep = () => {
     for (const name of ["pareto", "history", "curves", "parallel", "slices", "timeline", "cost"]) draws[name]();
     swap(one("#spending"), [one("#cost", next)]); // beside the failures
     swap(plots, next.childNodes);
+    reach();
+    drawn = performance.now();
+  };
+  // What scrolls sideways in a narrow window does so by keyboard, too.
+  const reach = () => {
     for (const plot of all(".plots .plot")) {
       if (plot.scrollWidth <= plot.clientWidth) continue;
-      plot.tabIndex = 0; // it scrolls sideways, also by keyboard
+      plot.tabIndex = 0;
       plot.setAttribute("role", "group");
       plot.setAttribute("aria-label", one("h2", plot.parentElement).textContent);
     }
-    drawn = performance.now();
   };
+  new ResizeObserver(reach).observe(plots);
   plots.addEventListener("pointerdown", () => { pressed = true; });
   for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { pressed = false; });
 

@@ -272,7 +272,8 @@ def _failure(place: int, group: dict[str, Any]) -> Html:
     tail = None
     if len(group["tail"]) > 1:
         tail = tag("details", tag("summary", f"Last lines of trial {group['trials'][0]}"),
-                   tag("pre", "\n".join(group["tail"])), id=f"tail-{place}")  # fmt: skip
+                   tag("pre", "\n".join(group["tail"]), tabindex="0"),
+                   id=f"tail-{place}")  # fmt: skip
     state = trial_mark(TrialState(group["state"]))
     numbers = ", ".join(map(str, group["trials"]))
     return tag(

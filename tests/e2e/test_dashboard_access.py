@@ -1,0 +1,170 @@
+"""Everybody can use each page: readers, keyboards, narrow windows, terminals; no text is markup."""
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import Struct
+
+from batchml.local.home import Home
+from tests.e2e.test_dashboard import TOO_WIDE
+from tests.support.accessibility import inspect, poor_contrasts
+from tests.support.browser import Browser, Page, browser
+from tests.support.cli import Cli
+from tests.support.dashboard_rig import RunningDashboard, running, settle
+from tests.support.hostile_world import HostileWorld, make_hostile_world
+
+PAGES = {
+    "runs": "/",
+    "failed run": "/run/{failed}",
+    "run": "/run/{passed}",
+    "running run": "/run/{running}",
+    "waiting run": "/run/{waiting}",
+    "cancelled run": "/run/{cancelled}",
+    "array": "/run/{array}",
+    "child": "/run/{array}:0",
+    "sweeps": "/sweeps",
+    "sweep": "/sweep/{sweep}",
+    "comparison": "/compare?runs={failed},{passed},{running}",
+    "choice to compare": "/compare",
+    "cluster": "/cluster",
+    "costs": "/cost",
+    "jobs": "/submit",
+    "form": "/submit/hostile",
+    "mistaken job": "/submit/mistaken",
+    "page that is not there": "/no-such-page",
+}
+# Every part that a person can unfold, so that it is looked at, too.
+UNFOLD = """for (const each of document.querySelectorAll("main details")) each.open = true;
+for (const each of document.querySelectorAll("button[aria-expanded=false]")) each.click();"""
+
+
+class Access(Struct):
+    page: Page
+    dashboard: RunningDashboard
+    world: HostileWorld
+
+    def go(self, name: str) -> Page:
+        """The page of this name, with all of its panels."""
+        path = PAGES[name].format(**{each: getattr(self.world, each)
+                                     for each in self.world.__struct_fields__})  # fmt: skip
+        self.page.resize(1400)
+        self.page.go(self.dashboard.base + path)
+        settle(self.page, path)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    folder = tmp_path_factory.mktemp("access")
+    home = Home(folder / "home")
+    home.prepare()
+    (folder / "work").mkdir()
+    return Cli(folder / "work", home)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def access(cli: Cli, chromium: Browser) -> Iterator[Access]:
+    world = make_hostile_world(cli)
+    try:
+        with running(cli) as dashboard:
+            dashboard.expect("status of 400", "status of 404")
+            yield Access(dashboard.enter(chromium), dashboard, world)
+    finally:
+        cli("cancel", world.running)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_on_a_page(access: Access, name: str) -> None:
+    page = access.go(name)
+    page.evaluate(UNFOLD)
+    for width in (1400, 400):
+        page.resize(width)
+        for scheme in ("light", "dark"):
+            page.scheme(scheme)
+            found = inspect(page)
+            assert found.violations == [], (width, scheme)
+            assert poor_contrasts(page, found) == [], (width, scheme)
+
+
+DIALOGS = "[...document.querySelectorAll('dialog')]"
+
+
+@pytest.mark.parametrize("name", ["running run", "failed run", "sweep", "jobs"])
+def test_axe_finds_nothing_in_a_confirmation(access: Access, name: str) -> None:
+    page = access.go(name)
+    count = page.evaluate(f"{DIALOGS}.length")
+    assert count
+    for number in range(count):
+        page.evaluate(f"{DIALOGS}[{number}].closest('.act').querySelector('.open-action').click()")
+        page.evaluate(
+            f"{DIALOGS}[{number}].querySelectorAll('details').forEach(d => d.open = true)"
+        )
+        for width in (1400, 400):
+            page.resize(width)
+            for scheme in ("light", "dark"):
+                page.scheme(scheme)
+                found = inspect(page)
+                assert found.violations == [], (number, width, scheme)
+                assert poor_contrasts(page, found) == [], (number, width, scheme)
+                assert too_wide(page) == [], (number, width)
+        page.evaluate(f"{DIALOGS}[{number}].close()")
+
+
+# What markup, a control character or a link of a run would leave in a document.
+INJECTED = """(() => {
+    const found = [];
+    const bad = /[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u2028-\\u202e\\u2066-\\u2069]/;
+    const own = /^([/#?]|data:,|http:\\/\\/(127\\.0\\.0\\.1|[^/]+\\.localhost)[:/])/;
+    const links = ["href", "src", "action", "formaction", "xlink:href"];
+    for (const each of document.querySelectorAll("*")) {
+        const {localName} = each;
+        for (const {name, value} of each.attributes) {
+            const isStrange = links.includes(name) && !own.test(value);
+            if (name.startsWith("on") || isStrange || bad.test(value))
+                found.push(`${localName} ${name}=${JSON.stringify(value)}`);
+        }
+        const isScript = localName === "script" && !/^\\/static\\//.test(each.getAttribute("src"));
+        if (isScript || ["img", "iframe", "object", "embed", "base"].includes(localName))
+            found.push(each.outerHTML);
+    }
+    for (const text of [document.body.textContent, document.title])
+        if (bad.test(text)) found.push(JSON.stringify(text.slice(text.search(bad)).slice(0, 40)));
+    return found;
+})()"""
+SHOWN = "document.documentElement.outerHTML.includes('onerror=alert(1)')"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_hostile_texts_are_texts_on_a_page(access: Access, name: str) -> None:
+    page = access.go(name)
+    page.evaluate(UNFOLD)
+    assert page.evaluate(INJECTED) == []
+    if name not in ("choice to compare", "page that is not there"):
+        assert page.evaluate(SHOWN), "what attacks is there, as a text"
+    assert "ended" not in page.evaluate("document.querySelector('#connection').textContent")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_sideways_scrolling(access: Access, name: str) -> None:
+    page = access.go(name)
+    page.evaluate(UNFOLD)
+    for width in (320, 400, 3840):
+        page.resize(width)
+        assert too_wide(page) == [], width
+
+
+def too_wide(page: Page) -> list[str]:
+    """The elements that reach out of the window, once pictures have followed its width."""
+    found: list[str] = []
+    for _ in range(50):
+        found = page.evaluate(TOO_WIDE)
+        if not found:
+            break
+        page.evaluate("new Promise(requestAnimationFrame).then(() => null)")
+    return found
