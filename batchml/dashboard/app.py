@@ -8,7 +8,14 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -107,6 +114,16 @@ def route(path: str, answer: Handler) -> Route:
     return Route(re.compile(re.escape(path).replace(r"\*", "([^/]+)")), answer)
 
 
+def answer_query(routes: Iterable[Route], query: PageQuery) -> Answer | None:
+    """The answer of the route that has the path; None without one. Raises what the route raises."""
+    for each in routes:
+        found = each.path.fullmatch(query.path)
+        if found:
+            parts = tuple(unquote(part) for part in found.groups())
+            return each.answer(_with_parts(query, parts))
+    return None
+
+
 class Dashboard:
     """The ASGI application. `events` opens the stream of changes for one tab."""
 
@@ -154,7 +171,7 @@ class Dashboard:
         if body is None:
             return refused(RequestRefusal(413, f"A request has at most {MAX_BODY >> 20} MiB."))
         try:
-            found = _read_query(head.path, query, body)
+            found = read_query(head.path, query, body)
             if head.path.startswith(STATIC):
                 kind, content = static_file(head.path.removeprefix(STATIC))
                 return Response(content, kind, headers={"cache-control": _IMMUTABLE})
@@ -171,13 +188,10 @@ class Dashboard:
             return failed(error)
 
     async def _page(self, query: PageQuery) -> Response:
-        for each in self._routes:
-            found = each.path.fullmatch(query.path)
-            if found:
-                parts = tuple(unquote(part) for part in found.groups())
-                made = await asyncio.to_thread(partial(each.answer, _with_parts(query, parts)))
-                return _to_response(made)
-        return refused(RequestRefusal(404, f"There is no page {query.path}."))
+        made = await asyncio.to_thread(partial(answer_query, self._routes, query))
+        if made is None:
+            return refused(RequestRefusal(404, f"There is no page {query.path}."))
+        return _to_response(made)
 
     async def _act(self, key: str, query: PageQuery) -> Response:
         """An action; repeated with the same key it is done once, and has the same answer."""
@@ -261,8 +275,8 @@ def _to_response(made: Answer) -> Response:
     return Response(msgspec.json.encode(made), "application/json", headers=headers)
 
 
-def _read_query(path: str, query: str, body: bytes) -> PageQuery:
-    """Raises UsageError for a body that is no JSON object."""
+def read_query(path: str, query: str, body: bytes = b"") -> PageQuery:
+    """The query of a request. Raises UsageError for a body that is no JSON object."""
     pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=1000)
     lists: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:

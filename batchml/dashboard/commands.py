@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,8 @@ from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.dashboard.access import ENTER, make_secrets
 from batchml.dashboard.acting.tools import Tools
+from batchml.dashboard.export.folder import export_folder
+from batchml.dashboard.export.site import DEFAULT_LIMIT, SiteWriter
 from batchml.dashboard.opening import (
     LOOPBACK,
     BrowserOpening,
@@ -21,6 +24,8 @@ from batchml.dashboard.opening import (
     read_address,
 )
 from batchml.dashboard.service import serve
+from batchml.errors import UsageError
+from batchml.runtime.entry.folders import size_text
 
 
 @app.command("dashboard", epilog="Example: batchml dashboard --env dev")
@@ -50,6 +55,18 @@ def dashboard(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Refuse to cancel, rerun and submit.")
     ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="DIR", help="Write the pages into a folder, and end."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help=f"With --export: give the newest N runs a page; default {DEFAULT_LIMIT}.",
+        ),
+    ] = None,
     env: Env = None,
     project: Project = None,
 ) -> None:
@@ -60,7 +77,14 @@ def dashboard(
     """
     address = read_address(host) if host is not None else ListenAddress()
     context = open_context(env, project)
+    if limit is not None and export is None:
+        raise UsageError("--limit is of --export DIR only.")
+    if export is not None and (port or host or no_open or open_link or read_only):
+        raise UsageError("--export starts no server: --limit, --env and --project go with it only.")
     client = Client(context.env, context.folder, environ=os.environ, project=project, tell=say)
+    if export is not None:
+        _export(client, export, DEFAULT_LIMIT if limit is None else limit)
+        return
     listeners = listen(port, address)
     known = make_secrets(
         listeners[0].getsockname()[1], address.allowed, any_address=address.is_any,
@@ -95,3 +119,14 @@ def dashboard(
         )  # fmt: skip
     finally:
         opening.close()
+
+
+def _export(client: Client, target: Path, limit: int) -> None:
+    with export_folder(target) as folder:
+        made = SiteWriter(client, SystemClock(), folder, limit=limit, tell=say).write()
+    print_line(str(target / "index.html"))
+    say(f"Runs: {made.runs:,}, with a page: {made.pages:,}. Sweeps: {made.sweeps}. "
+        f"Comparisons: {made.comparisons}. {size_text(made.size)}.")  # fmt: skip
+    if made.missing:
+        path, why = next(iter(made.missing.items()))
+        say(f"{len(made.missing)} parts could not be read, and say so; the first, {path}: {why}")

@@ -65,6 +65,9 @@ class CostBook:
             known, now = self._known.get(period), self._now()
             if known and now - known.at / 1000 < FRESH:
                 return known
+            longer = self._fresh_longer(period, now)
+            if longer:
+                return longer
             try:
                 costs = tuple(self._ask(now - PERIODS[period] / 1000))
             except BatchmlError as error:
@@ -73,6 +76,19 @@ class CostBook:
                 return CostAnswer(known.costs, known.at, str(error))
             found = self._known[period] = CostAnswer(costs, int(now * 1000))
             return found
+
+    def _fresh_longer(self, period: str, now: float) -> CostAnswer | None:
+        """The costs of this period from the answer for a longer one."""
+        for name, known in list(self._known.items()):
+            if PERIODS[name] > PERIODS[period] and now - known.at / 1000 < FRESH:
+                return within_period(known, period)
+        return None
+
+
+def within_period(answer: CostAnswer, period: str) -> CostAnswer:
+    """The answer for a longer period, without the runs before this one."""
+    start = answer.at - PERIODS[period]
+    return replace(answer, costs=tuple(each for each in answer.costs if each.at >= start))
 
 
 class CostFilter(Struct, frozen=True):

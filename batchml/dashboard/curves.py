@@ -57,10 +57,10 @@ def curves_section(source: str, *, is_over: bool = False) -> Html:
     )  # fmt: skip
 
 
-def curves_document(runs: Sequence[RunSeries]) -> dict[str, Any]:
+def curves_document(runs: Sequence[RunSeries], most: int = MOST_POINTS) -> dict[str, Any]:
     """Every chart with its lines: steps, seconds since the start, values; null is not finite.
 
-    A line is a run, or a child of an array. A chart has about `MOST_POINTS` points at most: in each
+    A line is a run, or a child of an array. A chart has about `most` points at most: in each
     interval the extremes are kept. `total` is the number of values that the run had.
     """
     charts: dict[str, list[tuple[RunSeries, int | None, Series]]] = {}
@@ -74,13 +74,15 @@ def curves_document(runs: Sequence[RunSeries]) -> dict[str, Any]:
             {"id": each.job_id, "label": visible(each.label), "colour": each.colour}
             for each in runs
         ],
-        "charts": [_chart(name, lines) for name, lines in charts.items()],
+        "charts": [_chart(name, lines, most) for name, lines in charts.items()],
     }
 
 
-def _chart(name: str, lines: Sequence[tuple[RunSeries, int | None, Series]]) -> dict[str, Any]:
+def _chart(
+    name: str, lines: Sequence[tuple[RunSeries, int | None, Series]], points: int
+) -> dict[str, Any]:
     shown = lines[:MOST_LINES]
-    most = max(2, MOST_POINTS // len(shown))
+    most = max(2, points // len(shown))
     direction = next(filter(None, (run.directions.get(name) for run, _, _ in shown)), "")
     return {
         "name": visible(name),

@@ -4,6 +4,10 @@ const batchml = (() => {
   const one = (selector, under = document) => under.querySelector(selector);
   const all = (selector, under = document) => [...under.querySelectorAll(selector)];
 
+  // A page of `--export` has no server: `path` is the one that it had, and `export.js` answers its questions.
+  const {path = location.pathname} = document.body?.dataset || {}, exported = Boolean(document.body?.matches("[data-exported]"));
+  const go = (to) => location.assign(batchml.address ? batchml.address(to) : to);
+
   // --- building elements; texts are inserted as texts, never as HTML ------------------------------
   const make = (name, attributes = {}, ...children) => {
     const element = document.createElement(name);
@@ -52,6 +56,7 @@ const batchml = (() => {
 
   // Replace the content of every element with data-panel by the HTML that its path gives.
   const refresh = async (element) => {
+    if (!element?.dataset.panel) return;
     if (one("dialog[open]", element)) { element.dataset.missed = ""; return; } // act.js refreshes it later
     try {
       const answer = await fetch(element.dataset.panel);
@@ -149,7 +154,7 @@ const batchml = (() => {
   });
   on("end", () => status("The dashboard has ended"));
   on("trouble", (data) => trouble(data.text));
-  if (document.body?.dataset.view) {
+  if (document.body?.dataset.view && !exported) {
     // The tab that holds the lock has the stream; when it closes, another tab gets the lock.
     if (navigator.locks && channel) navigator.locks.request("batchml-events", () => { follow(); return new Promise(() => {}); });
     else follow();
@@ -174,5 +179,5 @@ const batchml = (() => {
     for (const element of all("[data-panel]")) refresh(element);
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
+  return {path, exported, go, one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
 })();

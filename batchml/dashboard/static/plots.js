@@ -321,7 +321,7 @@
 
     order() { return [...this.chosen].sort((a, b) => a - b); }
     words(index) { return [this.data.labels[index], ...this.axes.map((axis) => `${axis.name} ${textOf(axis.values[index])}`)]; }
-    open(index) { location.assign(`/run/${encodeURIComponent(this.data.ids[index])}`); }
+    open(index) { batchml.go(`/run/${encodeURIComponent(this.data.ids[index])}`); }
 
     light(index) {
       this.lit = index;
@@ -428,7 +428,7 @@
       const names = [...new Set([this.x, this.y, this.by].filter(Boolean))];
       return [this.data.labels[index], ...names.map((name) => `${name} ${textOf(this.column(name).values[index])}`)];
     }
-    open(index) { location.assign(`/run/${encodeURIComponent(this.data.ids[index])}`); }
+    open(index) { batchml.go(`/run/${encodeURIComponent(this.data.ids[index])}`); }
 
     light(index) {
       this.lit = index;

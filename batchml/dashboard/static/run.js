@@ -1,8 +1,8 @@
 "use strict";
 // The page of a run: panels that follow its state, and its log.
 batchml.views.run = () => {
-  const {one, all, on, refresh, number} = batchml;
-  const id = decodeURIComponent(location.pathname.split("/")[2]);
+  const {path, one, all, on, refresh, number} = batchml;
+  const id = decodeURIComponent(path.split("/")[2]);
   const log = batchml.log(one("#log"));
   let isOver = "over" in one("[data-series]").dataset, isFinal = false;
 

@@ -2,7 +2,7 @@
 // The table of all runs: search as you type, sorting, chosen columns, rows that are drawn when they
 // are in view. What is chosen is in the URL.
 batchml.views.runs = async () => {
-  const {one, all, make, getJson, on} = batchml;
+  const {exported, one, all, make, getJson, on} = batchml;
   const region = one(".scroll"), table = one("#runs"), search = one("#search"), count = one("#count");
   if (!table) { on("runs", () => location.reload()); return; }
   const body = one("tbody", table), height = 27, beyond = 20;
@@ -14,7 +14,7 @@ batchml.views.runs = async () => {
   let place = new Map(known.ids.map((id, index) => [id, index]));
   let order = [], first = -1, last = -1;
 
-  const remember = () => history.replaceState(null, "", `?${address}`.replace(/\?$/, "") || "/");
+  const remember = () => history.replaceState(null, "", `?${address}`.replace(/\?$/, "") || location.pathname);
   const set = (name, value) => { if (value) address.set(name, value); else address.delete(name); remember(); };
 
   // --- choosing and sorting -------------------------------------------------------------------------
@@ -85,7 +85,7 @@ batchml.views.runs = async () => {
     const shown = [ids, query, order.length].join();
     if (shown === actionsShown) return; // a link in it may have the focus
     actionsShown = shown;
-    if (!ids.length && query && order.length > 1 && order.length < known.ids.length) {
+    if (!exported && !ids.length && query && order.length > 1 && order.length < known.ids.length) {
       one("#actions").replaceChildren(make("a", {href: `/compare?q=${encodeURIComponent(query)}`}, `Compare these ${order.length} runs`));
       return;
     }
@@ -99,6 +99,7 @@ batchml.views.runs = async () => {
     }
   };
   const toggle = (id) => {
+    if (exported) return; // it has the comparisons that were made with it
     if (!selected.delete(id)) selected.add(id);
     set("runs", [...selected].join(",")); showActions(); draw(true);
   };

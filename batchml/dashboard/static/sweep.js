@@ -2,7 +2,7 @@
 // The page of a sweep: its panels and plots follow the sweep; trials are searched, sorted and paged in place.
 batchml.views.sweep = () => {
   const {one, all, parse, getJson, swap, refresh, trouble, on} = batchml;
-  const path = location.pathname.replace(/\/$/, ""), plots = one("#plots"), kept = new Map();
+  const path = batchml.path.replace(/\/$/, ""), plots = one("#plots"), kept = new Map();
   const slow = 2500; // ms between two drawings of the plots
   let version = "", over = false, timer = 0, asked = 0, seen = 0, drawn = 0, pressed = false, waiting = null;
 

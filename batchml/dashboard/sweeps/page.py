@@ -35,6 +35,7 @@ from batchml.model.sweep import SweepSpec, TrialState
 from batchml.runtime.protocol.variables import format_value
 
 ROWS = 50  # of the table of trials
+MOST_ROWS = 2_000  # of it in an export, which has no server that turns its pages
 _BARS = 14  # importances that have a row
 PANELS = ("summary", "standing", "rungs", "importances", "failures", "trials")
 
@@ -359,19 +360,20 @@ def _has(trial: TrialLine, spec: SweepSpec, wanted: Iterable[str]) -> bool:
 
 
 def trials_panel(reading: SweepReading, query: PageQuery) -> Html:
-    """A part of the trials, as links choose it: `sort`, `q`, `page`. Raises UsageError."""
+    """A part of the trials, as links choose it: `sort`, `q`, `page`, `rows`. Raises UsageError."""
     spec, document = reading.line.spec, reading.document
     assert spec is not None, "a reading has it"
     words, sort = query.params.get("q", ""), query.params.get("sort", "")
     has_why = any(each.why for each in reading.trials)
     columns = columns_of(spec, document["step"] if document["max"] else "", has_why)
     found = choose_trials(reading, columns, sort, words)
-    last = max(1, -(-len(found) // ROWS))
+    size = max(1, query.number("rows", ROWS, MOST_ROWS))
+    last = max(1, -(-len(found) // size))
     current = min(max(1, query.number("page", 1, last)), last)
     rows = (
         tag("tr", *(_trial_cell(each, column, spec) for column in columns),
             class_="first" if each.rank == 0 else None)
-        for each in found[(current - 1) * ROWS : current * ROWS]
+        for each in found[(current - 1) * size : current * size]
     )  # fmt: skip
     heading = (_trial_heading(each, sort, words) for each in columns)
     count = f"{len(found)} trials" if not words else f"{len(found)} of {len(reading.trials)} trials"

@@ -1,0 +1,1 @@
+"""`batchml dashboard --export`: the pages as files that need no server."""
