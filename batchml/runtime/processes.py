@@ -200,11 +200,25 @@ def boot_id() -> str:
         return ""
 
 
+_attempt_start: float | None = None
+
+
+def note_attempt_start() -> float:
+    """Let an attempt begin now in this process, which may have served others before: for
+    `process_age`. Return the time, in seconds of CLOCK_MONOTONIC.
+    """
+    global _attempt_start
+    _attempt_start = time.monotonic()
+    return _attempt_start
+
+
 def process_age() -> float:
-    """Seconds since this process started; 0 if the system does not say.
+    """Seconds since this process, or its attempt, started; 0 if the system does not say.
 
     Source: proc(5), /proc/pid/stat, field 22.
     """
+    if _attempt_start is not None:
+        return time.monotonic() - _attempt_start
     try:
         started = int(_stat("self")[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)

@@ -556,18 +556,25 @@ def _read(pipe: int) -> Optional[bytes]:
         return None
 
 
-def main() -> None:
-    """Run the command line. It never returns, because Python's exit would reset signal handlers."""
-    code = 70  # after a mistake of our own, with a traceback
+def run_once() -> int:
+    """Run the command line, and return the exit code."""
     drop_working_folder()
     try:
-        code = run(sys.argv[1:], os.environ, sys.stdout.buffer)
+        return run(sys.argv[1:], os.environ, sys.stdout.buffer)
     except BrokenPipeError:  # the log driver has gone
-        code = TRY_ELSEWHERE
-    except BaseException:
+        return TRY_ELSEWHERE
+    except BaseException:  # a mistake of our own
         import traceback
 
         traceback.print_exc()
+        return 70
+
+
+def main() -> None:
+    """Run the command line. It never returns, because Python's exit would reset signal handlers."""
+    code = 70
+    try:
+        code = run_once()
     finally:
         os._exit(code)
 

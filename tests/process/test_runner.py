@@ -34,10 +34,10 @@ CLOCK = SystemClock()
 class Runner:
     """A runner, and this side of its socket."""
 
-    def __init__(self, groups: cgroup.Groups | None = None) -> None:
+    def __init__(self, groups: cgroup.Groups | None = None, **more: Any) -> None:
         self.server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server.settimeout(60)
-        config = {"kind": "process", "socket": theirs.fileno(), "groups": groups or {}}
+        config = {"kind": "process", "socket": theirs.fileno(), "groups": groups or {}, **more}
         # As the server does it: with TERM blocked until the runner is ready for it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
@@ -147,8 +147,8 @@ class Bench:
         self.runners: list[Runner] = []
         self.attempts: list[Attempt] = []
 
-    def runner(self, groups: cgroup.Groups | None = None) -> Runner:
-        self.runners.append(Runner(groups))
+    def runner(self, groups: cgroup.Groups | None = None, **more: Any) -> Runner:
+        self.runners.append(Runner(groups, **more))
         return self.runners[-1]
 
     def attempt(self, runner: Runner) -> Attempt:

@@ -235,3 +235,156 @@ def test_the_runtime_is_imported_before_the_first_fork() -> None:
     done = subprocess.run(python(script), capture_output=True, text=True, check=True)
     needed = {"run", "telemetry.metrics", "telemetry.usage", "telemetry.budget", "sweep.trial"}
     assert {f"batchml.runtime.{name}" for name in needed} <= set(done.stdout.split())
+
+
+# --- Children of one array ------------------------------------------------------------------------
+# A runtime that has served a child serves the next one.
+
+
+def child(attempt: Attempt, index: int, *command: str, array: str = "a", **more: Any) -> Attempt:
+    ids = {"AWS_BATCH_JOB_ID": f"{array}:{index}", "AWS_BATCH_JOB_ARRAY_INDEX": str(index)}
+    return through(attempt, *command, env={**ids, **more.pop("env", {})}, **more)
+
+
+def runtime_of(bench: Bench, runner: Any, index: int, script: str = ":", **more: Any) -> int:
+    """The process that served a child whose program has run this script."""
+    made = child(bench.attempt(runner), index, "sh", "-c", f"echo $PPID; {script}", **more)
+    made.exit()
+    return int(made.lines()[0])
+
+
+def test_the_runtime_of_a_child_serves_the_next_of_its_array_and_no_other_job(
+    bench: Bench,
+) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0)
+    assert runtime_of(bench, runner, 1) == runtime_of(bench, runner, 2) == first
+    other = runtime_of(bench, runner, 0, array="b")
+    assert other != first and not is_alive(first)
+    through(bench.attempt(runner), "true").exit()
+    assert not is_alive(other)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "kill -TERM $PPID; sleep 300"])
+def test_a_runtime_whose_child_failed_serves_no_other(bench: Bench, script: str) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0, script)
+    assert runtime_of(bench, runner, 1) != first
+    assert not is_alive(first)
+
+
+@pytest.mark.usefixtures("nohup")
+def test_a_program_of_a_runtime_that_serves_again_sees_what_it_would_see_with_a_new_one(
+    bench: Bench,
+) -> None:
+    runner = bench.runner()
+    seen = []
+    for fork in (True, True, False, True):
+        made = child(bench.attempt(runner), 7, *python(_LOOK), fork=fork)
+        assert made.exit()["code"] == 0
+        lines = b"\n".join(made.lines()).replace(made.task_id.encode(), b"TASK")
+        lines = re.sub(rb"/batchml-\w+", b"/temporary", lines)
+        seen.append(re.sub(rb"\n\d+ (?=True\n)", b"\nFILES ", lines))
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+def test_nothing_of_a_child_is_in_the_next(bench: Bench) -> None:
+    runner = bench.runner()
+    made = child(bench.attempt(runner), 0, "true", env={"SECRET": "hush"})
+    made.exit()
+    assert find_processes(made.task_id) == []
+    look = "import os; print(dict(os.environ), open(f'/proc/{os.getppid()}/environ').read())"
+    after = child(bench.attempt(runner), 1, *python(look))
+    assert after.exit()["code"] == 0
+    line = after.lines()[0]
+    assert b"hush" not in line and made.task_id.encode() not in line
+    assert b"BATCHML_TASK=" + after.task_id.encode() in line
+
+
+def test_daemons_of_a_child_are_dead_before_its_record_appears(bench: Bench) -> None:
+    runner = bench.runner()
+    runtime_of(bench, runner, 0)
+    made = child(
+        bench.attempt(runner), 1, "sh", "-c",
+        "env -i setsid sleep 300 & echo $! > ../pids; env -i setsid sleep 300 & echo $! >> ../pids",
+    )  # fmt: skip
+    made.exit()
+    assert not any(map(is_alive, made.pids(2)))
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_runtime_that_was_killed_before_it_took_a_child_is_replaced(
+    bench: Bench, is_sent: bool
+) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0)
+    os.kill(first, signal.SIGSTOP if is_sent else signal.SIGKILL)
+    made = child(bench.attempt(runner), 1, "sh", "-c", "echo $PPID")
+    if is_sent:
+        wait_for(lambda: first in find_processes(made.task_id), "the child is handed over")
+        CLOCK.sleep(0.05)
+        os.kill(first, signal.SIGKILL)
+    assert made.exit()["code"] == 0
+    assert int(made.lines()[0]) != first
+
+
+def test_a_child_that_a_killed_runner_has_handed_over_is_found_by_its_mark(bench: Bench) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0)
+    os.kill(first, signal.SIGSTOP)
+    made = child(bench.attempt(runner), 1, "sleep", "300")
+    wait_for(lambda: first in find_processes(made.task_id), "the child is handed over")
+    runner.process.kill()
+    runner.process.wait(10)
+    assert find_processes(made.task_id) == [first]
+    os.kill(first, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 3, 5, 8, 20, 60])
+def test_a_stop_at_any_moment_of_a_child_ends_it_and_not_the_next(bench: Bench, delay: int) -> None:
+    runner = bench.runner()
+    runtime_of(bench, runner, 0)
+    for index in range(1, 4):
+        made = child(bench.attempt(runner), index, "sleep", "0.01" if index % 2 else "300")
+        CLOCK.sleep(delay / 1000)
+        made.stop()
+        ended = made.exit(20)
+        assert ended["code"] in (0, 143) or ended["start_failure"]
+        assert find_processes(made.task_id) == []
+    assert child(bench.attempt(runner), 4, "sh", "-c", "sleep 0.05").exit()["code"] == 0
+
+
+def test_a_runtime_that_served_for_long_serves_no_other(bench: Bench) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0, "sleep 1.1")
+    assert runtime_of(bench, runner, 1) != first
+
+
+def test_a_waiting_runtime_ends_with_its_runner(bench: Bench) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0)
+    assert is_alive(first)
+    runner.process.kill()
+    wait_for(lambda: not is_alive(first), "it ends")
+
+
+def test_a_runtime_that_nobody_needs_ends(bench: Bench) -> None:
+    first = runtime_of(bench, bench.runner(rest_after=0.0), 0)
+    wait_for(lambda: not is_alive(first), "it ends")
+
+
+def test_memory_of_a_child_is_limited_and_the_next_runs(
+    bench: Bench, groups: cgroup.Groups
+) -> None:
+    runner = bench.runner(groups)
+    slot = cgroup.slot_name(runner.process.pid, start_time(runner.process.pid))
+    for index in range(2):
+        made = child(
+            bench.attempt(runner), index, "sh", "-c", "cat /proc/$PPID/cgroup", needs=NEEDS
+        )
+        assert made.exit()["code"] == 0
+        assert sum(slot.encode() in line for line in made.lines()) == len(groups)
+    eats = child(bench.attempt(runner), 2, *python("x = bytearray(200 << 20)"), needs=NEEDS)
+    ended = eats.exit()
+    assert (ended["code"], ended["oom"]) == (137, True)
+    assert child(bench.attempt(runner), 3, "true", needs=NEEDS).exit()["code"] == 0

@@ -41,16 +41,16 @@ class Signals:
     """The signals that have come. The descriptor `wake` is readable after a signal has come."""
 
     def __init__(self) -> None:
-        self.wake = -1
+        self.wake = self._wake_end = -1
         self.stop_signal = 0  # the first signal that requested a stop; 0: none
         self._pending: Deque[int] = deque()
 
     def listen(self) -> None:
-        self.wake, wake_end = os.pipe()
+        self.wake, self._wake_end = os.pipe()
         os.set_blocking(self.wake, False)
-        os.set_blocking(wake_end, False)
+        os.set_blocking(self._wake_end, False)
         # A full pipe wakes the loop as well.
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         for number in _HANDLED:
             signal.signal(number, self._record)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -91,6 +91,8 @@ class Signals:
         for number in _HANDLED:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
+        os.close(self.wake)
+        os.close(self._wake_end)
 
     def _record(self, number: int, _frame: object) -> None:
         if number in STOPS and not self.stop_signal:

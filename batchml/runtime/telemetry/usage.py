@@ -391,7 +391,7 @@ class UsageReporter:
         entry, text = is_entry(os.getpid()), read(DEV)
         self._interfaces = interfaces(environ, entry, text, _interface_of)
         # Without a control group the processes are measured, which have used nothing yet.
-        cpu = self._group.cpu_seconds() if self._group else None
+        cpu = self._group.cpu_seconds() if self._group else cpu_seconds([])
         return Counters(now, cpu or 0.0, traffic_of(text, self._interfaces))
 
     def _report(self, now: float, last: Counters) -> None:

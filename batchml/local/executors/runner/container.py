@@ -59,6 +59,7 @@ class ContainerAttempts:
     """The kind `container`. Slow imports are done before the first attempt comes."""
 
     to_delete = ""
+    keeps_process = False
 
     def __init__(self) -> None:
         threading.Thread(target=docker.package, daemon=True).start()
@@ -82,6 +83,9 @@ class ContainerAttempts:
             ended = {"code": None, "lost": f"{HOST_LOST}{type(error).__name__}: {error}"}
         attempt.remove(ended)
         return ended
+
+    def rest(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -47,10 +47,15 @@ class AttemptKind(Protocol):
     `AttemptIo.wait_to_begin` before it starts the program, and raises AttemptWithdrawn.
 
     `to_delete` is a folder that is deleted once the end has been reported.
+
+    `keeps_process`: the only process that is left waits for another attempt. `rest` ends it.
     """
 
     to_delete: str
 
+    @property
+    def keeps_process(self) -> bool: ...
+    def rest(self) -> None: ...
     def run(self, spec: dict[str, Any], io: AttemptIo) -> dict[str, Any]: ...
     def close(self) -> None: ...
 

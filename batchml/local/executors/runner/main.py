@@ -46,16 +46,24 @@ from batchml.runtime.processes import (
     start_time,
 )
 
+_REST_AFTER = 5.0  # seconds without an attempt, after which no process waits for another
+
 
 class Runner:
     def __init__(
-        self, link: ServerLink, kind: AttemptKind, identity: dict[str, Any], slot: Slot | None
+        self,
+        link: ServerLink,
+        kind: AttemptKind,
+        identity: dict[str, Any],
+        slot: Slot | None,
+        rest_after: float = _REST_AFTER,
     ) -> None:
         self._link = link
         self._kind = kind
         self._identity = identity
         self._encoded = json.dumps(identity).encode()
         self._slot = slot
+        self._rest_after = rest_after
 
     def serve(self) -> None:
         """Run attempts until the server has ended, or a signal requests the end."""
@@ -71,7 +79,12 @@ class Runner:
                     raise
             if link.server is None or link.terminated:
                 return
-            link.drain(None)
+            if self._kind.keeps_process:
+                link.drain(self._rest_after)
+                if not link.attempts:
+                    self._kind.rest()
+            else:
+                link.drain(None)
 
     def _run_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if message.get("spec") is None:
@@ -127,7 +140,7 @@ class Runner:
 
     def _kill(self) -> None:
         """Kill all remaining processes, as at the end of a container's first process."""
-        if not reap():
+        if not self._kind.keeps_process and not reap():
             if self._slot is not None:
                 self._slot.kill()
             kill_descendants()
@@ -181,10 +194,11 @@ def _work(config: dict[str, Any]) -> None:
     }
     kind = _kind(config["kind"], slot)
     try:
-        Runner(ServerLink(server), kind, identity, slot).serve()
+        rest_after = config.get("rest_after", _REST_AFTER)
+        Runner(ServerLink(server), kind, identity, slot, rest_after).serve()
     finally:
-        kill_descendants()
         kind.close()
+        kill_descendants()
         if slot is not None:
             slot.remove()
 

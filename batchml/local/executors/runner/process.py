@@ -56,7 +56,15 @@ class ProcessAttempts:
             if code == 0 and _is_unused(spec.get("own", ""), spec.get("folders", [])):
                 self._spare_run = spec["own"]
 
+    @property
+    def keeps_process(self) -> bool:
+        return self.forker.is_waiting
+
+    def rest(self) -> None:
+        self.forker.dismiss()
+
     def close(self) -> None:
+        self.forker.dismiss()
         if self._spare:
             try:
                 os.rmdir(self._spare)
@@ -190,16 +198,22 @@ class _ProcessAttempt:
         if slot is not None:
             slot.oom_kills()
         started_at = now_ms()
-        try:
-            with bound_to(self._spec.get("processors", ())):
-                child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
-        except OSError as error:
-            return self._cannot_run(error, started_at)
-        except ValueError as error:  # a NUL, or `=` in a variable's name
-            return _not_started(f"CannotCreateContainerError: {error}")
-        # batchml's runtime writes its own marks, and prevents the program from writing any.
-        splitter = LineSplitter(escape=not self._spec.get("marks"))
-        status = self._follow(child, output, self._io.write, splitter, started_at)
+        status = None
+        while status is None:  # until the program has certainly begun
+            try:
+                with bound_to(self._spec.get("processors", ())):
+                    child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
+            except OSError as error:
+                return self._cannot_run(error, started_at)
+            except ValueError as error:  # a NUL, or `=` in a variable's name
+                return _not_started(f"CannotCreateContainerError: {error}")
+            # batchml's runtime writes its own marks, and prevents the program from writing any.
+            splitter = LineSplitter(escape=not self._spec.get("marks"))
+            status = self._follow(child, output, self._io.write, splitter, started_at)
+            if self._kind.forker.has_missed and not self._has_term and not self._killed:
+                status, slot = None, self._limit()
+        if self._has_term or self._killed:
+            self._kind.forker.dismiss()  # a signal of this attempt may reach it late
         code = os.waitstatus_to_exitcode(status)
         by_signal = -code if code < 0 else 0
         code = 128 + by_signal if by_signal else code
@@ -268,15 +282,9 @@ class _ProcessAttempt:
         """Start a command in its own session; standard output and errors share one pipe."""
         output, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            if slot is not None:
-                slot.enter()
-            try:
-                self._child = _start_with_retries(
-                    lambda: self._start(command, env, write_end), command[0]
-                )
-            finally:
-                if slot is not None:
-                    slot.leave()
+            self._child = self._kind.forker.take(command, env, write_end)
+            if self._child is None:
+                self._child = self._start_in(slot, command, env, write_end)
         except BaseException:
             os.close(output)
             raise
@@ -285,6 +293,17 @@ class _ProcessAttempt:
         self._has_term = False
         os.set_blocking(output, False)
         return self._child, output
+
+    def _start_in(
+        self, slot: Slot | None, command: list[str], env: dict[str, str], output: int
+    ) -> int:
+        if slot is not None:
+            slot.enter()
+        try:
+            return _start_with_retries(lambda: self._start(command, env, output), command[0])
+        finally:
+            if slot is not None:
+                slot.leave()
 
     def _start(self, command: list[str], env: dict[str, str], output: int) -> int:
         """Fork where possible, which takes a tenth of the time."""
@@ -306,14 +325,22 @@ class _ProcessAttempt:
         wait = select.poll()
         wait.register(output, select.POLLIN)
         wait.register(io.wake, select.POLLIN)
+        forker = self._kind.forker
+        link = forker.link
+        if link >= 0:
+            wait.register(link, select.POLLIN)
         report_at = None if started_at is None else time.monotonic() + _REPORT_AFTER
         is_open = True
+        status: int | None = None
+        none_left = False
         children = -1
         while True:
             if children != io.children:
                 children = io.children
                 status, none_left = _reap_until(child)
                 if status is not None:
+                    code = forker.note_end(child)
+                    status = status if code is None else code << 8
                     break
             if report_at is not None and time.monotonic() >= report_at and started_at is not None:
                 report_at = None
@@ -322,11 +349,19 @@ class _ProcessAttempt:
                 if source == io.wake:
                     io.drain()
                     continue
+                if source == link:
+                    code = forker.receive_code()
+                    wait.unregister(link)
+                    if code is not None:
+                        status, none_left = code << 8, True
+                    continue
                 data = read_now(output)
                 sink(splitter.feed(data or b""))
                 if data == b"":
                     is_open = False
                     wait.unregister(output)
+            if status is not None:  # a runtime that waits for the next attempt
+                break
         self._child = None
         if not none_left:
             self._kill_rest()
