@@ -5,13 +5,13 @@ with its attempts, children and nodes. Few logs are followed at a time; one that
 for lately ends first.
 """
 
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from secrets import token_hex
 from typing import Any
 
-from batchml.cli.render import without_colours
 from batchml.dashboard.app import Response
 from batchml.dashboard.html import Html, tag, visible
 from batchml.errors import BatchmlError, LogDamaged
@@ -32,6 +32,8 @@ MOST_LOGS = 8  # followed or kept at a time
 MOST_CHARACTERS = 4000  # of a line that is shown; the file for download has the whole line
 _IN_ANSWER = 20_000  # lines of one answer
 _UNASKED = 120.0  # seconds without a question, after which following a log ends
+# Sequences of terminals (ECMA-48, sections 5.4 and 5.6): CSI such as colours, OSC such as links.
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\|$))")
 
 Line = tuple[int, str, str]  # milliseconds since the epoch, child, text
 
@@ -129,10 +131,12 @@ def log_file(handle: RunHandle) -> Response:
 
 
 def _shown(text: str) -> str:
-    """A line without colours and without invisible characters; a very long one is cut."""
-    more = len(text) - MOST_CHARACTERS
-    cut = text if more <= 0 else f"{text[:MOST_CHARACTERS]} ... ({more} more characters)"
-    return visible(without_colours(cut))
+    """A line as a terminal leaves it: the last state of a progress bar, without colours and links;
+    other invisible characters are marked, and a very long line is cut."""
+    last = text.rstrip("\r").rpartition("\r")[2]
+    more = len(last) - MOST_CHARACTERS
+    cut = last if more <= 0 else f"{last[:MOST_CHARACTERS]} ... ({more} more characters)"
+    return visible(_SEQUENCE.sub("", cut))
 
 
 class _Follower:

@@ -53,6 +53,12 @@ def test_of_a_very_long_log_the_newest_lines_are_kept() -> None:
     assert (found["first"], found["oldest"], found["lines"][0]) == (5, 5, (1, "", "5"))
 
 
+def test_a_line_is_shown_as_a_terminal_leaves_it() -> None:
+    link = "see \x1b]8;;javascript:alert(1)\x1b\\here\x1b]8;;\x07 \x1b[2K\x1b]0;title"
+    progress, shown, ended = _lines("10%\r 50%\r100%\r", link, "a\r\n").document(0)["lines"]
+    assert (progress[2], shown[2], ended[2]) == ("100%", "see here ", "\n")
+
+
 def test_a_line_is_shown_without_colours_and_never_longer_than_a_screen() -> None:
     coloured, long = _lines("\x1b[31mred\x1b[0m\u202e", "x" * (1 << 20)).document(0)["lines"]
     assert coloured[2] == "red\ufffd"
