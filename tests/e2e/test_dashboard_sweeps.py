@@ -45,6 +45,14 @@ STATES = """[...document.querySelectorAll('#trials tbody tr')].map(
     row => row.children[1].textContent.trim().split(' ').pop())"""
 
 
+ROW_STOP = "document.querySelector('#trials tbody .open-action')"
+# Point at a line of the parallel coordinates, and click; in one step, as plots are drawn anew.
+CLICK_LINE = """(() => { const line = document.querySelector('#parallel svg g path');
+    for (const kind of ['pointerover', 'pointerdown', 'click'])
+        line?.dispatchEvent(new PointerEvent(kind, {bubbles: true, clientX: 9, clientY: 9}));
+    return Boolean(line); })()"""
+
+
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browser(tmp_path_factory.mktemp("browser")) as found:
@@ -84,6 +92,18 @@ def test_a_sweep_is_followed_stopped_resumed_and_topped_up(cli: Cli, chromium: B
         # A trial's number leads to its run, with its log.
         page.click("#trials tbody a")
         wait_for(page, "document.querySelector('#log')?.textContent.includes('epoch=1')")
+        page.evaluate("history.back()")
+        wait_for(page, "document.querySelector('#trials tbody tr')")
+        # One trial is stopped in the table; the sweep goes on with the next.
+        wait_for(page, f"{ROW_STOP}?.checkVisibility()")
+        page.evaluate(f"{ROW_STOP}.click()")
+        wait_for(page, "document.querySelector('dialog[open]').innerText.includes('Stop trial')")
+        page.evaluate("document.querySelector('dialog[open] [type=submit]').click()")
+        wait_for(page, f"{STATES}.filter(state => state === 'KILLED').length === 1 && "
+                       f"{STATES}.filter(state => state === 'RUNNING').length === 2")  # fmt: skip
+        # A click on a curve opens the run of its trial.
+        wait_for(page, CLICK_LINE)
+        wait_for(page, "location.pathname.startsWith('/run/')")
         page.evaluate("history.back()")
         wait_for(page, "document.querySelector('#trials tbody tr')")
         act(page, "Stop")

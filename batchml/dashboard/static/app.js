@@ -77,6 +77,7 @@ const batchml = (() => {
   // scrolled stays so, by its id; what is selected stays.
   const swap = (element, content) => {
     const chosen = getSelection();
+    if (one("dialog[open]", element)) return; // a confirmation in it
     if (chosen.type === "Range" && element.contains(chosen.anchorNode)) return;
     const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
     const open = all("details[id][open]", element).map((each) => each.id);
@@ -85,6 +86,7 @@ const batchml = (() => {
     for (const id of open) one(`#${CSS.escape(id)}`, element)?.setAttribute("open", "");
     for (const [id, x, y] of scrolled) one(`#${CSS.escape(id)}`, element)?.scrollTo(x, y);
     if (focused) one(`#${CSS.escape(focused)}`, element)?.focus({preventScroll: true});
+    element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
   const trouble = (text, id = "trouble") => {
     const place = one(`#${id}`);

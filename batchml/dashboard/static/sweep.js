@@ -31,6 +31,14 @@ batchml.views.sweep = () => {
     }
   };
   new ResizeObserver(reach).observe(plots);
+  // A click on a point or a curve opens the run of its trial.
+  let began = null;
+  document.addEventListener("pointerdown", (event) => { began = [event.clientX, event.clientY]; });
+  document.addEventListener("click", (event) => {
+    const plot = event.target.closest?.(".plots svg[data-trial]");
+    if (!plot || event.target.closest(".brush") || !began) return;
+    if (Math.hypot(event.clientX - began[0], event.clientY - began[1]) < 4) location.assign(`${path}/trial/${plot.dataset.trial}`);
+  });
   plots.addEventListener("pointerdown", () => { pressed = true; });
   for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => { pressed = false; });
 

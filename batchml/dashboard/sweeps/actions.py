@@ -3,11 +3,15 @@
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
 
 from batchml.dashboard.act import (
     ActionField,
     Body,
     PageAction,
+    action_button,
     action_buttons,
     done,
     read_flag,
@@ -15,9 +19,10 @@ from batchml.dashboard.act import (
     shell,
 )
 from batchml.dashboard.html import Child, Html
-from batchml.dashboard.sweeps.reading import SweepLine, SweepReading
+from batchml.dashboard.sweeps.reading import SweepLine, SweepReading, TrialLine
 from batchml.dashboard.sweeps.table import money
 from batchml.errors import BatchmlError, SweepHasController
+from batchml.model.names import short_id
 from batchml.model.sweep import TrialState
 from batchml.sweeps.control.state import RESUMABLE
 from batchml.sweeps.handle import SweepHandle
@@ -115,6 +120,28 @@ def rerun_action(line: SweepLine, env_option: str) -> PageAction:
         fields=(ActionField(name="code", label="With the code as it is now", flag="--code",
                             is_flag=True),),
     )  # fmt: skip
+
+
+class TrialStops(Struct, frozen=True):
+    """The buttons that stop single trials, in the table of trials."""
+
+    env_option: str = ""
+    read_only: bool = False
+
+    def can_stop(self, trial: TrialLine) -> bool:
+        return bool(trial.job_id) and trial.state in (TrialState.WAITING, TrialState.RUNNING)
+
+    def button(self, line: SweepLine, trial: TrialLine) -> Html:
+        """Cancels the run of the trial, which then counts as ended."""
+        word = short_id(trial.job_id)
+        action = PageAction(
+            label="Stop", question=f"Stop trial {trial.number} of {who(line)}?",
+            path="/act/cancel", body={"run": trial.job_id}, confirm="Stop the trial",
+            command=shell("batchml", "cancel", word) + self.env_option, back="Leave it",
+            cost=f"/run/{quote(trial.job_id)}/cost", is_destructive=True,
+            notes=("It saves and ends, and counts as ended. The sweep continues.",),
+        )  # fmt: skip
+        return action_button(action, read_only=self.read_only)
 
 
 def who(line: SweepLine) -> str:

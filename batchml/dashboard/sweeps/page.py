@@ -15,7 +15,8 @@ from batchml.dashboard.app import PageQuery
 from batchml.dashboard.html import Child, Html, join, tag
 from batchml.dashboard.layout import command_line, facts, page
 from batchml.dashboard.runs import note
-from batchml.dashboard.sweeps.reading import SweepReading, TrialLine
+from batchml.dashboard.sweeps.actions import TrialStops
+from batchml.dashboard.sweeps.reading import SweepLine, SweepReading, TrialLine
 from batchml.dashboard.sweeps.table import (
     MARKS,
     NONE,
@@ -40,10 +41,13 @@ _BARS = 14  # importances that have a row
 PANELS = ("summary", "standing", "rungs", "importances", "failures", "trials")
 
 
-def sweep_page(key: str, reading: SweepReading | None, query: PageQuery, env: str) -> Html:
+def sweep_page(
+    key: str, reading: SweepReading | None, query: PageQuery, env: str,
+    stops: TrialStops | None = None,
+) -> Html:  # fmt: skip
     """The page. Without a reading its panels say that they wait, and the script fills them."""
     name = reading.line.name if reading else key
-    made = panels(reading, query) if reading else {}
+    made = panels(reading, query, stops) if reading else {}
     later = join((
         tag("p", "The sweep is being read ...", class_="dim"),
         tag("noscript", tag("a", "Show it", href=f"/sweep/{quote(key)}")),
@@ -92,25 +96,32 @@ def _card(title: str, body: Html, width: str = "") -> Html:
     return tag("section", tag("h2", title), body, class_=f"card {width}".rstrip())
 
 
-def panels(reading: SweepReading, query: PageQuery) -> dict[str, Html]:
-    """The content of each panel. Raises UsageError for a column that the trials do not have."""
+def panels(
+    reading: SweepReading, query: PageQuery, stops: TrialStops | None = None
+) -> dict[str, Html]:
+    """The content of each panel. Raises UsageError for a column that the trials do not have.
+
+    `stops`: the buttons of trials that can be stopped.
+    """
     return {
         "summary": summary_panel(reading),
         "standing": standing_panel(reading),
         "rungs": rungs_panel(reading.document),
         "importances": importances_panel(reading.document),
         "failures": failures_panel(reading.document),
-        "trials": trials_panel(reading, query),
+        "trials": trials_panel(reading, query, stops),
     }
 
 
-def live_document(reading: SweepReading, query: PageQuery) -> dict[str, Any]:
+def live_document(
+    reading: SweepReading, query: PageQuery, stops: TrialStops | None = None
+) -> dict[str, Any]:
     """What has changed since the version that the page names: nothing, or all of it."""
     seen = reading.line.snapshot
     head = {"version": reading.version, "over": bool(seen and seen.ended)}
     if query.params.get("known") == reading.version:
         return head
-    made = {name: str(each) for name, each in panels(reading, query).items()}
+    made = {name: str(each) for name, each in panels(reading, query, stops).items()}
     return {**head, "panels": made, "document": reading.document}
 
 
@@ -359,7 +370,7 @@ def _has(trial: TrialLine, spec: SweepSpec, wanted: Iterable[str]) -> bool:
     return all(word in text.lower() for word in wanted)
 
 
-def trials_panel(reading: SweepReading, query: PageQuery) -> Html:
+def trials_panel(reading: SweepReading, query: PageQuery, stops: TrialStops | None = None) -> Html:
     """A part of the trials, as links choose it: `sort`, `q`, `page`, `rows`. Raises UsageError."""
     spec, document = reading.line.spec, reading.document
     assert spec is not None, "a reading has it"
@@ -370,12 +381,17 @@ def trials_panel(reading: SweepReading, query: PageQuery) -> Html:
     size = max(1, query.number("rows", ROWS, MOST_ROWS))
     last = max(1, -(-len(found) // size))
     current = min(max(1, query.number("page", 1, last)), last)
+    shown = found[(current - 1) * size : current * size]
+    has_stops = stops is not None and any(map(stops.can_stop, shown))
     rows = (
         tag("tr", *(_trial_cell(each, column, spec) for column in columns),
+            *_stop_cell(reading.line, each, stops if has_stops else None),
             class_="first" if each.rank == 0 else None)
-        for each in found[(current - 1) * size : current * size]
+        for each in shown
     )  # fmt: skip
-    heading = (_trial_heading(each, sort, words) for each in columns)
+    heading = [_trial_heading(each, sort, words) for each in columns]
+    if has_stops:
+        heading.append(tag("th", tag("span", "Action", class_="unseen"), scope="col"))
     count = f"{len(found)} trials" if not words else f"{len(found)} of {len(reading.trials)} trials"
     order = "" if sort else ", the best first"
     table = tag("table", tag("caption", "Trials", class_="unseen"),
@@ -385,6 +401,12 @@ def trials_panel(reading: SweepReading, query: PageQuery) -> Html:
         within(table, "All trials", "trial-table"),
         _pager(current, last, sort, words),
     ))  # fmt: skip
+
+
+def _stop_cell(line: SweepLine, trial: TrialLine, stops: TrialStops | None) -> list[Html]:
+    if stops is None:
+        return []
+    return [tag("td", stops.button(line, trial) if stops.can_stop(trial) else None)]
 
 
 def _trial_heading(column: _TrialColumn, sort: str, words: str) -> Html:

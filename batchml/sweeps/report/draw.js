@@ -175,9 +175,17 @@ function hover(svg, find) {
     const found = find(p.x, p.y);
     ring.setAttribute("visibility", found && found.x !== undefined ? "visible" : "hidden");
     if (found && found.x !== undefined) { ring.setAttribute("cx", found.x); ring.setAttribute("cy", found.y); }
+    pointAt(svg, found && found.words);
     say(event, found && found.words);
   });
-  svg.addEventListener("pointerleave", event => { ring.setAttribute("visibility", "hidden"); find(-1e9, -1e9); say(event, ""); });
+  svg.addEventListener("pointerleave", event => { ring.setAttribute("visibility", "hidden"); find(-1e9, -1e9); pointAt(svg, ""); say(event, ""); });
+}
+
+// The trial that is pointed at, for a page that opens it by a click.
+function pointAt(svg, words) {
+  const trial = /^Trial (\d+)/.exec(words || "");
+  if (trial) svg.dataset.trial = trial[1];
+  else delete svg.dataset.trial;
 }
 
 function nearest(points, reach) {

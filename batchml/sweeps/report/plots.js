@@ -214,9 +214,10 @@ function parallel() {
     if (lit) lit.classList.remove("lit");
     lit = pair ? pair[0] : null;
     if (lit) lit.classList.add("lit");
+    pointAt(svg, pair && wordsOf(pair[1]));
     say(event, pair && wordsOf(pair[1]));
   });
-  group.addEventListener("pointerout", event => { if (lit) lit.classList.remove("lit"); say(event, ""); });
+  group.addEventListener("pointerout", event => { if (lit) lit.classList.remove("lit"); pointAt(svg, ""); say(event, ""); });
   legend(c.figure, [["the best", "var(--best)"], [`best ${n}, darker is better`, "var(--DONE)"], ...(S.rest.length ? [["others", "var(--PRUNED)"]] : [])]);
   if (D.axes.length > axes.length) el("p", "note", c.figure, `The first ${axes.length} of ${D.axes.length} parameters.`);
 }
