@@ -34,7 +34,7 @@ from batchml.runs.functions.results import (
     read_results,
 )
 from batchml.runs.groups.members import find_worker_groups, group_bill, terminate_all
-from batchml.runs.metrics.series import Series
+from batchml.runs.metrics.series import SampleWindow, Series
 from batchml.runs.metrics.usage import (
     NodeRun,
     Restart,
@@ -185,20 +185,21 @@ class RunHandle:
             return dict(found.metrics)  # of all children, not of the first ones only
         return self._measure(found).last or dict(found.metrics)
 
-    def series(self) -> dict[str, Series]:
+    def series(self, window: SampleWindow | None = None) -> dict[str, Series]:
         """Every value of each metric, with its step where the program gave one.
 
-        Of an array, those of its first 32 children: `loss:3` is of child 3.
+        Of an array, those of its first 32 children: `loss:3` is of child 3. Of more than 8,192
+        values some are left out; with a window only of those in it, so it has finer ones.
         """
         (found,) = load_runs(self._context, [self._current()])
-        return self._measure(found).series
+        return self._measure(found, window).series
 
-    def _measure(self, found: FoundRun) -> RunMetrics:
+    def _measure(self, found: FoundRun, window: SampleWindow | None = None) -> RunMetrics:
         if found.run is None:  # AWS has forgotten it; the last values may be in the history
             return RunMetrics({}, False)
         if found.run.array_size:
-            return read_children(self._context, found)
-        return read_metrics(self._context, found.run, found.record)
+            return read_children(self._context, found, window)
+        return read_metrics(self._context, found.run, found.record, window=window)
 
     def usage(self, *, whole: bool = False) -> list[UsageSample]:
         """The use of CPU, memory, GPU and network, by node: the last values, and `series` of them.

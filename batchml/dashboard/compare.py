@@ -19,6 +19,7 @@ from batchml.dashboard.curves import (
     colours_of,
     curves_document,
     curves_section,
+    read_window,
 )
 from batchml.dashboard.html import Child, Html, join, tag, visible
 from batchml.dashboard.hub import Hub
@@ -531,7 +532,12 @@ class ComparePages:
         chosen = self._chosen(query)
         colours = colours_of([each.job_id for each in chosen.beside])
         read: list[RunSeries] = []
+        window = read_window(query.params)
         for found, label in zip(chosen.beside, chosen.labels, strict=False):
+            if window is not None:
+                part = run_series(self._client.run(found.job_id), window)
+                read.append(replace(part, label=label, colour=colours[found.job_id]))
+                continue
             known = self._series.get(found.job_id)
             if known is None:
                 known = run_series(self._client.run(found.job_id))

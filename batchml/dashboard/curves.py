@@ -8,12 +8,14 @@ from zlib import crc32
 from msgspec import Struct
 
 from batchml.dashboard.html import Html, tag, visible
+from batchml.errors import UsageError
 from batchml.runs.metrics.plot import thin_points
-from batchml.runs.metrics.series import Series, child_of
+from batchml.runs.metrics.series import SampleWindow, Series, child_of
 
 MOST_POINTS = 20_000  # in one chart; more are thinned out
 MOST_LINES = 64  # in one chart: of children of an array, or of runs
 COLOURS = 8  # of page.css: --c1 to --c8
+AXES = ("step", "time", "clock")  # of curves.js: time is since the start of a run
 STYLES = ("page.css", "uPlot.min.css")
 SCRIPTS = ("uPlot.iife.min.js", "curves.js")
 
@@ -30,6 +32,37 @@ class RunSeries(Struct, frozen=True):
     started: int | None = None
     colour: int | None = 0
     directions: Mapping[str, str] = {}  # metric -> "max" or "min"
+
+
+class ChartWindow(Struct, frozen=True):
+    """A part of all charts: from `low` to `high` on one of AXES, in steps or seconds."""
+
+    axis: str
+    low: float
+    high: float
+
+    def samples_of(self, started: int | None) -> SampleWindow | None:
+        """The part of a run that began at `started` ms; None for all of it."""
+        if self.axis == "step":
+            return SampleWindow("step", self.low, self.high)
+        if self.axis == "time" and started is None:
+            return None
+        shift = (started or 0) / 1000 if self.axis == "time" else 0.0
+        return SampleWindow("time", self.low + shift, self.high + shift)
+
+
+def read_window(params: Mapping[str, str]) -> ChartWindow | None:
+    """The window of `?x=step&from=1&to=2`; None without one. Raises UsageError."""
+    if "from" not in params and "to" not in params:
+        return None
+    axis = params.get("x", "step")
+    try:
+        low, high = float(params.get("from", "")), float(params.get("to", ""))
+    except ValueError as error:
+        raise UsageError("from, to: write numbers.") from error
+    if axis not in AXES or not (math.isfinite(low) and math.isfinite(high)):
+        raise UsageError(f"x={axis}: choose one of {', '.join(AXES)}, and finite numbers.")
+    return ChartWindow(axis, low, high)
 
 
 def colours_of(job_ids: Sequence[str]) -> dict[str, int | None]:

@@ -1,8 +1,8 @@
 """The logs of runs: each is followed once, however many tabs show it, and only new lines are read.
 
 A log that is shown has a thread of its own, which follows the run as `batchml logs --follow` does,
-with its attempts, children and nodes. Few logs are followed at a time; one that no tab has asked
-for lately ends first.
+with its attempts, children and nodes. It also finds the metrics in the lines, for the curves. Few
+logs are followed at a time; one that no tab has asked for lately ends first.
 """
 
 import re
@@ -16,6 +16,7 @@ from batchml.dashboard.app import Response
 from batchml.dashboard.html import Html, tag, visible
 from batchml.errors import BatchmlError, LogDamaged
 from batchml.handles import RunHandle
+from batchml.runs.metrics.series import Metrics, Series
 from batchml.runs.watch.events import (
     DAMAGED,
     ContactLost,
@@ -31,6 +32,7 @@ MOST_LINES = 100_000  # kept of a run; the newest
 MOST_LOGS = 8  # followed or kept at a time
 MOST_CHARACTERS = 4000  # of a line that is shown; the file for download has the whole line
 _IN_ANSWER = 20_000  # lines of one answer
+_PATIENCE = 2.0  # seconds that the first curves of a long log are waited for
 _UNASKED = 120.0  # seconds without a question, after which following a log ends
 # Sequences of terminals (ECMA-48, sections 5.4 and 5.6): CSI such as colours, OSC such as links.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\|$))")
@@ -147,6 +149,8 @@ class _Follower:
         self._now = now
         self._lock = threading.Lock()
         self._lines = LogLines(token_hex(4))
+        record = handle.seen.record if handle.seen else None
+        self._metrics = Metrics(record.patterns if record else {})
         self._first = threading.Event()  # the first lines are there, or the log has none
         self.stop = threading.Event()
         self.asked_at = now()
@@ -158,6 +162,7 @@ class _Follower:
             for event in self._handle.watch(stop=self.stop):
                 with self._lock:
                     self._lines.take(event)
+                    deque(self._metrics.watch((event,)), maxlen=0)
                 if isinstance(event, PollingPaused | ContactLost):
                     self._first.set()
                 if self._now() - self.asked_at > _UNASKED:
@@ -179,6 +184,13 @@ class _Follower:
         with self._lock:
             return self._lines.document(after)
 
+    def series(self, patience: float) -> tuple[dict[str, Series], bool]:
+        """The metrics of the lines so far, and whether those are all that there are now."""
+        self.asked_at = self._now()
+        is_whole = self._first.wait(patience)
+        with self._lock:
+            return self._metrics.series, is_whole
+
 
 class FollowedLogs:
     """The logs that tabs have asked for lately, by job id."""
@@ -192,13 +204,22 @@ class FollowedLogs:
 
     def document(self, handle: RunHandle, after: int) -> dict[str, Any]:
         """The lines of a run after the first `after` of them; see `LogLines.document`."""
+        return self._follower(handle).document(after)
+
+    def series(
+        self, handle: RunHandle, patience: float = _PATIENCE
+    ) -> tuple[dict[str, Series], bool]:
+        """The metrics of a run, and whether its log has been read up to its present end."""
+        return self._follower(handle).series(patience)
+
+    def _follower(self, handle: RunHandle) -> _Follower:
         with self._lock:
             found = self._followers.get(handle.job_id)
             if found is None or found.stop.is_set() or found.is_broken:
                 found = self._followers[handle.job_id] = _Follower(handle, self._now)
             self._followers.move_to_end(handle.job_id)
             self._drop()
-        return found.document(after)
+        return found
 
     def _drop(self) -> None:
         """Forget the logs beyond `most`, and those that nobody has asked for."""

@@ -2,20 +2,27 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from batchml.cli.render import duration, timestamp
 from batchml.client import Client
 from batchml.cluster.snapshot import RunRow
 from batchml.dashboard.curves import SCRIPTS as CURVES
-from batchml.dashboard.curves import STYLES, RunSeries, curves_section
+from batchml.dashboard.curves import STYLES, ChartWindow, RunSeries, colours_of, curves_section
 from batchml.dashboard.html import Html, join, tag
 from batchml.dashboard.layout import facts, page
 from batchml.dashboard.logs import log_section
 from batchml.dashboard.runs import chips, note, state_mark, state_of
 from batchml.handles import RunHandle
 from batchml.model.run import Run, classify, describe_state, first_start
+from batchml.runs.metrics.series import Series
 from batchml.runs.search import FoundRun
 
 _LINKED = 200  # children
+_USE = {
+    "cpu": "CPUs", "memory": "Memory in MiB", "gpu": "GPU in %", "gpu_memory": "GPU memory in MiB",
+    "net_in": "Network in, B/s", "net_out": "Network out, B/s",
+}  # fmt: skip
 
 
 def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
@@ -38,9 +45,13 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     is_over = found.run is None or found.run.status.is_terminal
     place = curves_section(f"/run/{job_id}/series", is_over=is_over)
     curves = tag("section", tag("h2", "Curves"), place, class_="card wide", id="curves")
+    over_time = curves_section(f"/run/{job_id}/use", is_over=is_over)
+    use = tag("section", tag("h2", "Use over time"), over_time, class_="card wide", id="use")
     log = log_section(job_id)
     # What a person looks for first: after a failure the reason and the last lines, else the curves.
-    first = [log, timeline, curves] if state_of(found) == "failed" else [timeline, curves, log]
+    first = [timeline, curves, use, log]
+    if state_of(found) == "failed":
+        first = [log, timeline, curves, use]
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
@@ -199,12 +210,33 @@ def _resources(run: Run) -> str:
     return f"{run.vcpus:g} vCPU, {run.memory_mib} MiB{gpus}"
 
 
-def run_series(handle: RunHandle, label: str = "", colour: int | None = 0) -> RunSeries:
-    """Every value of each metric of a run, for its curves."""
+def run_series(
+    handle: RunHandle, window: ChartWindow | None = None, known: dict[str, Series] | None = None
+) -> RunSeries:
+    """Every value of each metric of a run, for its curves; or those in a window. `known`: values
+    that have been read."""
     seen = handle.seen
     started = first_start(seen.run) if seen and seen.run else None
     directions = seen.record.directions if seen and seen.record else {}
-    return RunSeries(handle.job_id, label, handle.series(), started, colour, directions)
+    series = known
+    if series is None:
+        series = handle.series(window.samples_of(started) if window else None)
+    return RunSeries(handle.job_id, "", series, started, 0, directions)
+
+
+def use_series(handle: RunHandle) -> list[RunSeries]:
+    """The use of CPU, memory, GPU and network over time, a line for each node."""
+    found = []
+    for sample in handle.usage(whole=True):
+        run = sample.node.run
+        asked = {"cpu": run.vcpus, "memory": run.memory_mib}
+        series = {
+            f"{title}, {asked[name]:g} requested" if asked.get(name) else title: sample.series[name]
+            for name, title in _USE.items() if name in sample.series
+        }  # fmt: skip
+        found.append(RunSeries(run.job_id, sample.node.name, series, None))
+    colours = colours_of([each.job_id for each in found])
+    return [replace(each, colour=colours[each.job_id]) for each in found]
 
 
 def open_run(client: Client, word: str) -> RunHandle:

@@ -16,7 +16,7 @@ from batchml.dashboard.app import Dashboard, PageQuery, Route, route
 from batchml.dashboard.cluster import ClusterPages
 from batchml.dashboard.compare import ComparePages
 from batchml.dashboard.cost import CostPages
-from batchml.dashboard.curves import curves_document
+from batchml.dashboard.curves import curves_document, read_window
 from batchml.dashboard.html import Html
 from batchml.dashboard.hub import NEWEST, Change, Hub
 from batchml.dashboard.outputs import FilePages
@@ -81,7 +81,8 @@ class Pages:
             route("/run/*/log.txt", lambda q: logs.log_file(self._run(q))),
             route("/run/*/timeline", lambda q: timeline_panel(self._run(q), self._now)),
             route("/run/*/environment", lambda q: run.environment_panel(self._run(q).seen)),
-            route("/run/*/series", lambda q: curves_document([run.run_series(self._run(q))])),
+            route("/run/*/series", self.series),
+            route("/run/*/use", lambda q: curves_document(run.use_series(self._run(q)))),
         ]
 
     def runs(self, query: PageQuery) -> Html:
@@ -117,6 +118,14 @@ class Pages:
         rows = self._hub.cluster.runs if self._hub.cluster else ()
         row = next((each for each in rows if each.run.job_id == found.job_id), None)
         return run.state_panel(found, self._now, row)
+
+    def series(self, query: PageQuery) -> dict[str, Any]:
+        handle, window = self._run(query), read_window(query.params)
+        if window is not None:
+            return curves_document([run.run_series(handle, window)])
+        known, is_whole = self._logs.series(handle)
+        found = curves_document([run.run_series(handle, known=known)])
+        return {**found, "partial": not is_whole}
 
     def log(self, query: PageQuery) -> dict[str, Any]:
         return self._logs.document(self._run(query), query.number("after", 0, 10**9))

@@ -27,7 +27,13 @@ from batchml.model.run import (
 )
 from batchml.runs.metrics.conditions import MetricValue
 from batchml.runs.metrics.pace import PaceLog
-from batchml.runs.metrics.series import Series, last_values, ranges_of, read_series
+from batchml.runs.metrics.series import (
+    SampleWindow,
+    Series,
+    last_values,
+    ranges_of,
+    read_series,
+)
 from batchml.runs.names import ProjectScope, bare_id, select_run
 from batchml.runs.search import (
     FoundRun,
@@ -244,19 +250,23 @@ def load_children(context: Context, found: FoundRun) -> list[FoundRun]:
 
 
 def read_metrics(
-    context: Context, run: Run, record: Record | None, beside: PaceLog | None = None
-) -> RunMetrics:
+    context: Context, run: Run, record: Record | None, beside: PaceLog | None = None,
+    window: SampleWindow | None = None,
+) -> RunMetrics:  # fmt: skip
     """Read the metrics in a run's log; the history keeps those of a run that has ended.
 
     There are none if the log is gone, if the user may not read it, and for an array: see
-    `read_children`. `beside` reads the same lines.
+    `read_children`. `beside` reads the same lines. With a window, read only the samples in it.
     """
     end = context.clock.monotonic() + READING_TIME
-    found = _read_log(context, run, record, end, beside)
-    return found if run.array_size else _keep_metrics(context, run, record, found)
+    found = _read_log(context, run, record, end, beside, window)
+    is_part = run.array_size or window is not None
+    return found if is_part else _keep_metrics(context, run, record, found)
 
 
-def read_children(context: Context, array: FoundRun) -> RunMetrics:
+def read_children(
+    context: Context, array: FoundRun, window: SampleWindow | None = None
+) -> RunMetrics:
     """Read the metrics in the logs of an array's first children: `loss:3` is of child 3."""
     assert array.run is not None
     end = context.clock.monotonic() + READING_TIME
@@ -271,13 +281,15 @@ def read_children(context: Context, array: FoundRun) -> RunMetrics:
         if child is None:
             is_whole = False
             continue
-        found = _read_log(context, child, array.record, end)
+        found = _read_log(context, child, array.record, end, window=window)
         number = first[index] if index < len(first) else index
         for name, each in found.series.items():
             whole = f"{name}:{number}"
             series[whole] = Series(whole, each.samples, each.breaks, each.total)
         is_whole, is_damaged = is_whole and found.is_whole, is_damaged or found.is_damaged
     found = RunMetrics(series, is_whole, is_damaged)
+    if window is not None:
+        return found
     return _keep_metrics(context, array.run, array.record, found)
 
 
@@ -293,8 +305,9 @@ def _keep_metrics(
 
 
 def _read_log(
-    context: Context, run: Run, record: Record | None, end: float, beside: PaceLog | None = None
-) -> RunMetrics:
+    context: Context, run: Run, record: Record | None, end: float, beside: PaceLog | None = None,
+    window: SampleWindow | None = None,
+) -> RunMetrics:  # fmt: skip
     """Read the metrics in the log of one container, until the monotonic time `end`."""
     late: list[bool] = []
     damaged: list[bool] = []
@@ -319,7 +332,7 @@ def _read_log(
     streams = [attempt.log_stream for attempt in run.attempts if attempt.log_stream]
     try:
         series = read_series(
-            (messages(stream) for stream in streams), record.patterns if record else {}
+            (messages(stream) for stream in streams), record.patterns if record else {}, window
         )
     except (AccessError, ServiceError):
         return RunMetrics({}, False)

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from batchml.dashboard import layout
-from batchml.dashboard.curves import MOST_LINES, MOST_POINTS, RunSeries, curves_document
-from batchml.runs.metrics.series import MAX_SAMPLES, Metrics, Sample, Series
+from batchml.dashboard.curves import (
+    MOST_LINES,
+    MOST_POINTS,
+    RunSeries,
+    curves_document,
+    read_window,
+)
+from batchml.errors import UsageError
+from batchml.runs.metrics.series import MAX_SAMPLES, Metrics, Sample, SampleWindow, Series
 
 AXE = Path(__file__).parents[1] / "support" / "axe"
 VENDOR = Path(layout.__file__).parent / "static" / "vendor"
@@ -55,6 +62,25 @@ def test_a_chart_has_the_lines_of_all_runs_with_times_since_their_starts() -> No
     assert loss["lines"][0]["times"] == [2, 3], "since the start of its first attempt"
     assert loss["lines"][1]["times"] == [0], "since its first value: the start is not known"
     assert loss["lines"][0]["steps"] == [0, 1] and loss["lines"][0]["values"] == [3.0, 2.0]
+
+
+def test_a_window_is_of_steps_of_times_or_of_times_since_the_start() -> None:
+    step = read_window({"from": "1", "to": "2"})
+    clock = read_window({"x": "clock", "from": "100.5", "to": "200"})
+    time = read_window({"x": "time", "from": "1", "to": "2"})
+    assert step and step.samples_of(5_000) == SampleWindow("step", 1, 2)
+    assert clock and clock.samples_of(5_000) == SampleWindow("time", 100.5, 200)
+    assert time and time.samples_of(5_000) == SampleWindow("time", 6, 7)
+    assert time.samples_of(None) is None and read_window({"runs": "a"}) is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"from": "1"}, {"from": "a", "to": "2"}, {"from": "nan", "to": "2"},
+              {"from": "1", "to": "inf"}, {"from": "1", "to": "2", "x": "y"}],
+)  # fmt: skip
+def test_a_window_that_is_none_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        read_window(given)
 
 
 def test_values_that_are_not_finite_are_gaps_in_valid_json() -> None:

@@ -7,6 +7,8 @@ from typing import Any, cast
 from batchml.dashboard.logs import MOST_CHARACTERS, MOST_LINES, FollowedLogs, LogLines
 from batchml.errors import ServiceUnreachable
 from batchml.handles import RunHandle
+from batchml.model.run import Record
+from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import ContactLost, LogOpened, OutputLine, PollingPaused, RunEvent
 
 
@@ -15,6 +17,7 @@ class FakeRun:
 
     def __init__(self, job_id: str, make: Callable[[], Iterator[RunEvent]]) -> None:
         self.job_id = job_id
+        self.seen = FoundRun(None, Record(patterns={"loss": r"loss=(\S+)"}))
         self.watched = 0
         self.stops: list[threading.Event] = []
         self._make = make
@@ -113,3 +116,22 @@ def test_a_run_that_cannot_be_followed_says_why_and_is_tried_again() -> None:
     found = _ask(logs, run)
     assert (found["notice"], found["over"]) == ("AWS is away", True)
     assert _ask(logs, run)["notice"] == "AWS is away" and run.watched == 2
+
+
+def test_the_curves_are_of_the_same_lines_and_say_whether_there_may_be_more() -> None:
+    goes_on = threading.Event()
+
+    def events() -> Iterator[RunEvent]:
+        yield OutputLine(1, "loss=0.5")
+        goes_on.wait()
+        yield OutputLine(2, "loss=0.25")
+
+    run = FakeRun("a", events)
+    logs = FollowedLogs(lambda: 0.0)
+    _, is_whole = logs.series(cast(RunHandle, run), 0.0)
+    assert not is_whole
+    goes_on.set()
+    series, is_whole = logs.series(cast(RunHandle, run), 60.0)
+    assert is_whole and series["loss"].values == [0.5, 0.25]
+    assert _ask(logs, run)["total"] == 2 and run.watched == 1
+    logs.stop()

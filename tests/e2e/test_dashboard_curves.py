@@ -111,6 +111,61 @@ def test_children_of_an_array_are_curves_of_one_chart(cli: Cli, chromium: Browse
         assert page.evaluate(heads) == ["Step", "child 0", "child 1", "child 2"]
 
 
+OVER = """(() => { const found = document.querySelector('#curves .u-over');
+    found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();
+    return [box.x, box.y, box.width, box.height]; })()"""
+
+
+def test_charts_and_timeline_share_a_cursor_and_a_zoom_with_finer_points(
+    cli: Cli, chromium: Browser
+) -> None:
+    (cli.folder / "job.toml").write_text(JOB)
+    (cli.folder / "train.py").write_text(
+        "for i in range(20_000): print(f'step {i} loss={i % 9 + 1}')\n"
+    )
+    job_id = cli("submit", ".", "--json").json["jobId"]
+    assert cli("wait", job_id).code == 0
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.go(f"{dashboard.base}/run/{job_id}")
+        words = "document.querySelector('#curves .curve .small').textContent"
+        wait_for(page, f"document.querySelector('svg.spans') && {words}.includes(' of 20,000 ')")
+        x, y, width, height = page.evaluate(OVER)
+        page.move(x + width / 2, y + height / 2)
+        wait_for(page, "document.querySelector('line.moment').getAttribute('x1').endsWith('%')")
+        page.drag((x + width * 0.5, y + 9), (x + width * 0.6, y + 9))
+        wait_for(page, f"{words}.match(/(1,9|2,0)\\d\\d values in this part/)")
+        # By the time of day the timeline shows what the charts are zoomed in to.
+        page.evaluate("""(() => { const axis = document.querySelector('#curves select');
+            axis.value = 'clock'; axis.dispatchEvent(new Event('change')); })()""")
+        zoomed = "document.querySelector('rect.zoomed').getAttribute('width')"
+        assert page.evaluate(zoomed) == "0"
+        wait_for(page, f"!{words}.includes('in this part')")
+        x, y, width, height = page.evaluate(OVER)
+        page.drag((x + width * 0.2, y + 9), (x + width * 0.7, y + 9))
+        wait_for(page, f"parseFloat({zoomed}) > 30")
+
+
+def test_a_click_on_a_line_opens_its_run(cli: Cli, chromium: Browser) -> None:
+    ids = train(cli, "0.1", "0.4")
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        page.go(f"{dashboard.base}/compare?runs={','.join(ids)}")
+        wait_for(page, f"location.pathname === '/compare' && {CHARTS} === 2")
+        links = "[...document.querySelectorAll('.legend a')].map(a => a.pathname)"
+        assert page.evaluate(links) == [f"/run/{each}" for each in ids]
+        # The loss of the second begins highest, in the corner of its chart.
+        over = OVER.replace("#curves", ".curve[data-name=loss]")
+        x, y, *_ = page.evaluate(over)
+        top = "document.querySelector('.curve[data-name=loss]').classList.contains('pointed')"
+        for away in range(2, 60, 2):
+            page.move(x + 3, y + away)
+            if page.evaluate(top):
+                break
+        page.press(x + 3, y + away)
+        wait_for(page, f"location.pathname === '/run/{ids[1]}'")
+
+
 @pytest.mark.journey
 def test_a_person_compares_two_runs_of_the_list(cli: Cli, chromium: Browser) -> None:
     first, second = train(cli, "0.1", "0.2")
@@ -149,8 +204,7 @@ def test_plots_of_many_runs_by_mouse_and_by_keyboard(cli: Cli, chromium: Browser
         )
         x, y = page.evaluate(place)
         page.drag((x + 64, y + 40), (x + 64, y + 150))
-        wait_for(page, f"{count} === '1 of 3 runs'")
-        assert page.evaluate(rows) == 1
+        wait_for(page, f"{count} === '1 of 3 runs' && {rows} === 1")
         page.press(x + 64, y + 60)
         wait_for(page, f"{count} === '3 runs'")
         # The same by typing a range.

@@ -22,6 +22,7 @@ from batchml.runs.metrics.series import (
     MAX_SAMPLES,
     Metrics,
     Sample,
+    SampleWindow,
     Series,
     best_values,
     describe_unmatched,
@@ -106,6 +107,34 @@ def test_an_attempt_that_goes_on_from_a_checkpoint_goes_on_with_the_curve() -> N
 
     found = read_series([log(1, 2, 3, 4), log(3, 4, 5)], {})
     assert found["a"].steps == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("window", "steps"),
+    [
+        (SampleWindow("step", 3, 5), [2, 3, 4, 5, 6]),
+        (SampleWindow("time", 4.0, 4.5), [3, 4, 5]),
+        (SampleWindow("step", -5, 1), [0, 1, 2]),
+        (SampleWindow("step", 8, 99), [7, 8, 9]),
+        (SampleWindow("step", 4.2, 4.8), []),
+    ],
+)
+def test_a_part_of_a_curve_is_read_with_the_samples_beside_it(
+    window: SampleWindow, steps: list[float]
+) -> None:
+    metrics = Metrics(window=window)
+    metrics.take([{"step": n, "time": float(n), "loss": 1.0 / (n + 1)} for n in range(10)], 0.0)
+    assert (metrics.series["loss"].steps if metrics.series else []) == steps
+    assert metrics.values["loss"] == 0.1, "the last value is that of the run"
+
+
+def test_a_part_of_a_curve_is_finer_than_the_whole() -> None:
+    points = [{"step": n, "loss": float(n % 7)} for n in range(5 * MAX_SAMPLES)]
+    whole, part = Metrics(), Metrics(window=SampleWindow("step", 100, 199))
+    whole.take(points, 0.0)
+    part.take(points, 0.0)
+    assert len(part.series["loss"].samples) == 102
+    assert sum(100 <= step <= 199 for step in whole.series["loss"].steps) < 30
 
 
 def test_values_without_steps_of_two_attempts_are_all_kept() -> None:

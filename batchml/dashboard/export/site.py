@@ -23,7 +23,7 @@ from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import page, static_files, static_name
 from batchml.dashboard.logs import LogLines
 from batchml.dashboard.outputs import file_key
-from batchml.dashboard.run import run_series
+from batchml.dashboard.run import run_series, use_series
 from batchml.dashboard.runs import chips
 from batchml.dashboard.service import Pages
 from batchml.errors import BatchmlError
@@ -350,6 +350,7 @@ class SiteWriter:
         places = {f"{path}/log": _plain_log(log)}
         try:
             answers[f"{path}/series"] = curves_document([run_series(handle)], MOST_POINTS)
+            answers[f"{path}/use"] = curves_document(use_series(handle), MOST_POINTS)
         except BatchmlError as error:
             self._miss(f"{path}/series", error)
         self._save(path, self._ask(path), answers, places)

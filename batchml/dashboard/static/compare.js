@@ -36,13 +36,16 @@ batchml.views.compare = async () => {
   const plots = batchml.plots(one("#parallel"), one("#scatter"), data, {remember, selected: (found) => { chosen = found; show(); }});
 
   // --- live ----------------------------------------------------------------------------------------
-  const html = async (element) => {
+  const ask = async (element) => {
     const answer = await fetch(element.dataset.source);
-    if (answer.ok) element.replaceChildren(parse(await answer.text()));
+    return answer.ok ? parse(await answer.text()) : null;
   };
   const read = async () => {
-    await Promise.all([html(one("#differences")), html(values)]);
-    data = await getJson(address);
+    const places = [one("#differences"), values];
+    const [fresh, ...contents] = await Promise.all([getJson(address), ...places.map(ask)]);
+    // All at once: the table shows the chosen runs at any time.
+    contents.forEach((content, index) => { if (content) places[index].replaceChildren(content); });
+    data = fresh;
     plots.take(data);
     show();
   };

@@ -83,12 +83,21 @@
       const lines = data.lines.map((line) => line.run + line.child).join();
       const isOther = lines !== this.lineKey;
       this.lineKey = lines; this.data = data;
+      if (isOther) this.fine = null;
       if (this.isNear) this.draw(isOther);
+    }
+
+    get isThinned() { return this.data.lines.some((line) => line.total > line.values.length) && (this.group.axis !== "step" || this.data.hasSteps); }
+
+    // Finer points of a part, in which the chart is zoomed in.
+    refine(data) {
+      this.fine = data && data.lines.length ? data : null;
+      if (this.isNear) this.draw(false);
     }
 
     draw(anew) {
       const {axis, weight, isLog, hidden} = this.group;
-      this.lines = this.data.lines.filter((line) => !hidden.has(line.run));
+      this.lines = (this.fine || this.data).lines.filter((line) => !hidden.has(line.run));
       this.axis = axis === "step" && !this.data.hasSteps ? "step" : axis;
       let refused = 0, missing = 0;
       const tables = [];
@@ -101,9 +110,10 @@
       const columns = weight ? 2 : 1;
       let joined = tables.length > 1 ? uPlot.join(tables) : tables[0] || [[], []];
       if (!joined[0].length) joined = [[], ...joined.slice(1)];
+      if (!this.fine) this.whole = [joined[0][0], joined[0][joined[0].length - 1]];
       this.x = joined[0]; this.columns = columns; this.joined = joined;
       this.describe(missing, refused);
-      const key = [this.axis, weight > 0, isLog, this.lines.length, css("--card")].join();
+      const key = [this.axis, weight > 0, isLog, this.lines.length, Boolean(this.fine), css("--card")].join();
       if (anew || !this.plot || key !== this.plotKey) { this.plotKey = key; this.build(); }
       else {
         const {left, top} = this.plot.cursor;
@@ -115,14 +125,15 @@
 
     describe(missing, refused) {
       const {weight} = this.group, parts = [], line = this.lines[0];
-      if (this.lines.length === 1 && line.last !== null) {
+      if (this.lines.length === 1 && line.last !== null && !this.fine) {
         parts.push(`last ${number(line.last)}`);
         const known = line.values.filter((v) => v !== null);
         if (this.data.direction) parts.push(`best ${number(known.reduce((a, b) => (this.data.direction === "max" ? Math.max(a, b) : Math.min(a, b))))}`);
       }
       const total = this.lines.reduce((sum, each) => sum + each.total, 0);
       const shown = this.lines.reduce((sum, each) => sum + each.values.length, 0);
-      parts.push(total > shown ? `${number(shown, true)} of ${number(total, true)} values, extremes kept` : `${number(total, true)} values`);
+      const where = this.fine ? " in this part" : "";
+      parts.push(total > shown ? `${number(shown, true)} of ${number(total, true)} values${where}, extremes kept` : `${number(total, true)} values${where}`);
       if (weight) parts.push(`smoothed by ${weight} (exponential moving average), raw behind`);
       if (missing) parts.push(`${missing} not finite: marked below`);
       if (refused) parts.push(`${refused} of 0 or less, which a logarithmic axis cannot show`);
@@ -176,16 +187,31 @@
             plot.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
             group.zoom([low, high]);
           }],
-          setSeries: [(plot, at) => { if (at !== this.focused) { this.focused = at; if (many) plot.redraw(false); } }],
+          setSeries: [(plot, at) => { this.pointedAt = at; this.element.classList.toggle("pointed", Boolean(this.pointed())); if (at !== this.focused) { this.focused = at; if (many) plot.redraw(false); } }],
           draw: [(plot) => this.mark(plot)],
         },
       };
       this.plotPlace.replaceChildren();
       this.plot = new uPlot(opts, this.joined, this.plotPlace);
       this.plot.over.addEventListener("dblclick", () => group.zoom(null));
-      this.plot.over.addEventListener("mouseleave", () => { this.tip.hidden = true; });
+      this.plot.over.addEventListener("mouseleave", () => { this.tip.hidden = true; this.group.point(null); });
+      // A click on a line opens its run; a drag zooms.
+      let began = null;
+      this.plot.over.addEventListener("mousedown", (event) => { began = [event.clientX, event.clientY]; });
+      this.plot.over.addEventListener("click", (event) => {
+        const line = this.pointed();
+        if (line && began && Math.hypot(event.clientX - began[0], event.clientY - began[1]) < 4) batchml.go(this.address(line));
+      });
       this.rescale();
     }
+
+    // The line near the pointer, if it leads to another page than this one.
+    pointed() {
+      const line = this.pointedAt ? this.lines[Math.floor((this.pointedAt - 1) / this.columns)] : null;
+      return line && this.lines.length > 1 && location.pathname !== this.address(line) ? line : null;
+    }
+
+    address(line) { return `/run/${encodeURIComponent(line.run)}${line.child === null ? "" : `:${line.child}`}`; }
 
     width() { return Math.max(200, Math.floor(this.frame.clientWidth) || 300); }
 
@@ -196,9 +222,15 @@
     }
 
     rescale() {
-      const [low, high] = this.group.range || [this.x[0], this.x[this.x.length - 1]];
+      const [low, high] = this.group.range || this.extent();
       if (low === undefined) return;
       this.plot.setScale("x", {min: low, max: high});
+    }
+
+    // All of the axis. By the time of day it is the axis that the page's charts and its timeline share.
+    extent() {
+      const [low, high] = this.whole, shared = this.axis === "clock" ? this.group.options.bounds?.() : null;
+      return shared && low !== undefined ? [Math.min(low, shared[0]), Math.max(high, shared[1])] : [low, high];
     }
 
     // Beside and below the lines: names at their ends, attempts, values that are not finite.
@@ -266,6 +298,7 @@
       const {left, idx} = this.plot.cursor;
       const isHere = this.plot.cursor.event?.type !== undefined && this.plot.over.matches(":hover") || this.isByKey;
       if (left === undefined || left < 0 || idx === null || idx === undefined || !isHere) { this.tip.hidden = true; return; }
+      this.group.point(this.momentAt(idx));
       let rows = this.rowsAt(idx);
       const only = this.lines.length > COLOURS && this.focused ? Math.floor((this.focused - 1) / this.columns) : null;
       if (only !== null) rows = rows.filter((row) => row.at === only);
@@ -287,7 +320,32 @@
       }
     }
 
-    leave() { this.isByKey = false; this.tip.hidden = true; this.plot?.setCursor({left: -10, top: -10}); }
+    // The time of a place, in seconds since the epoch; and the place of a time.
+    momentAt(index) {
+      const x = this.x[index];
+      if (this.axis === "clock") return x;
+      for (const line of this.lines) {
+        if (this.axis === "time") return x + line.start;
+        const at = line.steps.indexOf(x);
+        if (at >= 0) return line.times[at] + line.start;
+      }
+      return null;
+    }
+
+    show(moment) {
+      if (!this.plot || !this.lines.length || this.plot.over.matches(":hover")) return;
+      const line = this.lines[0];
+      let x = this.axis === "clock" ? moment : moment - line.start;
+      if (this.axis === "step" && moment !== null) {
+        let at = line.times.findIndex((time) => time >= x);
+        if (at < 0) at = line.times.length - 1;
+        x = line.steps[at];
+      }
+      const left = moment === null ? -10 : this.plot.valToPos(x, "x");
+      this.plot.setCursor({left, top: moment === null ? -10 : 5}, false, false);
+    }
+
+    leave() { this.isByKey = false; this.tip.hidden = true; this.group.point(null); this.plot?.setCursor({left: -10, top: -10}); }
 
     key(event) {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target !== this.frame || !this.plot) return;
@@ -351,7 +409,7 @@
       this.place = place; this.options = options; this.charts = new Map(); this.ids = []; this.labels = new Map(); this.hidden = new Set();
       this.key = `curves-${Math.random()}`; this.range = null; this.colours = new Map();
       const address = new URLSearchParams(location.search);
-      this.axis = Object.hasOwn(AXES, address.get("x")) ? address.get("x") : "step";
+      this.axis = options.axis || (Object.hasOwn(AXES, address.get("x")) ? address.get("x") : "step");
       this.weight = Math.min(0.99, Math.max(0, Number(address.get("smooth")) || 0));
       this.isLog = address.get("log") === "1";
       this.grid = make("div", {class: "charts"});
@@ -365,8 +423,10 @@
         make("label", {}, log, " Logarithmic"), this.filter);
       this.legend = make("div", {class: "legend", role: "group", "aria-label": "Runs"});
       const keys = make("p", {class: "unseen", id: "curve-keys"}, "Arrow keys go from value to value, Page Up and Page Down by a tenth, Home and End to the ends. Plus and minus zoom, 0 shows all.");
-      place.replaceChildren(this.bar, this.legend, this.note, this.grid, keys);
-      axis.addEventListener("change", () => { this.axis = axis.value; this.range = null; this.remember("x", axis.value === "step" ? "" : axis.value); this.draw(); });
+      place.replaceChildren(...(options.axis ? [] : [this.bar]), this.legend, this.note, this.grid, ...(one("#curve-keys") ? [] : [keys]));
+      batchml.on("moment", ({moment, from}) => { if (from !== this) for (const chart of this.charts.values()) chart.show(moment); });
+      batchml.on("zoom", ({range, from}) => { if (from !== this && this.axis === "clock" && this.range !== range) this.zoom(range, true); });
+      axis.addEventListener("change", () => { this.axis = axis.value; this.zoom(null); this.remember("x", axis.value === "step" ? "" : axis.value); this.draw(); });
       weight.addEventListener("input", () => {
         this.weight = Number(weight.value); shown.textContent = this.weight ? String(this.weight) : "off";
         this.remember("smooth", this.weight || ""); this.drawSoon();
@@ -395,7 +455,7 @@
       this.ids = found.runs.map((run) => run.id);
       this.labels = new Map(found.runs.map((run) => [run.id, found.runs.length > 1 ? run.label : ""]));
       this.colours = new Map(found.runs.map((run) => [run.id, run.colour]));
-      this.note.textContent = found.charts.length ? "" : "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output.";
+      this.note.textContent = found.charts.length ? "" : this.options.none || "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output.";
       this.note.hidden = Boolean(found.charts.length);
       this.bar.hidden = !found.charts.length;
       this.filter.hidden = found.charts.length <= GROUPS;
@@ -421,9 +481,9 @@
       this.legendText = text;
       this.legend.replaceChildren(...runs.map((run) => {
         const swatch = make("span", {class: `swatch${run.colour === null ? "" : ` c${run.colour + 1}`}`, "aria-hidden": "true"});
-        const box = make("input", {type: "checkbox", checked: !this.hidden.has(run.id)});
+        const box = make("input", {type: "checkbox", checked: !this.hidden.has(run.id), "aria-label": `Show ${run.label}`});
         box.addEventListener("change", () => { if (box.checked) this.hidden.delete(run.id); else this.hidden.add(run.id); this.draw(); });
-        return make("label", {title: run.id}, box, swatch, run.label);
+        return make("span", {title: run.id}, make("label", {}, box, swatch), make("a", {href: `/run/${encodeURIComponent(run.id)}`}, run.label));
       }));
     }
 
@@ -444,15 +504,41 @@
       });
     }
 
-    zoom(range) { this.range = range; for (const chart of this.charts.values()) if (chart.plot) chart.rescale(); }
+    zoom(range, isTold = false) {
+      this.range = range;
+      if (!range) for (const chart of this.charts.values()) if (chart.fine) chart.refine(null);
+      for (const chart of this.charts.values()) if (chart.plot) chart.rescale();
+      if (!isTold) batchml.emit("zoom", {range: this.axis === "clock" ? range : null, from: this});
+      clearTimeout(this.refining);
+      if (range) this.refining = setTimeout(() => this.refine(), 200);
+    }
+
+    // Ask for finer points of the part that is shown, if there are any.
+    async refine() {
+      const {series, document: written} = this.place.dataset, range = this.range;
+      if (written || batchml.exported || !range || ![...this.charts.values()].some((chart) => chart.isThinned)) return;
+      const query = new URLSearchParams({x: this.axis, from: range[0], to: range[1]});
+      try {
+        const found = await getJson(`${series}${series.includes("?") ? "&" : "?"}${query}`);
+        if (this.range !== range) return; // zoomed again meanwhile
+        for (const data of found.charts) { const chart = this.charts.get(data.name); if (chart?.isThinned) chart.refine(data); }
+      } catch (error) { this.note.hidden = false; this.note.textContent = error.message; }
+    }
+
+    // All charts of the page and its timeline show the time that is pointed at in one of them.
+    point(moment) {
+      if (moment === this.moment) return;
+      this.moment = moment;
+      batchml.emit("moment", {moment, from: this});
+    }
 
     zoomBy(factor, chart) {
       const {x, plot} = chart;
       if (!x.length || !plot) return;
-      const [low, high] = this.range || [x[0], x[x.length - 1]];
+      const all = chart.extent(), [low, high] = this.range || all;
       const at = chart.isByKey && x[chart.at] >= low && x[chart.at] <= high ? x[chart.at] : (low + high) / 2;
       const from = at - (at - low) * factor, to = at + (high - at) * factor;
-      if (from <= x[0] && to >= x[x.length - 1]) this.zoom(null);
+      if (from <= all[0] && to >= all[1]) this.zoom(null);
       else if (to > from) this.zoom([from, to]);
     }
 
@@ -468,7 +554,8 @@
         this.update(answer);
         this.options.take?.(answer);
         this.place.removeAttribute("data-stale");
-        isRead = true;
+        isRead = !answer.partial;
+        if (answer.partial) { this.note.hidden = false; this.note.textContent = "The log is still being read ..."; }
       } catch (error) {
         this.place.dataset.stale = "";
         this.note.hidden = false;

@@ -4,10 +4,11 @@ batchml.views.run = () => {
   const {path, one, all, on, refresh, number} = batchml;
   const id = decodeURIComponent(path.split("/")[2]);
   const log = batchml.log(one("#log"));
-  let isOver = "over" in one("[data-series]").dataset, isFinal = false;
+  let isOver = "over" in one("#curves [data-series]").dataset, isFinal = false, isUseFinal = false;
 
   // The curves, and with them the last values of the metrics.
-  const curves = batchml.curves(one("[data-series]"), {take: (found) => {
+  const timeline = () => one("svg.spans"), bounds = () => { const {begin, end} = timeline()?.dataset || {}; return begin ? [begin / 1000, end / 1000] : null; };
+  const curves = batchml.curves(one("#curves [data-series]"), {bounds, take: (found) => {
     if (found.charts.length && !one("[data-metric]")) all("[data-panel$=metrics]").forEach(refresh);
     for (const chart of found.charts) {
       const cell = one(`[data-metric="${CSS.escape(chart.name)}"]`);
@@ -15,15 +16,43 @@ batchml.views.run = () => {
     }
   }});
 
+  const use = batchml.curves(one("#use [data-series]"), {bounds, axis: "clock", none: "Nothing was measured yet."});
+
+  // The timeline has the cursor of the charts, and their zoom; and points in them.
+  const part = (seconds) => { const [low, high] = bounds(); return Math.min(100, Math.max(0, 100 * (seconds - low) / (high - low))); };
+  on("moment", ({moment}) => {
+    const line = one("line.moment", timeline() || undefined);
+    if (!line) return;
+    const at = moment === null ? "-10" : `${part(moment)}%`;
+    line.setAttribute("x1", at); line.setAttribute("x2", at);
+  });
+  let zoomed = null;
+  const showZoom = () => {
+    const box = one("rect.zoomed", timeline() || undefined);
+    if (!box) return;
+    box.setAttribute("x", zoomed ? `${part(zoomed[0])}%` : "0");
+    box.setAttribute("width", zoomed ? `${Math.max(0.3, part(zoomed[1]) - part(zoomed[0]))}%` : "0");
+  };
+  on("zoom", ({range}) => { zoomed = range; showZoom(); });
+  document.addEventListener("refreshed", (event) => { if (one("svg.spans", event.target)) showZoom(); });
+  document.addEventListener("pointermove", (event) => {
+    const svg = event.target.closest?.("svg.spans");
+    if (!svg || !bounds()) return;
+    const box = svg.getBoundingClientRect(), [low, high] = bounds();
+    batchml.emit("moment", {moment: low + (high - low) * (event.clientX - box.left) / box.width, from: svg});
+  });
+  document.addEventListener("pointerout", (event) => { if (event.target.closest?.("svg.spans")) batchml.emit("moment", {moment: null, from: null}); });
+
   on("runs", (change) => {
     const index = change.ids.indexOf(id);
     if (index < 0) return;
-    isOver = change.ended[index];
+    isOver = change.ended[index]; isFinal = isUseFinal = false;
     for (const panel of all("[data-live]")) refresh(panel);
     log.read(); curves.read();
   });
   const wait = async () => {
     await log.read();
+    if (!document.hidden && !isUseFinal) { const wasOver = isOver; isUseFinal = (await use.read()) && wasOver; }
     if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
     if (!isOver && !document.hidden) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
     setTimeout(wait, isOver && log.isOver() ? 15000 : 1000);

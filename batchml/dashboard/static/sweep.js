@@ -36,7 +36,7 @@ batchml.views.sweep = () => {
   document.addEventListener("pointerdown", (event) => { began = [event.clientX, event.clientY]; });
   document.addEventListener("click", (event) => {
     const plot = event.target.closest?.(".plots svg[data-trial]");
-    if (!plot || event.target.closest(".brush") || !began) return;
+    if (!plot || batchml.exported || event.target.closest(".brush") || !began) return;
     if (Math.hypot(event.clientX - began[0], event.clientY - began[1]) < 4) location.assign(`${path}/trial/${plot.dataset.trial}`);
   });
   plots.addEventListener("pointerdown", () => { pressed = true; });

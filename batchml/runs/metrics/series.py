@@ -76,13 +76,32 @@ class Series(Struct, frozen=True):
         return [sample.step for sample in self.samples if sample.step is not None]
 
 
+class SampleWindow(Struct, frozen=True):
+    """A part of a series: from `low` to `high`, and the samples right beside that.
+
+    `by`: "step", or "time" in seconds since the epoch.
+    """
+
+    by: str
+    low: float
+    high: float
+
+    def has(self, sample: Sample) -> bool:
+        place = sample.time if self.by == "time" else sample.step
+        return place is not None and self.low <= place <= self.high
+
+
 class SampleCollector:
     """Collects the samples of a metric, about `MAX_SAMPLES` at most.
 
-    The first, the newest, the least and the greatest are always kept.
+    The first, the newest, the least and the greatest are always kept. With a window, all of this is
+    so for the samples in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: SampleWindow | None = None) -> None:
+        self._window = window
+        self._outside: Sample | None = None  # the sample before the next one, if it is outside
+        self._is_beside = False  # whether the sample before was in the window
         self._count = 0
         self._kept: list[tuple[int, Sample]] = []  # with their numbers
         self._every = 1
@@ -94,6 +113,20 @@ class SampleCollector:
         self._breaks: list[int] = []  # the numbers of the first samples of attempts
 
     def add(self, sample: Sample) -> None:
+        if self._window is None:
+            self._add(sample)
+        elif self._window.has(sample):
+            if self._outside is not None:
+                self._add(self._outside)
+            self._outside, self._is_beside = None, True
+            self._add(sample)
+        elif self._is_beside:
+            self._outside, self._is_beside = None, False
+            self._add(sample)
+        else:
+            self._outside = sample
+
+    def _add(self, sample: Sample) -> None:
         numbered = self._count, sample
         self._count += 1
         self._note(numbered)
@@ -152,8 +185,11 @@ class Metrics:
     finds the step for its line and the lines after it. A match that is not a number is ignored.
     """
 
-    def __init__(self, patterns: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, patterns: Mapping[str, str] = {}, window: SampleWindow | None = None
+    ) -> None:
         self.patterns = patterns
+        self._window = window
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._gathered: dict[str, SampleCollector] = {}
         self._steps: dict[str, float] = {}  # child -> the step of its current line
@@ -167,7 +203,8 @@ class Metrics:
     @property
     def series(self) -> dict[str, Series]:
         """The values of each metric that has any, by name."""
-        return {name: gathered.series(name) for name, gathered in self._gathered.items()}
+        made = {name: gathered.series(name) for name, gathered in self._gathered.items()}
+        return {name: each for name, each in made.items() if each.samples}
 
     @property
     def ranges(self) -> dict[str, MetricRange]:
@@ -252,7 +289,7 @@ class Metrics:
         name = f"{name}:{child}" if child else name
         gathered = self._gathered.get(name)
         if gathered is None:
-            gathered = self._gathered[name] = SampleCollector()
+            gathered = self._gathered[name] = SampleCollector(self._window)
         may_go_back = self._may_go_back.get(child, set())
         if name in may_go_back and sample.step is not None:
             gathered.go_back_to(sample.step)
@@ -326,10 +363,12 @@ def _child_of(part: str) -> str:
 
 
 def read_series(
-    attempts: Iterable[Iterable[tuple[int, str]]], patterns: Mapping[str, str]
+    attempts: Iterable[Iterable[tuple[int, str]]],
+    patterns: Mapping[str, str],
+    window: SampleWindow | None = None,
 ) -> dict[str, Series]:
     """The metrics of a run from its log: (ms, message) of the lines, with marks, by attempt."""
-    metrics = Metrics(patterns)
+    metrics = Metrics(patterns, window)
     for number, messages in enumerate(attempts):
         if number:
             metrics.new_attempt()
