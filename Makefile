@@ -50,8 +50,8 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	$(BIN)/mypy
 
-bench: .venv/installed-dev  ## prints ratios to a lower bound or to another tool; never fails
-	$(BIN)/python -m benchmarks
+bench: .venv/installed-dev  ## ratios to a lower bound or to another tool, 15 minutes; ROWS=name,... for some
+	$(BIN)/python -m benchmarks $(ROWS)
 
 # It needs no environment of ours and no network, but a Python with PyTorch: GPU_PYTHON, or python3.
 export GPU_PYTHON

@@ -1,1 +1,1 @@
-"""Benchmarks: each prints ratios to a lower bound or to another tool, measured in the same run."""
+"""Benchmarks: each yields rows, with ratios to a lower bound or to another tool of the same run."""

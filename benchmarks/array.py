@@ -3,8 +3,6 @@
 Compared with GNU parallel, task-spooler and a bare loop around posix_spawn, all with two jobs at a
 time. Of these only the embedded AWS Batch keeps its jobs and their results through kill -9 and a
 power cut, and gives each child limits, a log and a folder of its own.
-
-`BATCHML_BENCH_CHILDREN` is the number of children (10,000 unless set).
 """
 
 import os
@@ -13,19 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
+from benchmarks.rows import Finding, LeftOut, paired
+from benchmarks.running import main
 
-CHILDREN = int(os.environ.get("BATCHML_BENCH_CHILDREN", "10000"))
+CHILDREN, ROUNDS = 1_000, 3
 SLOTS = 2
-GOAL = 1.7  # ms of wall time for a child
 _LIMIT = 600.0  # seconds for one run
-_LARGEST_ARRAY = 10_000
 
 _SPAWN = f"""
 import os
@@ -39,105 +37,103 @@ while left or running:
 """
 
 
-class Taken(NamedTuple):
-    """Of one child, in ms: wall time, and the CPU time of the whole machine."""
-
-    wall: float
-    cpu: float
+Way = Callable[[int], float]  # number of children -> ms of each
 
 
-def main() -> None:
-    rows: list[tuple[str, Taken]] = []
-    for name, run in (
-        ("posix_spawn loop", _spawn_loop),
-        ("embedded AWS Batch, one array", _array),
-        (f"task-spooler (tsp -S {SLOTS})", _task_spooler),
-        (f"GNU parallel -j{SLOTS}", _gnu_parallel),
+def measure(full: bool) -> Iterator[Finding]:
+    count = 10 * CHILDREN if full else CHILDREN
+    with _Embedded() as embedded:
+        ways: dict[str, Way] = {
+            "loop": _spawn_loop, "plain": embedded.plain, "runtime": embedded.with_runtime,
+        }  # fmt: skip
+        for name, program, way in (
+            ("tsp", "tsp", _task_spooler), ("parallel", "parallel", _gnu_parallel),
+        ):  # fmt: skip
+            if shutil.which(program):
+                ways[name] = way
+            else:
+                yield LeftOut(name=f"array/{name}", why=f"{program} is not installed")
+        rounds = [{name: way(count) for name, way in ways.items()} for _ in range(ROUNDS)]
+    for name, ours, theirs, beside, goal in (
+        ("plain", "plain", "loop", "a posix_spawn loop", None),
+        ("plain_tsp", "plain", "tsp", f"task-spooler -S {SLOTS}", 1.0),
+        ("runtime", "runtime", "loop", "a posix_spawn loop", None),
+        ("runtime_parallel", "runtime", "parallel", f"GNU parallel -j{SLOTS}", 1.0),
     ):
-        taken = run(CHILDREN)
-        if taken is None:
-            print(f"{name:<32} not installed", flush=True)
-            continue
-        rows.append((name, taken))
-        floor = rows[0][1]
-        print(
-            f"{name:<32} {taken.wall:7.2f} ms a child  cpu {taken.cpu:6.2f} ms   "
-            f"wall x{taken.wall / floor.wall:.2f} of the loop"
-            + (f"   goal {GOAL} ms" if name.startswith("embedded") else ""),
-            flush=True,
-        )
+        if theirs in ways:
+            by = "boto3, without the runtime" if ours == "plain" else "batchml submit --wait"
+            yield paired(
+                f"array/{name}", f"an array of {count:,} times true, by {by}", "ms a child",
+                [(each[ours], each[theirs]) for each in rounds], beside=beside, goal=goal,
+            )  # fmt: skip
 
 
-def _measure(count: int, run: Callable[[], object]) -> Taken:
-    cpu, start = _machine_cpu(), time.perf_counter()
+def _timed(count: int, run: Callable[[], object]) -> float:
+    start = time.perf_counter()
     run()
-    wall = time.perf_counter() - start
-    return Taken(wall / count * 1000, (_machine_cpu() - cpu) / count * 1000)
-
-
-def _machine_cpu() -> float:
-    """Seconds that all processes of this machine have had: children leave no other trace."""
-    with open("/proc/stat", encoding="ascii") as file:
-        user, nice, system = map(int, file.readline().split()[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+    return (time.perf_counter() - start) / count * 1000
 
 
 def _command(
-    words: list[str], stdin: bytes = b"", environ: Mapping[str, str] | None = None
+    words: list[str],
+    stdin: bytes = b"",
+    environ: Mapping[str, str] | None = None,
+    folder: str | None = None,
 ) -> None:
-    env = {**os.environ, **(environ or {})}
-    subprocess.run(words, input=stdin, check=True, stdout=subprocess.DEVNULL, env=env)
+    """Raises CalledProcessError."""
+    subprocess.run(
+        words, input=stdin, check=True, env={**os.environ, **(environ or {})}, cwd=folder,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
-def _spawn_loop(count: int) -> Taken:
+def _spawn_loop(count: int) -> float:
     words = [sys.executable, "-I", "-S", "-c", _SPAWN.format(count=count)]
-    return _measure(count, lambda: _command(words))
+    return _timed(count, lambda: _command(words))
 
 
-def _gnu_parallel(count: int) -> Taken | None:
-    if shutil.which("parallel") is None:
-        return None
+def _gnu_parallel(count: int) -> float:
     lines = b"true\n" * count
-    return _measure(count, lambda: _command(["parallel", f"-j{SLOTS}"], lines))
+    return _timed(count, lambda: _command(["parallel", f"-j{SLOTS}"], lines))
 
 
-def _task_spooler(count: int) -> Taken | None:
+def _task_spooler(count: int) -> float:
     """Submitted by its own command, one process a job, which is how it is used."""
-    program = shutil.which("tsp")
-    if program is None:
-        return None
     with tempfile.TemporaryDirectory() as folder:
         environ = {"TS_SOCKET": f"{folder}/socket", "TMPDIR": folder, "TS_MAXFINISHED": "10"}
-        _command([program, "-S", str(SLOTS)], environ=environ)
-        script = f"i=0; while [ $i -lt {count} ]; do {program} -n true; i=$((i+1)); done; tsp -w"
-
-        def run() -> None:
-            _command(["sh", "-c", script], environ=environ)
-
+        _command(["tsp", "-S", str(SLOTS)], environ=environ)
+        script = f"i=0; while [ $i -lt {count} ]; do tsp -n true; i=$((i+1)); done; tsp -w"
         try:
-            return _measure(count, run)
+            return _timed(count, lambda: _command(["sh", "-c", script], environ=environ))
         finally:
-            _command([program, "-K"], environ=environ)
+            _command(["tsp", "-K"], environ=environ)
 
 
-def _array(count: int) -> Taken:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder) / "home")
-        clock = SystemClock()
-        endpoint = control.ensure_server(home, clock)
-        try:
-            batch = _client(home, endpoint.url)
-            definition = _define(batch)
-            _run(batch, definition, min(count, 50))  # the runners are there, as in daily use
-            sizes = [_LARGEST_ARRAY] * (count // _LARGEST_ARRAY) + [count % _LARGEST_ARRAY]
+class _Embedded:
+    """The server, with runners that are ready, as in daily use."""
 
-            def run() -> None:
-                for size in filter(None, sizes):
-                    _run(batch, definition, max(size, 2))
+    def __enter__(self) -> "_Embedded":
+        self._folder = tempfile.TemporaryDirectory()
+        self._home = Home(Path(self._folder.name) / "home")
+        endpoint = control.ensure_server(self._home, SystemClock())
+        self._batch = _client(self._home, endpoint.url)
+        self._definition = _define(self._batch)
+        self.plain(50)
+        self.with_runtime(2 * SLOTS)
+        return self
 
-            return _measure(count, run)
-        finally:
-            control.stop_server(home, clock)
+    def __exit__(self, *_: object) -> None:
+        control.stop_server(self._home, SystemClock())
+        self._folder.cleanup()
+
+    def plain(self, count: int) -> float:
+        return _timed(count, lambda: _run(self._batch, self._definition, count))
+
+    def with_runtime(self, count: int) -> float:
+        batchml = str(Path(sys.executable).parent / "batchml")
+        words = [batchml, "submit", "--wait", "--array", str(count), "--", "true"]
+        environ = {"BATCHML_HOME": str(self._home.root)}
+        return _timed(count, lambda: _command(words, environ=environ, folder=self._folder.name))
 
 
 def _client(home: Home, url: str) -> Any:
@@ -183,4 +179,4 @@ def _run(batch: Any, definition: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

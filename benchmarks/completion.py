@@ -1,34 +1,44 @@
-"""How long a completion with Tab takes, with a history of ten thousand runs: the goal is 150 ms.
+"""How long a completion with Tab takes, with a history of ten thousand runs.
 
 Compared with starting Python alone, which is the lower bound of any answer.
 """
 
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-GOAL = 150.0  # ms
-TIMES = 20
+from benchmarks.pairs import compare, rows
+from benchmarks.rows import Finding
+from benchmarks.running import main
+
+GOAL = 10.0  # times the start of Python
 RUNS = 10_000
-LINES = (["s"], ["submit", "le"], ["submit", "lenet", "-p", ""], ["submit", "--queue", ""],
-         ["show", ""], ["logs", "-f", "lenet-"])  # fmt: skip
+LINES = {
+    "command": ["s"],
+    "job": ["submit", "le"],
+    "param": ["submit", "lenet", "-p", ""],
+    "queue": ["submit", "--queue", ""],
+    "show": ["show", ""],
+    "logs": ["logs", "-f", "lenet-"],
+}
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
+    python = str(Path(sys.executable).parent / "python")
     with tempfile.TemporaryDirectory(prefix="batchml-bench-") as folder:
         _write_history(Path(folder))
-        env = {**os.environ, "BATCHML_HOME": folder}
-        floor = _median([sys.executable, "-c", "pass"], env)
-        print(f"{'python -c pass':<32} {floor:6.1f} ms")
-        for words in LINES:
-            taken = _median([sys.executable, "-m", "batchml", "__complete", *words], env)
+        for name, words in LINES.items():
+            found = compare(
+                [python, "-m", "batchml", "__complete", *words], [python, "-c", "pass"],
+                environ={"BATCHML_HOME": folder}, folder=folder, pairs=20 if full else 9,
+            )  # fmt: skip
             line = " ".join(["batchml", *words])
-            print(f"{line + '<Tab>':<32} {taken:6.1f} ms  {taken / floor:4.1f} x  goal {GOAL:.0f}")
+            yield from rows(
+                f"completion/{name}", f"{line}<Tab>, {RUNS:,} runs", found,
+                beside="python -c pass", goal=GOAL,
+            )  # fmt: skip
 
 
 def _write_history(folder: Path) -> None:
@@ -48,15 +58,5 @@ def _write_history(folder: Path) -> None:
     (folder / "history.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
-def _median(command: list[str], env: dict[str, str]) -> float:
-    """Milliseconds."""
-    taken = []
-    for _ in range(TIMES):
-        begun = time.perf_counter()
-        subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True)
-        taken.append((time.perf_counter() - begun) * 1000)
-    return statistics.median(taken)
-
-
 if __name__ == "__main__":
-    main()
+    main(measure)

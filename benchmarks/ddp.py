@@ -1,10 +1,7 @@
 """Data-parallel training on this machine: two nodes against one, our supervisor against torchrun.
 
-    python -m benchmarks.ddp [--python PY] [--pairs K] [--epochs N]
-
 Nodes are processes on the loopback, each with a supervisor and one rank, as in a container.
-In each pair the two run in turn; a machine does other work too, which disturbs both of a pair
-alike: trust the ratios. Two nodes of one machine share its cores and its memory bus.
+Two nodes of one machine share its cores and its memory bus.
 
 A supervisor's share of a step is measured twice: by the steps of a pair, and by the CPU time of
 the supervisors against that of the ranks, which does not depend on other programs.
@@ -12,19 +9,20 @@ the supervisors against that of the ranks, which does not depend on other progra
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.lenet import ROOT, interpreter
+from benchmarks.rows import Finding, paired
+from benchmarks.running import main
 
 DDP, LLAMA = ROOT / "jobs" / "ddp" / "ddp.py", ROOT / "jobs" / "llama" / "train.py"
 SPEED = re.compile(r"processes: (\d+) samples/s, ([0-9.]+) ms a step")
@@ -176,71 +174,47 @@ def _follow(started: Sequence[subprocess.Popen[str]]) -> tuple[str, float]:
     return "".join(lines), share
 
 
-def compare_nodes(python: Path, pairs: int, epochs: int) -> None:
-    """The same work for each rank, on one node and on two."""
+def compare_nodes(python: Path, pairs: int, epochs: int, large: bool) -> Iterator[Finding]:
+    """The same work for each rank, on two nodes and on one."""
     one_epoch = 2048 // 32  # steps of one rank
-    print(
-        f"{'pair':>4} {'ddp 1':>9} {'ddp 2':>9} {'ratio':>6}"
-        f" {'llama 1':>9} {'llama 2':>9} {'ratio':>6}   samples/s, tokens/s; of all ranks"
-    )
-    rows = []
-    for pair in range(1, pairs + 1):
-        row = []
-        for program, value in (
-            ([str(DDP), str(max(1, epochs // 4)), str(one_epoch)], Nodes.samples),
-            ([str(LLAMA), *LARGE], Nodes.tokens),
-        ):
-            found = [value(train(nodes, ours(python, program))) for nodes in (1, 2)]
-            row += [*found, found[1] / found[0]]
-        rows.append(row)
-        print(_row(str(pair), row), flush=True)
-    print(_row("mid", [median(column) for column in zip(*rows, strict=True)]))
+    programs = {"ddp": ([str(DDP), str(epochs), str(one_epoch)], Nodes.samples, "samples/s")}
+    if large:
+        programs["llama"] = ([str(LLAMA), *LARGE], Nodes.tokens, "tokens/s")
+    for name, (program, value, unit) in programs.items():
+        found = [
+            (value(train(2, ours(python, program))), value(train(1, ours(python, program))))
+            for _ in range(pairs)
+        ]
+        yield paired(
+            f"ddp/{name}", f"{name} on two nodes, {epochs} epochs", unit, found, beside="one node",
+            smaller=False,
+        )  # fmt: skip
 
 
-def _row(name: str, row: Sequence[float]) -> str:
-    one, two, ratio, three, four, other = row
-    return f"{name:>4} {one:9.0f} {two:9.0f} {ratio:6.2f} {three:9.0f} {four:9.0f} {other:6.2f}"
-
-
-def compare_launchers(python: Path, pairs: int, epochs: int) -> None:
+def compare_launchers(python: Path, pairs: int, epochs: int) -> Iterator[Finding]:
     """Two nodes, started by us and by torchrun."""
     program = [str(DDP), str(epochs), str(epochs)]
     starters = (ours(python, program), torchruns(python, program))
-    print(
-        f"{'pair':>4} {'ours':>9} {'torchrun':>9} {'ratio':>6}   ms a step;"
-        " CPU of the launchers for that of the ranks: ours, torchrun"
-    )
-    rows = []
-    for pair in range(1, pairs + 1):
+    rounds = []
+    for pair in range(pairs):
         # Who goes first changes from pair to pair, so that neither always has the cooler machine.
         found = {which: train(2, starters[which]) for which in ((0, 1) if pair % 2 else (1, 0))}
-        steps = [found[which].milliseconds() for which in (0, 1)]
-        shares = [found[which].launchers_share for which in (0, 1)]
-        rows.append([*steps, steps[0] / steps[1], *shares])
-        print(_launched(str(pair), rows[-1]), flush=True)
-    print(_launched("mid", [median(column) for column in zip(*rows, strict=True)]))
+        rounds.append((found[0], found[1]))
+    yield paired(
+        "ddp/step", f"a step of two nodes, {epochs} epochs", "ms",
+        [(a.milliseconds(), b.milliseconds()) for a, b in rounds], beside="torchrun", goal=1.05,
+    )  # fmt: skip
+    yield paired(
+        "ddp/launcher", f"CPU of the launchers for that of the ranks, {epochs} epochs", "%",
+        [(100 * a.launchers_share, 100 * b.launchers_share) for a, b in rounds], beside="torchrun",
+    )  # fmt: skip
 
 
-def _launched(name: str, row: Sequence[float]) -> str:
-    mine, theirs, ratio, share, other = row
-    return f"{name:>4} {mine:9.3f} {theirs:9.3f} {ratio:6.3f}   {share:.2%}, {other:.2%}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", type=Path, metavar="PY", help="a Python with PyTorch")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=200, help="of the pairs with torchrun")
-    options = parser.parse_args(arguments)
-    if options.pairs < 1 or options.epochs < 2:
-        parser.error("--pairs starts at 1, --epochs at 2")
-    python = options.python or interpreter("pytorch")
-    print("One node beside two:")
-    compare_nodes(python, options.pairs, options.epochs)
-    print("\nOur supervisor beside torchrun, two nodes:")
-    compare_launchers(python, options.pairs, options.epochs)
-    return 0
+def measure(full: bool) -> Iterator[Finding]:
+    python = interpreter("pytorch")
+    yield from compare_launchers(python, 5 if full else 2, 200 if full else 80)
+    yield from compare_nodes(python, 5 if full else 2, 50 if full else 20, full)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(measure)

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from batchml.local import environments
 from batchml.local.images import uv_program
-from batchml.runtime.entry.folders import size_text
+from benchmarks.rows import Finding, paired
+from benchmarks.running import main
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "images" / "pytorch" / "requirements.txt"
@@ -39,30 +41,28 @@ def disk(folder: Path) -> int:
     return environments.add_up(str(folder / "envs"), {})[0]
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as scratch:
         by_pip, by_uv = Path(scratch) / "pip", Path(scratch) / "uv"
         by_pip.mkdir()
         by_uv.mkdir()
         pip = make(by_pip, "first", "", "")
         first = make(by_uv, "first", "", uv_program())
-        row("the first environment", first, "pip", pip)
+        yield paired(
+            "environments/first", "the first environment", "s", [(first, pip)],
+            beside="pip", goal=1,
+        )  # fmt: skip
         others = [make(by_uv, name, name, uv_program()) for name in MORE]
-        row("the second environment", others[0], "the first", first)
-        copies, shared = disk(by_pip) * (1 + len(MORE)), disk(by_uv)
-        print(
-            f"{'disk after five':<28} {size_text(shared):>9}   beside "
-            f"{size_text(copies)} by pip (five times its first)   "
-            f"x{shared / copies:.2f}"
-        )
-
-
-def row(name: str, seconds: float, beside: str, floor: float) -> None:
-    print(
-        f"{name:<28} {seconds:7.1f} s   beside {beside} {floor:7.1f} s   x{seconds / floor:.2f}",
-        flush=True,
-    )
+        yield paired(
+            "environments/second", "another environment", "s", [(other, first) for other in others],
+            beside="the first", goal=0.2,
+        )  # fmt: skip
+        copies = disk(by_pip) * (1 + len(MORE)) / 1024**2
+        yield paired(
+            "environments/disk", "five environments on disk", "MiB",
+            [(disk(by_uv) / 1024**2, copies)], beside="five of pip's", goal=0.4,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

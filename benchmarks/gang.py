@@ -1,7 +1,5 @@
 """What a supervisor costs, and how soon a multi-node run goes on, compared with torchrun.
 
-    python -m benchmarks.gang [--rounds K]
-
 Nodes are processes on the loopback with one rank each, started in turn by our entry and by
 `torchrun --max-restarts 0` with a static rendezvous. torchrun's own restarts across nodes do not
 recover in torch 2.13, so a killed rank costs there the end of the run and a new run.
@@ -9,20 +7,20 @@ recover in torch 2.13, so a killed rank costs there the end of the run and a new
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.ddp import children, free_port
 from benchmarks.lenet import ROOT, interpreter
+from benchmarks.rows import Finding, paired
+from benchmarks.running import main
 
 # Prints the time of each step. Torch's only where it is asked for: it takes seconds to import.
 RANK = """
@@ -184,11 +182,8 @@ def sent_again(starter: Starter, folder: str) -> float:
     return found - killed
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args(arguments).rounds
-    python = interpreter("pytorch")
+def measure(full: bool) -> Iterator[Finding]:
+    rounds, python = 5 if full else 2, interpreter("pytorch")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "rank.py"
         script.write_text(RANK)
@@ -197,25 +192,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (started(ours(python, fails), folder), started(torchruns(python, fails), folder))
             for _ in range(rounds)
         ]
-        recovered = [
+        beside = "torchrun, static"
+        yield paired(
+            "gang/start", "to the first line of both ranks", "s",
+            [(a.seconds, b.seconds) for a, b in pairs], beside=beside, goal=1,
+        )  # fmt: skip
+        yield paired(
+            "gang/memory", "memory beside the ranks of a node", "MiB",
+            [(a.memory, b.memory) for a, b in pairs], beside=beside, goal=1,
+        )  # fmt: skip
+        if any(each.code != 3 for each, _ in pairs):
+            raise RuntimeError("a rank ended with 3, and the gang did not")
+        again = [
             (next_step(ours(python, goes_on), folder),
              sent_again(torchruns(python, goes_on), folder))
             for _ in range(rounds)
         ]  # fmt: skip
-    rows = [
-        ("to the first line of both ranks, s", *(f"{median(s.seconds for s in each):.2f}"
-                                                 for each in zip(*pairs, strict=True))),
-        ("memory beside the ranks of a node, MiB", *(f"{median(s.memory for s in each):.0f}"
-                                                     for each in zip(*pairs, strict=True))),
-        ("exit code where a rank ends with 3", *(str(s.code) for s in pairs[0])),
-        ("from a killed rank to the next step, s", *(f"{median(each):.1f}"
-                                                     for each in zip(*recovered, strict=True))),
-    ]  # fmt: skip
-    print("| medians | ours, again in place | torchrun, static, started again at once |")
-    print("|---|---|---|")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+        yield paired(
+            "gang/recovery", "from a killed rank to the next step, in place", "s", again,
+            beside=f"{beside}, started again", goal=1,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

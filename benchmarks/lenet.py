@@ -1,26 +1,20 @@
 """LeNet on MNIST: samples per second of the PyTorch job against the MXNet job, on this machine.
 
-    python -m benchmarks.lenet [--pytorch PY --mxnet PY] [--samples N] [--pairs K]
+The two programs run in turn, on the same data ($BATCHML_DATA_DIR) and with the environment of their
+job.toml. `benchmarks/lenet_profile.py` says where PyTorch's time goes.
 
-The two programs run in turn, K pairs of them, on the same data ($BATCHML_DATA_DIR) and with the
-environment of their job.toml. A machine does other work too, which disturbs both of a pair alike:
-trust the ratios, pair by pair, before the numbers. `benchmarks/lenet_profile.py` says where
-PyTorch's time goes.
-
-The default interpreters are those of the jobs' environments on `local`.
+The interpreters are those of the jobs' environments on `local`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +22,8 @@ from batchml.config.settings import load_settings
 from batchml.jobs.find import find_source
 from batchml.local import environments, images
 from batchml.local.home import Home
+from benchmarks.rows import Finding, paired
+from benchmarks.running import main
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEED = re.compile(r"Speed: ([0-9.]+) samples/sec")
@@ -68,7 +64,7 @@ def speeds(python: Path, job: Path, scratch: Path, lines: int) -> Iterator[float
     raise RuntimeError(f"{job.name} ended with code {program.returncode}: {''.join(said[-5:])}")
 
 
-def measure(python: Path, job: Path, samples: int) -> float:
+def speed(python: Path, job: Path, samples: int) -> float:
     """The median speed of a run over `samples` images, after a first line that only warms up."""
     lines = max(1, samples // 6400)
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,32 +88,21 @@ def interpreter(image: str, job: Path = ROOT) -> Path:
     return target / "bin" / "python"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pytorch", type=Path, metavar="PY", help="a Python with PyTorch")
-    parser.add_argument("--mxnet", type=Path, metavar="PY", help="a Python with MXNet")
-    parser.add_argument("--samples", type=int, default=32_000, help="images a run is timed over")
-    parser.add_argument("--pairs", type=int, default=5)
-    options = parser.parse_args(arguments)
-    if options.samples < 6400 or options.pairs < 1:
-        parser.error("--samples starts at 6400 (one line of output), --pairs at 1")
-    runs = {
-        "pytorch": (options.pytorch or interpreter("pytorch"), ROOT / "jobs" / "lenet"),
-        "mxnet": (options.mxnet or interpreter("mxnet"), ROOT / "jobs" / "lenet-mxnet"),
-    }
-    results: dict[str, list[float]] = {name: [] for name in runs}
-    print(f"{'pair':>4} {'pytorch':>9} {'mxnet':>9} {'ratio':>6}   samples/s")
-    for pair in range(1, options.pairs + 1):
+def measure(full: bool) -> Iterator[Finding]:
+    samples, pairs = (32_000, 5) if full else (12_800, 3)
+    jobs = {"pytorch": "lenet", "mxnet": "lenet-mxnet"}
+    pythons = {name: interpreter(name) for name in jobs}
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for pair in range(pairs):
         # Who goes first changes from pair to pair, so that neither always has the cooler machine.
-        for name in sorted(runs, reverse=pair % 2 == 0):
-            results[name].append(measure(*runs[name], options.samples))
-        torch, mxnet = results["pytorch"][-1], results["mxnet"][-1]
-        print(f"{pair:>4} {torch:>9.0f} {mxnet:>9.0f} {torch / mxnet:>6.2f}", flush=True)
-    ratios = [a / b for a, b in zip(results["pytorch"], results["mxnet"], strict=True)]
-    middle = [median(results["pytorch"]), median(results["mxnet"]), median(ratios)]
-    print(f"{'mid':>4} {middle[0]:>9.0f} {middle[1]:>9.0f} {middle[2]:>6.2f}")
-    return 0
+        for name in sorted(jobs, reverse=pair % 2 == 1):
+            found[name].append(speed(pythons[name], ROOT / "jobs" / jobs[name], samples))
+    yield paired(
+        "lenet/cpu", "LeNet in PyTorch", "samples/s",
+        list(zip(found["pytorch"], found["mxnet"], strict=True)), beside="MXNet",
+        goal=1.5, smaller=False,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure)

@@ -4,16 +4,14 @@ Compared with a shell and the same bytes, in the same minute: `seq N | cat > fil
 `cat` for reading one stream, `sort --merge` for reading a thousand as one.
 """
 
-import argparse
 import asyncio
 import os
 import sqlite3
-import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +21,27 @@ from batchml.local import control
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.logs.api import LogReads
 from batchml.local.store.journal import Journal
+from benchmarks.rows import Finding, alone, paired
+from benchmarks.running import main
 
 GROUP = "/aws/batch/job"
 STREAMS, LINES_EACH = 1000, 200
 PAIRS = 3
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.logs")
-    parser.add_argument("--lines", type=int, default=1_000_000)
-    parser.add_argument("--megabytes", type=int, default=100, help="1000 for the real thing")
-    options = parser.parse_args(arguments)
+def measure(full: bool) -> Iterator[Finding]:
+    lines, megabytes = (1_000_000, 1000) if full else (200_000, 100)
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder) / "home")
         endpoint = control.ensure_server(home, SystemClock())
         try:
             server = _Server(home, endpoint)
-            _take_in(server, options.lines, Path(folder))
-            _stay_small(server, options.megabytes)
+            yield from _take_in(server, lines, Path(folder))
+            yield from _stay_small(server, megabytes)
         finally:
             control.stop_server(home, SystemClock())
-        _give_out(Path(folder), options.lines)
-        _merge(Path(folder) / "many")
+        yield from _give_out(Path(folder), lines)
+        yield from _merge(Path(folder) / "many")
 
 
 class _Server:
@@ -148,31 +145,35 @@ def _shell(script: str) -> float:
     return _seconds(lambda: subprocess.run(["sh", "-c", script], check=True))
 
 
-def _take_in(server: _Server, lines: int, folder: Path) -> None:
-    taken = []
-    for _ in range(PAIRS):
-        ours, memory = server.run(f"seq {lines}")
-        floor = _shell(f"seq {lines} | cat > {folder}/floor")
-        taken.append((ours, floor))
-    ours = statistics.median(pair[0] for pair in taken)
-    ratio = statistics.median(a / b for a, b in taken)
-    print(
-        f"{lines} short lines of a job    {lines / ours:12,.0f} lines/s   beside seq | cat > file"
-        f"   x{ratio:.1f}   runner {memory['runner']} MiB   server {memory['server']} MiB",
-        flush=True,
-    )
+def _take_in(server: _Server, lines: int, folder: Path) -> Iterator[Finding]:
+    pairs = [
+        (
+            lines / server.run(f"seq {lines}")[0],
+            lines / _shell(f"seq {lines} | cat > {folder}/floor"),
+        )
+        for _ in range(PAIRS)
+    ]
+    yield paired(
+        "logs/write", f"{lines:,} short lines of a job", "lines/s", pairs,
+        beside="seq | cat > file", smaller=False,
+    )  # fmt: skip
 
 
-def _stay_small(server: _Server, megabytes: int) -> None:
+def _stay_small(server: _Server, megabytes: int) -> Iterator[Finding]:
     line = "x" * 99
-    ours, memory = server.run(f"yes {line} | head -c {megabytes}000000")
-    floor = _shell(f"yes {line} | head -c {megabytes}000000 | cat > /dev/null")
-    print(
-        f"{megabytes} MB in lines of 100        {megabytes / ours:12,.0f} MB/s      beside cat > "
-        f"/dev/null    x{ours / floor:.1f}   runner {memory['runner']} MiB   "
-        f"server {memory['server']} MiB",
-        flush=True,
-    )
+    pairs, memories = [], []
+    for _ in range(PAIRS):
+        ours, memory = server.run(f"yes {line} | head -c {megabytes}000000")
+        floor = _shell(f"yes {line} | head -c {megabytes}000000 | cat > /dev/null")
+        pairs.append((megabytes / ours, megabytes / floor))
+        memories.append(memory)
+    yield paired(
+        "logs/bytes", f"{megabytes} MB of a job in lines of 100", "MB/s", pairs,
+        beside="cat > /dev/null", smaller=False,
+    )  # fmt: skip
+    for part in ("runner", "server"):
+        most = [float(each[part]) for each in memories]
+        yield alone(f"logs/memory_{part}", f"memory of the {part} meanwhile", "MiB", most)
 
 
 def _reads(folder: Path, names: list[str]) -> LogReads:
@@ -187,76 +188,63 @@ def _reads(folder: Path, names: list[str]) -> LogReads:
     return LogReads(store, lambda task: folder / task)
 
 
-def _give_out(folder: Path, lines: int) -> None:
+def _give_out(folder: Path, lines: int) -> Iterator[Finding]:
     at = int(time.time() * 1000)
     with open(folder / "one", "w", encoding="ascii") as file:
         file.writelines(f"{at + n // 100} {n}\n" for n in range(lines))
     reads = _reads(folder, ["one"])
-    pages = 0
+    asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": "one"}
 
     def follow() -> None:
-        nonlocal pages
-        asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": "one"}
         token = "f/0"
         while True:
             answer, _ = asyncio.run(reads.answer("GetLogEvents", {**asked, "nextToken": token}))
-            pages += 1
             if answer["nextForwardToken"] == token:
                 return
             token = answer["nextForwardToken"]
 
-    ours = _seconds(follow)
-    floor = _shell(f"cat {folder}/one > /dev/null")
-    print(
-        f"GetLogEvents, all of them      {pages / ours:12,.0f} pages/s   {lines / ours:,.0f} "
-        f"lines/s   beside cat   x{ours / floor:.0f}",
-        flush=True,
-    )
-    late = _seconds(
-        lambda: asyncio.run(
-            reads.answer(
-                "GetLogEvents",
-                {
-                    "logGroupName": GROUP, "logStreamName": "one", "startFromHead": True,
-                    "startTime": at + lines // 100 - 1, "limit": 10,
-                },
-            )
-        )
+    pairs = [
+        (lines / _seconds(follow), lines / _shell(f"cat {folder}/one > /dev/null"))
+        for _ in range(PAIRS)
+    ]
+    yield paired(
+        "logs/read", f"GetLogEvents of all of {lines:,} lines", "lines/s", pairs,
+        beside="cat", smaller=False,
     )  # fmt: skip
-    print(f"GetLogEvents, a late startTime {late * 1000:12.1f} ms", flush=True)
+    late = {**asked, "startFromHead": True, "startTime": at + lines // 100 - 1, "limit": 10}
+    took = [
+        _seconds(lambda: asyncio.run(reads.answer("GetLogEvents", late))) * 1000 for _ in range(9)
+    ]
+    yield alone("logs/late", f"GetLogEvents from the end of {lines:,} lines", "ms", took)
     reads.close()
 
 
-def _merge(folder: Path) -> None:
+def _merge(folder: Path) -> Iterator[Finding]:
     folder.mkdir()
     names = [f"s{number:04d}" for number in range(STREAMS)]
     for number, name in enumerate(names):
         with open(folder / name, "w", encoding="ascii") as file:
             file.writelines(f"{n * 10 + number % 7} {name} {n}\n" for n in range(LINES_EACH))
     reads = _reads(folder, names)
-    pages = events = 0
 
     def everything() -> None:
-        nonlocal pages, events
         token: dict[str, Any] = {}
         while True:
             asked = {"logGroupName": GROUP, **token}
             answer, _ = asyncio.run(reads.answer("FilterLogEvents", asked))
-            pages += 1
-            events += len(answer["events"])
             if "nextToken" not in answer:
                 return
             token = {"nextToken": answer["nextToken"]}
 
-    ours = _seconds(everything)
-    floor = _shell(f"cd {folder} && sort --merge --numeric-sort --batch-size=1000 s* > /dev/null")
-    print(
-        f"FilterLogEvents, {STREAMS} streams {pages / ours:12,.1f} pages/s   {events / ours:,.0f} "
-        f"lines/s   beside sort --merge   x{ours / floor:.0f}",
-        flush=True,
-    )
+    lines = STREAMS * LINES_EACH
+    sort = f"cd {folder} && sort --merge --numeric-sort --batch-size=1000 s* > /dev/null"
+    pairs = [(lines / _seconds(everything), lines / _shell(sort)) for _ in range(PAIRS)]
+    yield paired(
+        "logs/merge", f"FilterLogEvents of {STREAMS} streams", "lines/s", pairs,
+        beside="sort --merge", smaller=False,
+    )  # fmt: skip
     reads.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

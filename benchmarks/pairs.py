@@ -2,11 +2,12 @@
 
 import os
 import resource
-import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from benchmarks.rows import Row, paired
 
 
 class Sample(NamedTuple):
@@ -14,13 +15,7 @@ class Sample(NamedTuple):
     cpu: float  # seconds, user and system, of the process and its children
 
 
-class Compared(NamedTuple):
-    """Medians of both, in seconds, and the median of the ratios pair by pair."""
-
-    ours: float
-    floor: float
-    wall_ratio: float
-    cpu_ratio: float
+Pairs = list[tuple[Sample, Sample]]  # ours, theirs
 
 
 def sample(command: Sequence[str], environ: Mapping[str, str], folder: str) -> Sample:
@@ -43,22 +38,19 @@ def compare(
     *,
     environ: Mapping[str, str],
     folder: str,
-    pairs: int = 15,
-) -> Compared:
+    pairs: int,
+) -> Pairs:
     """Run both in turn, after one of each that is not counted."""
     sample(ours, environ, folder)
     sample(floor, environ, folder)
-    taken = [(sample(ours, environ, folder), sample(floor, environ, folder)) for _ in range(pairs)]
-    return Compared(
-        statistics.median(a.wall for a, _ in taken),
-        statistics.median(b.wall for _, b in taken),
-        statistics.median(a.wall / b.wall for a, b in taken),
-        statistics.median(a.cpu / b.cpu for a, b in taken),
-    )
+    return [(sample(ours, environ, folder), sample(floor, environ, folder)) for _ in range(pairs)]
 
 
-def row(name: str, beside: str, found: Compared, goal: str) -> str:
-    return (
-        f"{name:<28} {found.ours * 1000:7.1f} ms   beside {beside:<28} {found.floor * 1000:7.1f} ms"
-        f"   wall x{found.wall_ratio:.2f}   cpu x{found.cpu_ratio:.2f}   goal {goal}"
-    )
+def rows(
+    name: str, measured: str, found: Pairs, *, beside: str, goal: float | None = None
+) -> Iterator[Row]:
+    """Their wall time, and their processor time, which other programs disturb less."""
+    walls = [(ours.wall * 1000, theirs.wall * 1000) for ours, theirs in found]
+    cpus = [(ours.cpu * 1000, theirs.cpu * 1000) for ours, theirs in found]
+    yield paired(name, measured, "ms", walls, beside=beside, goal=goal)
+    yield paired(f"{name}.cpu", f"{measured}: CPU time", "ms", cpus, beside=beside)

@@ -1,28 +1,23 @@
 """A Ray run, `jobs/vit-ray`: the head alone against the head with one and two CPU workers.
 
-    python -m benchmarks.ray_gang [--python PY] [--head-cpus N --worker-cpus N] [--steps N]
+The head has the first core of this machine and the workers share those that are left, so that a
+worker adds cores: on two cores one each. Trust the share of time without data; the seconds are
+those of a machine that does other work, too. The supervisors are started here without AWS Batch.
 
-The head has the first cores of this machine and the workers share those that are left, so that a
-worker adds cores: on two cores one each. With `--head-cpus 4` and `--worker-cpus 16` beside a GPU
-it is the case of the classic example, which claims 23 % better price per step. Trust the share of
-time without data and the rows of each node; the seconds are those of a machine that does other
-work, too. The supervisors are started here without AWS Batch.
-
-The default interpreter is that of the job's environment on `local`.
+The interpreter is that of the job's environment on `local`.
 """
 
-import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lenet import ROOT, interpreter
+from benchmarks.rows import Finding, LeftOut, paired
+from benchmarks.running import main
 
 JOB = ROOT / "jobs" / "vit-ray"
 WORKERS = (0, 1, 2)
@@ -63,10 +58,10 @@ def start(
 
 def run(
     python: Path, workers: int, head: Sequence[int], rest: Sequence[int], steps: int
-) -> "tuple[dict[str, Any], float]":
-    """The report of one training, and the seconds that all of it took."""
+) -> dict[str, Any]:
+    """The report of one training."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        place, since = Path(folder), time.monotonic()
+        place = Path(folder)
         group = {"name": "cpu", "size": workers, "least": workers, "job_name": "w", "queue": "q"}
         program = [str(python), "train.py", "--steps", str(steps), "--prices", PRICES]
         plan = {"groups": [group] if workers else []}
@@ -79,10 +74,10 @@ def run(
             )
         try:
             code = members[0].wait(LIMIT)
-            took = time.monotonic() - since
             if code != 0:
                 raise RuntimeError((place / "head" / "log").read_text(errors="replace")[-2000:])
-            return json.loads((place / "head" / "report.json").read_text()), took
+            report: dict[str, Any] = json.loads((place / "head" / "report.json").read_text())
+            return report
         finally:
             for each in members:
                 if each.poll() is None:
@@ -90,32 +85,26 @@ def run(
                 each.wait()
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(description="A Ray gang with 0, 1 and 2 CPU workers.")
-    parser.add_argument("--python", type=Path, help="an interpreter with Ray and PyTorch")
-    parser.add_argument("--head-cpus", type=int, default=1)
-    parser.add_argument("--worker-cpus", type=int, default=0, help="of all workers; 0: the rest")
-    parser.add_argument("--steps", type=int, default=60)
-    options = parser.parse_args(arguments)
-    python = options.python or interpreter("ray")
+def measure(full: bool) -> Iterator[Finding]:
+    python, steps = interpreter("ray"), 60 if full else 40
     cores = sorted(os.sched_getaffinity(0))
-    head, rest = cores[: options.head_cpus], cores[options.head_cpus :]
-    rest = rest[: options.worker_cpus or len(rest)]
-    alone: dict[str, Any] = {}
-    print(
-        f"{'workers':>7}  {'step ms':>8}  {'waited':>6}  {'faster':>6}  {'$/1000':>7}  rows, all s"
-    )
-    for workers in WORKERS if rest else WORKERS[:1]:
-        told, took = run(python, workers, head, rest, options.steps)
-        alone = alone or told
-        rows = "/".join(str(node["rows"]) for node in told["nodes"])
-        print(
-            f"{workers:>7}  {1000 * told['step_seconds']:>8.0f}  {told['data_wait']:>4.0f} %  "
-            f"{alone['step_seconds'] / told['step_seconds']:>5.2f}x  "
-            f"{told['dollars_per_1000_steps']:>7.4f}  {rows}, {took:.0f}",
-            flush=True,
+    head, rest = cores[:1], cores[1:]
+    if not rest:
+        yield LeftOut(name="ray_gang", why="workers need a second core")
+        return
+    told = {workers: run(python, workers, head, rest, steps) for workers in WORKERS}
+    for workers in WORKERS[1:]:
+        measured = f"a step of vit-ray with {workers} workers, {steps} steps"
+        pair = (1000 * told[workers]["step_seconds"], 1000 * told[0]["step_seconds"])
+        yield paired(
+            f"ray_gang/step_{workers}", measured, "ms", [pair], beside="the head alone", goal=1
         )
+        waits = (told[workers]["data_wait"], told[0]["data_wait"])
+        yield paired(
+            f"ray_gang/wait_{workers}", f"{measured}: its time without data", "%", [waits],
+            beside="the head alone", goal=1,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(measure)

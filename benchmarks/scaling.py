@@ -1,21 +1,18 @@
 """Data-parallel training with one process against two and four, with the efficiency of each.
 
-    python -m benchmarks.scaling [--processes 1,2,4] [--rounds K] [--jobs ddp,bert] [--pairs DIR]
-
 Processes are ranks of one node, with one thread each, as the supervisor starts them. bert,
 translate and llama share each batch, whose size does not depend on the number of processes; ddp has
-32 samples a process. Two efficiencies are given: by processes, and by cores, because processes that
-share a core cannot be faster than that core. Run it on a machine that does nothing else.
+32 samples a process. The efficiency is by cores: processes that share a core cannot be faster than
+that core. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -23,7 +20,10 @@ from typing import NamedTuple
 from batchml.runtime.processors import count_processors
 from benchmarks.ddp import DDP, LARGE, LLAMA, ours, train
 from benchmarks.lenet import ROOT, interpreter
+from benchmarks.rows import Finding, alone, paired
+from benchmarks.running import main
 
+PROCESSES = (1, 2, 4)
 BERT, TRANSLATE = (ROOT / "jobs" / name / "train.py" for name in ("bert", "translate"))
 
 # A BERT of 11 million weights (Turc et al. 2019, "BERT-mini"), not trained: speed is all the same.
@@ -68,21 +68,9 @@ def programs(pairs: str, model: str) -> dict[str, Program]:
     }  # fmt: skip
 
 
-class Row(NamedTuple):
-    processes: int
-    speed: float
-    times: float  # the speed of one process
-    by_processes: float  # efficiency
-    by_cores: float
-
-
-def rows(speeds: dict[int, float], cores: int) -> list[Row]:
-    """The efficiency of each number of processes, beside one process. Pure."""
-    one = speeds[1]
-    return [
-        Row(count, speed, speed / one, speed / one / count, speed / one / min(count, cores))
-        for count, speed in sorted(speeds.items())
-    ]
+def efficiency(speed: float, one: float, processes: int, cores: int) -> float:
+    """The speed of several processes for that of one, and for the cores that they have. Pure."""
+    return speed / one / min(processes, cores)
 
 
 def speed_of(output: str, pattern: str) -> float:
@@ -93,49 +81,33 @@ def speed_of(output: str, pattern: str) -> float:
     return median(found[1:] or found)
 
 
-def compare(chosen: dict[str, Program], counts: Sequence[int], rounds: int) -> None:
+def compare(program: Program, name: str, cores: int, rounds: int) -> Iterator[Finding]:
+    python = interpreter(program.image, Path(program.words[0]).parent)
+    speeds: dict[int, list[float]] = {count: [] for count in PROCESSES}
+    for _ in range(rounds):
+        for count in PROCESSES:  # in turn: what disturbs the machine disturbs all alike
+            output = train(1, ours(python, program.words, count)).output
+            speeds[count].append(speed_of(output, program.speed))
+    for count in PROCESSES[1:]:
+        pairs = list(zip(speeds[count], speeds[1], strict=True))
+        yield paired(
+            f"scaling/{name}_{count}", f"{name} with {count} processes", f"{program.unit}/s", pairs,
+            beside="one process", smaller=False,
+        )  # fmt: skip
+        yield alone(
+            f"scaling/{name}_{count}.efficiency", f"{name} with {count} processes, by cores", "%",
+            [100 * efficiency(speed, one, count, cores) for speed, one in pairs], smaller=False,
+        )  # fmt: skip
+
+
+def measure(full: bool) -> Iterator[Finding]:
     cores = count_processors(os.environ)
-    print(
-        f"{cores} cores\n{'job':<10}{'processes':>9}{'speed':>20}{'times':>7}"
-        f"{'by processes':>14}{'by cores':>10}"
-    )
-    for name, program in chosen.items():
-        python = interpreter(program.image, Path(program.words[0]).parent)
-        speeds: dict[int, list[float]] = {count: [] for count in counts}
-        for _ in range(rounds):
-            for count in counts:  # in turn: what disturbs the machine disturbs all alike
-                output = train(1, ours(python, program.words, count)).output
-                speeds[count].append(speed_of(output, program.speed))
-        for row in rows({count: median(found) for count, found in speeds.items()}, cores):
-            print(
-                f"{name:<10}{row.processes:>9}{row.speed:>12.0f} {program.unit + '/s':<9}"
-                f"{row.times:>5.2f}{row.by_processes:>14.0%}{row.by_cores:>10.0%}",
-                flush=True,
-            )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--processes", default="1,2,4", help="numbers of processes; the first is 1")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", default="ddp,llama,bert,translate")
-    parser.add_argument("--pairs", default="made-up", help="a folder with MRPC, for bert")
-    options = parser.parse_args(arguments)
-    counts = [int(text) for text in options.processes.split(",") if text.isdigit()]
-    if not counts or counts[0] != 1 or min(counts) < 1 or options.rounds < 1:
-        parser.error("--processes is a list such as 1,2,4, and --rounds starts at 1")
     with tempfile.TemporaryDirectory() as model:
-        every = programs(options.pairs, model)
-        unknown = {*options.jobs.split(",")} - {*every}
-        if unknown:
-            parser.error(f"--jobs: {', '.join(sorted(unknown))} is none of {', '.join(every)}")
-        chosen = {name: every[name] for name in options.jobs.split(",")}
-        if "bert" in chosen:
-            command = [str(interpreter("nlp")), "-c", _MAKE_BERT, str(BERT.parent), model]
-            subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        compare(chosen, counts, options.rounds)
-    return 0
+        command = [str(interpreter("nlp")), "-c", _MAKE_BERT, str(BERT.parent), model]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        for name, program in programs("made-up", model).items():
+            yield from compare(program, name, cores, 3 if full else 1)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(measure)

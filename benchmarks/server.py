@@ -1,33 +1,30 @@
-"""The embedded AWS Batch as a server: calls a second, and what a long history costs.
+"""The embedded AWS Batch as a server: calls a second, arrays, and its idle CPU.
 
 Submissions are compared with a lower bound in the same run: the same sixteen boto3 clients, and a
-server that answers each call with the same few bytes and does nothing.
+server that answers each call with the same few bytes and does nothing. What a long history and
+long queues cost is in `curves.py`.
 """
 
 import os
-import random
 import socketserver
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.batch.events import Effect, SaveJob, SaveSpec
-from batchml.local.batch.state import Job, Needs, SubmittedSpec
 from batchml.local.home import Home, ServerEndpoint
-from batchml.local.store.journal import Journal
-from batchml.model.run import JobStatus
+from benchmarks.rows import Finding, alone, paired
+from benchmarks.running import main
 
 CLOCK = SystemClock()
-HISTORY = 100_000  # finished jobs
 CLIENTS = 16
 
 # Runs in a process of its own: a client's work must not slow the server down by sharing its lock.
@@ -50,16 +47,12 @@ print(count / (time.perf_counter() - start))
 """
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
-        _submissions(Home(Path(folder) / "calls"))
-        _history(Home(Path(folder) / "history"))
+        yield from _submissions(Home(Path(folder) / "calls"), 1600 if full else 640)
 
 
-# --- submissions ----------------------------------------------------------------------------
-
-
-def _submissions(home: Home) -> None:
+def _submissions(home: Home, count: int) -> Iterator[Finding]:
     endpoint = control.ensure_server(home, CLOCK)
     try:
         client = _client(home, endpoint)
@@ -67,28 +60,30 @@ def _submissions(home: Home) -> None:
         pairs = []
         for _ in range(5):
             with _Floor() as floor:
-                pairs.append((_rate(endpoint.url, home), _rate(floor.url, home)))
-        ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        print(
-            f"SubmitJob, {CLIENTS} clients     {ours:7.0f} /s   beside a server that does nothing "
-            f"{theirs:7.0f} /s   x{ratio:.2f}   goal 800 /s"
-        )
-        took = [_timed(lambda: _array(client, 10_000)) for _ in range(5)]
-        print(
-            f"array of 10,000 accepted   {statistics.median(took) * 1000:7.0f} ms   goal 1,000 ms"
-        )
-        ids = [client.list_jobs(jobQueue="held", jobStatus="PENDING")["jobSummaryList"]]
-        parent = ids[0][0]["jobId"]
-        took_one = _timed(lambda: client.terminate_job(jobId=parent, reason="benchmark"))
-        print(f"array of 10,000 terminated {took_one * 1000:7.0f} ms   goal 5,000 ms")
+                pairs.append((_rate(endpoint.url, home, count), _rate(floor.url, home, count)))
+        yield paired(
+            "server/submit", f"SubmitJob from {CLIENTS} clients", "calls/s", pairs,
+            beside="a server that does nothing", goal=0.5, smaller=False,
+        )  # fmt: skip
+        took = [_timed(lambda: _array(client, 10_000)) * 1000 for _ in range(5)]
+        yield alone("server/array", "SubmitJob of an array of 10,000", "ms", took, goal=1000)
+        parents = client.list_jobs(jobQueue="held", jobStatus="PENDING")["jobSummaryList"]
+        took = [
+            _timed(partial(client.terminate_job, jobId=each["jobId"], reason="benchmark")) * 1000
+            for each in parents[:3]
+        ]
+        yield alone("server/terminate", "TerminateJob of an array of 10,000", "ms", took, goal=1000)
+        before, begin = _cpu(endpoint.pid), time.perf_counter()
+        threading.Event().wait(10)
+        idle = (_cpu(endpoint.pid) - before) / (time.perf_counter() - begin) * 100
+        yield alone("server/idle", "idle CPU with 20,000 queued jobs", "%", [idle], goal=1)
     finally:
         control.stop_server(home, CLOCK)
 
 
-def _rate(url: str, home: Home) -> float:
+def _rate(url: str, home: Home, count: int) -> float:
     keys = home.keys()
-    arguments = [url, keys.access_key_id, keys.secret_access_key, "1600", str(CLIENTS)]
+    arguments = [url, keys.access_key_id, keys.secret_access_key, str(count), str(CLIENTS)]
     done = subprocess.run(
         [sys.executable, "-c", _SUBMITTERS, *arguments], check=True, capture_output=True, text=True
     )
@@ -158,76 +153,6 @@ class _Floor:
         os.waitpid(self._pid, 0)
 
 
-# --- a long history -------------------------------------------------------------------------
-
-
-def _history(home: Home) -> None:
-    home.prepare()
-    ids = _fill(home)
-    start = time.perf_counter()
-    endpoint = control.ensure_server(home, CLOCK)
-    started = time.perf_counter() - start
-    try:
-        client = _client(home, endpoint)
-        chance = random.Random(1)
-        calls: dict[str, Callable[[], Any]] = {
-            "DescribeJobs of 100": lambda: client.describe_jobs(jobs=chance.sample(ids, 100)),
-            "DescribeJobs of 1": lambda: client.describe_jobs(jobs=[chance.choice(ids)]),
-            "ListJobs by name": lambda: client.list_jobs(
-                jobQueue="q",
-                filters=[{"name": "JOB_NAME", "values": [f"name-{chance.randrange(HISTORY)}"]}],
-            ),
-            "ListJobs, 1,000 of a state": lambda: client.list_jobs(
-                jobQueue="q", jobStatus="SUCCEEDED"
-            ),
-        }
-        print(f"with {HISTORY:,} finished jobs: serves after {started:.2f} s (goal 3 s)")
-        for name, call in calls.items():
-            call()
-            times = sorted(_timed(call) for _ in range(60))
-            p50, p99 = times[30] * 1000, times[-1] * 1000
-            goal = "   goal 25 ms" if name.endswith("100") else ""
-            print(f"{name:<27}{p50:7.1f} ms p50 {p99:7.1f} ms worst{goal}")
-        memory = _memory(endpoint.pid)
-        before, begin = _cpu(endpoint.pid), time.perf_counter()
-        threading.Event().wait(10)
-        idle = (_cpu(endpoint.pid) - before) / (time.perf_counter() - begin) * 100
-        print(f"memory {memory} MB (goal 300 MB), idle CPU {idle:.2f} % (goal 0.5 %)")
-    finally:
-        control.stop_server(home, CLOCK)
-
-
-def _fill(home: Home) -> list[str]:
-    """A journal with finished jobs, as the server itself writes it."""
-    control.ensure_server(home, CLOCK)
-    _furnish_q(_client(home, control.ensure_server(home, CLOCK)))
-    control.stop_server(home, CLOCK)
-    store = Journal(home.journal)
-    container = {"image": "i", "command": ["python", "train.py"], "environment": []}
-    detail = {
-        "container": {"exitCode": 0, "taskArn": "arn", "logStreamName": "d/default/x"},
-        "startedAt": 2, "stoppedAt": 3, "statusReason": "Essential container in task exited",
-    }  # fmt: skip
-    ids = []
-    for first in range(0, HISTORY, 10_000):
-        effects: list[Effect] = []
-        for number in range(first, first + 10_000):
-            ids.append(f"{number:08}-0000-4000-8000-000000000000")
-            spec = SubmittedSpec(
-                ids[-1], f"name-{number}", "q", "d:1", container, Needs(1, 64), number
-            )
-            job = Job(ids[-1], spec, number, JobStatus.SUCCEEDED, exit_code=0, attempts=(detail,))
-            effects += [SaveSpec(spec), SaveJob(job, False)]
-        store.commit(effects)
-    store.close()
-    return ids
-
-
-def _furnish_q(client: Any) -> None:
-    order = [{"order": 1, "computeEnvironment": "this-machine"}]
-    client.create_job_queue(jobQueueName="q", priority=1, computeEnvironmentOrder=order)
-
-
 def _client(home: Home, endpoint: ServerEndpoint) -> Any:
     import boto3
 
@@ -244,17 +169,10 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _memory(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) // 1024
-    return 0
-
-
 def _cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -5,12 +5,15 @@ Compared with `python -c pass`, the lower bound, and a boto3 script that makes t
 
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from benchmarks.pairs import compare, row, sample
+from benchmarks.pairs import compare, rows, sample
+from benchmarks.rows import Finding
+from benchmarks.running import main
 
 _BOTO3 = """
 import boto3
@@ -21,8 +24,8 @@ print(answer["jobId"])
 """
 
 
-def main() -> None:
-    binaries = Path(sys.executable).parent
+def measure(full: bool) -> Iterator[Finding]:
+    binaries, pairs = Path(sys.executable).parent, 15 if full else 9
     batchml, python = str(binaries / "batchml"), str(binaries / "python")
     floor = [python, "-c", "pass"]
     with tempfile.TemporaryDirectory() as folder:
@@ -30,13 +33,17 @@ def main() -> None:
         environ = {"BATCHML_HOME": str(home.root)}
         empty = Path(folder) / "empty"
         empty.mkdir()
-        for arguments, goal in (
-            (["--version"], "1.5"),
-            (["--help"], "6"),
-            (["submit", "--help"], "6"),
+        for name, arguments, goal in (
+            ("version", ["--version"], 1.5),
+            ("help", ["--help"], 6),
+            ("help_submit", ["submit", "--help"], 6),
         ):
-            found = compare([batchml, *arguments], floor, environ=environ, folder=str(empty))
-            print(row(f"batchml {' '.join(arguments)}", "python -c pass", found, goal), flush=True)
+            command = [batchml, *arguments]
+            found = compare(command, floor, environ=environ, folder=str(empty), pairs=pairs)
+            yield from rows(
+                f"startup/{name}", f"batchml {' '.join(arguments)}", found,
+                beside="python -c pass", goal=goal,
+            )  # fmt: skip
         endpoint = control.ensure_server(home, SystemClock())
         try:
             submit = [batchml, "submit", "--detach", "--", "true"]
@@ -49,8 +56,18 @@ def main() -> None:
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
             script = [python, "-c", _BOTO3.format(definition=_definition(home, endpoint.url))]
-            found = compare(submit, script, environ=environ, folder=str(empty))
-            print(row("batchml submit --detach", "a minimal boto3 script", found, "1"))
+            for name, arguments in (
+                ("submit", submit[1:]),
+                ("ls", ["ls"]),
+                ("show", ["show", "@last"]),
+            ):
+                found = compare(
+                    [batchml, *arguments], script, environ=environ, folder=str(empty), pairs=pairs
+                )
+                yield from rows(
+                    f"startup/{name}", f"batchml {' '.join(arguments)}", found,
+                    beside="a boto3 script that submits", goal=0.5,
+                )  # fmt: skip
         finally:
             control.stop_server(home, SystemClock())
 
@@ -71,4 +88,4 @@ def _definition(home: Home, url: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -1,18 +1,16 @@
-"""A thousand submissions by `batchml.Client`, compared with a loop of boto3 and the AWS CLI.
+"""Submissions one after the other by `batchml.Client`, beside a loop of boto3 and the AWS CLI.
 
 boto3's loop sends the same request and keeps nothing. Ours first writes each submission to disk
-and packs the folder's code each time. The two commands run a few times only; their thousand is
-extrapolated, and the output says so. No job runs meanwhile: its compute environment is disabled.
+and packs the folder's code each time. No job runs meanwhile: its compute environment is disabled.
 """
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,28 @@ from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from benchmarks.pairs import compare
+from benchmarks.pairs import compare, rows
+from benchmarks.rows import Finding, LeftOut, paired
+from benchmarks.running import main
 
 COUNT = 1000
 ROUNDS = 5  # in turn; the ratio is the median of theirs
 COMMANDS = 7  # of each kind
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         home, work = Home(Path(folder) / "home"), Path(folder) / "work"
         work.mkdir()
         (work / "train.py").write_text("print(1)\n")
         endpoint = control.ensure_server(home, SystemClock())
         try:
-            _measure(home, work, endpoint.url)
+            yield from _measure(home, work, endpoint.url, COUNT if full else COUNT // 4)
         finally:
             control.stop_server(home, SystemClock())
 
 
-def _measure(home: Home, work: Path, url: str) -> None:
+def _measure(home: Home, work: Path, url: str, count: int) -> Iterator[Finding]:
     environ = {"BATCHML_HOME": str(home.root)}
     client = Client("local", work, environ={**os.environ, **environ})
     theirs = _boto3(home, url)
@@ -50,7 +50,7 @@ def _measure(home: Home, work: Path, url: str) -> None:
         "jobName": "python", "jobQueue": "held", "jobDefinition": run.definition,
         "containerOverrides": {"command": command},
     }  # fmt: skip
-    each = COUNT // ROUNDS
+    each = count // ROUNDS
     pairs = [
         (
             _timed(lambda: client.submit(command=command, queue="held"), each),
@@ -58,20 +58,17 @@ def _measure(home: Home, work: Path, url: str) -> None:
         )
         for _ in range(ROUNDS)
     ]
-    ours, boto3 = (sum(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(
-        f"Client.submit, {COUNT:,} times  {ours:6.1f} s   beside a boto3 loop {boto3:6.1f} s   "
-        f"x{ratio:.2f}   {(ours - boto3) / COUNT * 1000:.1f} ms more each, for exactly once",
-        flush=True,
-    )
-    _commands(home, work, url, run.definition)
+    yield paired(
+        "submits/client", f"Client.submit, {count:,} one after the other", "ms each", pairs,
+        beside="boto3's submit_job", goal=1.5,
+    )  # fmt: skip
+    yield from _commands(home, work, url, run.definition)
 
 
-def _commands(home: Home, work: Path, url: str, definition: str) -> None:
+def _commands(home: Home, work: Path, url: str, definition: str) -> Iterator[Finding]:
     aws = shutil.which("aws", path=os.pathsep.join((str(Path(sys.executable).parent), _PATH)))
     if aws is None:
-        print("batchml submit beside the AWS CLI: not measured, the AWS CLI is not here")
+        yield LeftOut(name="submits/command", why="the AWS CLI is not here")
         return
     ours = [str(Path(sys.executable).parent / "batchml"), "submit", "--queue", "held", "--"]
     keys = home.keys()
@@ -89,21 +86,18 @@ def _commands(home: Home, work: Path, url: str, definition: str) -> None:
     found = compare(
         [*ours, "python", "train.py"], theirs, environ=environ, folder=str(work), pairs=COMMANDS
     )
-    print(
-        f"batchml submit, {COUNT:,} times {found.ours * COUNT:6.0f} s   beside the AWS CLI    "
-        f"{found.floor * COUNT:6.0f} s   x{found.wall_ratio:.2f}   worked out from {COMMANDS} each",
-        flush=True,
-    )
+    yield from rows("submits/command", "batchml submit", found, beside="the AWS CLI", goal=1)
 
 
 _PATH = os.environ.get("PATH", os.defpath)
 
 
 def _timed(submit: Callable[[], Any], count: int) -> float:
+    """Milliseconds of each."""
     start = time.perf_counter()
     for _ in range(count):
         submit()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / count * 1000
 
 
 def _boto3(home: Home, url: str) -> Any:
@@ -135,4 +129,4 @@ def _hold(client: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

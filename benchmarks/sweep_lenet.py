@@ -5,17 +5,18 @@ many that it uses about as many epochs. All of it is real: the job that ships wi
 digits (tests/support/few_digits.py), the embedded AWS Batch, the controller. What is best is the
 highest validation accuracy that any trial printed so far; *match* is the share of random search's
 epochs after which a search is as good as random search ever gets. Epochs do not count the starts
-of programs, so the minutes are printed, too; they are those of this machine, which may be busy.
+of programs, so the time is a row, too.
 
-A minute or two, which show that it works; `BATCHML_BENCH_LONG=1` takes ten to fifteen minutes on
-two cores that do nothing else. `BATCHML_BENCH_SEEDS` is the number of searches of each, with
-other seeds (1 unless set).
+A minute or two, which show that it works; `--full` takes ten to fifteen minutes on two cores that
+do nothing else. `BATCHML_BENCH_SEEDS` is the number of searches of each, with other seeds (1 unless
+set).
 """
 
+import math
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,11 @@ from batchml.local import control
 from batchml.local.home import Home
 from batchml.model.sweep import Trial
 from benchmarks.lenet import interpreter
+from benchmarks.rows import Finding, LeftOut, alone, paired
+from benchmarks.running import main
 from tests.support.few_digits import few_digits
 
 SEEDS = int(os.environ.get("BATCHML_BENCH_SEEDS", "1"))
-PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)  # of random search's epochs
 _SPACE = {"lr": {"log": [1e-4, 1.0]}, "batch_size": [16, 32, 64, 128, 256]}
 
 
@@ -40,11 +42,8 @@ class Size(NamedTuple):
     more: int  # times the trials, for the search that uses about as many epochs as random search
 
 
-SIZE = (
-    Size(trials=24, epochs=9, images=4000, validation=4000, more=3)
-    if os.environ.get("BATCHML_BENCH_LONG")
-    else Size(trials=6, epochs=3, images=2000, validation=1000, more=2)
-)
+SIZE = Size(trials=6, epochs=3, images=2000, validation=1000, more=2)
+FULL = Size(trials=24, epochs=9, images=4000, validation=4000, more=3)
 
 
 class Way(NamedTuple):
@@ -56,11 +55,12 @@ class Way(NamedTuple):
     trials: int
 
 
-WAYS = (
-    Way("random", "random", stops=False, trials=SIZE.trials),
-    Way("TPE + ASHA", "tpe", stops=True, trials=SIZE.trials),
-    Way("TPE + ASHA, more trials", "tpe", stops=True, trials=SIZE.more * SIZE.trials),
-)
+def ways(size: Size) -> tuple[Way, ...]:
+    return (
+        Way("random", "random", stops=False, trials=size.trials),
+        Way("tpe_asha", "tpe", stops=True, trials=size.trials),
+        Way("tpe_asha_more", "tpe", stops=True, trials=size.more * size.trials),
+    )
 
 
 class Searched(NamedTuple):
@@ -70,54 +70,79 @@ class Searched(NamedTuple):
     history: list[float]
     seconds: float
 
-    def best(self, epochs: float) -> float:
-        """After so many epochs, 0 before the first; after all of them where there were fewer."""
-        return self.history[: int(epochs)][-1] if epochs >= 1 else 0.0
-
     def match(self, accuracy: float) -> int | None:
         """The epochs after which it was as good as that; None: it never was."""
         found = (count for count, best in enumerate(self.history, 1) if best >= accuracy)
         return next(found, None)
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
+    size = FULL if full else SIZE
     environments = interpreter("pytorch").parents[2]
-    print(
-        f"{SIZE.trials} trials, {SIZE.epochs} epochs of {SIZE.images:,} images, "
-        f"{SIZE.validation:,} to validate, {os.cpu_count()} at once; load {os.getloadavg()[0]:.1f}"
-    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         home = Home(folder / "home")
         home.prepare()
         home.envs.symlink_to(environments)
-        few_digits(folder, "lenet", train=SIZE.images, validation=SIZE.validation)
-        environ = {**os.environ, "BATCHML_HOME": str(home.root)}
-        client = Client("local", folder, environ=environ)
+        few_digits(folder, "lenet", train=size.images, validation=size.validation)
+        client = Client("local", folder, environ={**os.environ, "BATCHML_HOME": str(home.root)})
         try:
-            for seed in range(SEEDS):
-                _show_all(client, seed)
+            found = {
+                way.label: [search(client, size, way, seed) for seed in range(SEEDS)]
+                for way in ways(size)
+            }
         finally:
             control.stop_server(home, SystemClock())
+    yield from _rows(found, size)
 
 
-def table(way: Way, seed: int) -> dict[str, Any]:
+def _rows(found: dict[str, list[Searched]], size: Size) -> Iterator[Finding]:
+    floors = found.pop("random")
+    trials = f"{size.trials} trials of {size.epochs} epochs, {size.images:,} images"
+    for label, searched in found.items():
+        pairs = list(zip(searched, floors, strict=True))
+        values: dict[str, tuple[str, Callable[[Searched], float]]] = {
+            "error": ("", lambda each: 1 - each.history[-1]),
+            "epochs": ("epochs", lambda each: float(len(each.history))),
+            "seconds": ("s", lambda each: each.seconds),
+        }
+        for what, (unit, value) in values.items():
+            yield paired(
+                f"sweep_lenet/{label}.{what}", f"{what} of {label}, {trials}", unit,
+                [(value(ours), value(theirs)) for ours, theirs in pairs], beside="random search",
+            )  # fmt: skip
+        shares = [
+            (ours.match(theirs.history[-1]) or math.inf) / len(theirs.history)
+            for ours, theirs in pairs
+        ]
+        if math.isfinite(max(shares)):
+            yield alone(
+                f"sweep_lenet/{label}.match", f"match of {label}, {trials}", "of random's epochs",
+                shares, goal=0.5,
+            )  # fmt: skip
+        else:
+            yield LeftOut(
+                name=f"sweep_lenet/{label}.match", why="it was never as good as random search"
+            )
+
+
+def table(size: Size, way: Way, seed: int) -> dict[str, Any]:
     """The sweep file."""
-    stops = {"max": SIZE.epochs} if way.stops else {"method": "none"}
+    stops = {"max": size.epochs} if way.stops else {"method": "none"}
     return {
         "job": "lenet",
         "goal": {"max": "val_accuracy"},
         "method": way.method,
         "seed": seed,
-        "space": {**_SPACE, "epochs": SIZE.epochs},
+        "space": {**_SPACE, "epochs": size.epochs},
         "early_stop": stops,
         "limits": {"trials": way.trials, "parallel": os.cpu_count() or 1},
     }
 
 
-def search(client: Client, way: Way, seed: int) -> Searched:
+def search(client: Client, size: Size, way: Way, seed: int) -> Searched:
     start = time.perf_counter()
-    handle = client.sweep(table(way, seed), name=f"{way.method}-{way.trials}-{seed}")
+    handle = client.sweep(table(size, way, seed), name=f"{way.method}-{way.trials}-{seed}")
     handle.wait()
     return Searched(history(handle.trials()), time.perf_counter() - start)
 
@@ -131,26 +156,5 @@ def history(trials: Sequence[Trial]) -> list[float]:
     return found
 
 
-def _show_all(client: Client, seed: int) -> None:
-    parts = "".join(f"{f'at {part:.1%}':>10}" for part in PARTS)
-    print(f"seed {seed}: error of the best so far, after shares of random search's epochs")
-    print(f"{'':<24}{'trials':>7}{'epochs':>7}{'min':>6}{parts}{'match':>7}", flush=True)
-    floor: Searched | None = None
-    for way in WAYS:
-        found = search(client, way, seed)
-        floor = floor or found
-        print(_row(way, found, floor), flush=True)
-
-
-def _row(way: Way, found: Searched, floor: Searched) -> str:
-    every = len(floor.history)
-    errors = "".join(f"{1 - found.best(part * every):>10.4f}" for part in PARTS)
-    epochs = found.match(floor.history[-1])
-    return (
-        f"{way.label:<24}{way.trials:>7}{len(found.history):>7}{found.seconds / 60:>6.1f}{errors}"
-        f"{'never' if epochs is None else f'{epochs / every:.2f}':>7}"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -1,13 +1,11 @@
-"""What a sweep costs on this machine: 1,000 trials of a program that takes 20 ms, random search.
+"""What a sweep costs on this machine: trials of a program that takes 20 ms, random search.
 
 Compared with a bare pool of processes, which is the lower bound and keeps nothing, with Optuna
 (processes that share a journal) and Ray Tune. All run the same program, as many at a time as there
-are CPUs, and are timed from the command's start to its end. The pool runs before and after each,
-and the ratio is to the mean of the two. Ray Tune needs more than a second a trial, so it runs a
-tenth.
+are CPUs, and are timed from the command's start to its end, in turn with the pool. Ray Tune needs
+more than a second a trial, so it runs a tenth.
 
-`BATCHML_BENCH_TRIALS` is the number of trials (1,000 unless set). `BATCHML_BENCH_PEERS` names a
-Python that has `optuna` and `ray[tune]`; without it their rows are left out.
+`BATCHML_BENCH_PEERS` names a Python that has `optuna` and `ray[tune]` (this one unless set).
 """
 
 import os
@@ -15,17 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
+from benchmarks.rows import Finding, LeftOut, paired
+from benchmarks.running import main
 
-TRIALS = int(os.environ.get("BATCHML_BENCH_TRIALS", "1000"))
-PEERS = os.environ.get("BATCHML_BENCH_PEERS", "")
-GOAL = 2
+TRIALS, ROUNDS = 1000, 3
+PEERS = os.environ.get("BATCHML_BENCH_PEERS", sys.executable)
+GOAL = 1.25
 
 _PROGRAM = """
 import sys, time
@@ -53,72 +53,50 @@ parallel = {slots}
 """
 
 
-def main() -> None:
-    slots = os.cpu_count() or 1
-    print(f"{TRIALS} trials of 20 ms, {slots} at a time; load {os.getloadavg()[0]:.1f}", flush=True)
+def measure(full: bool) -> Iterator[Finding]:
+    slots, trials = os.cpu_count() or 1, TRIALS if full else TRIALS // 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program = _write(folder, slots)
+        program = _write(folder, slots, trials)
         environ = {"BATCHML_HOME": str(folder / "home")}
+        measured = f"{trials:,} trials of 20 ms, {slots} at a time"
 
-        def again() -> float:
-            return _peer(sys.executable, "pool", slots, program)
+        def peer(way: str, python: str, count: int = trials) -> float:
+            return _peer(python, way, slots, program, count) / count * 1000
+
+        def compared(what: str, run: Callable[[], float], goal: float | None) -> Finding:
+            pairs = [(run(), peer("pool", sys.executable)) for _ in range(ROUNDS)]
+            return paired(
+                f"sweep_local/{what}", f"{measured}, by {what}", "ms a trial", pairs,
+                beside="a bare pool", goal=goal,
+            )  # fmt: skip
 
         try:
             run_sweep(folder, environ, "first.toml")  # the environment is made, the server runs
-            floor = again()
-            for row in _rows(folder, environ, slots, program):
-                floor = _tell(row, floor, again)
+            yield compared(
+                "batchml", lambda: run_sweep(folder, environ, "sweep.toml") / trials * 1000, GOAL
+            )
         finally:
             control.stop_server(Home(folder / "home"), SystemClock())
+        few = trials // 10
+        for way, package, count in (("optuna", "optuna", trials), ("ray", "ray.tune", few)):
+            if _has(package):
+                yield compared(way, partial(peer, way, PEERS, count), None)
+            else:
+                yield LeftOut(
+                    name=f"sweep_local/{way}",
+                    why=f"no {package} in the Python of BATCHML_BENCH_PEERS",
+                )
 
 
-class Row(NamedTuple):
-    label: str
-    trials: int
-    run: Callable[[], float]  # seconds
-    goal: str = ""
-
-
-def _rows(folder: Path, environ: Mapping[str, str], slots: int, program: str) -> list[Row]:
-    def peer(label: str, way: str, trials: int) -> Row:
-        return Row(label, trials, lambda: _peer(PEERS, way, slots, program, trials))
-
-    rows = [
-        Row("batchml sweep", TRIALS, lambda: run_sweep(folder, environ, "sweep.toml"), f"x{GOAL}")
-    ]
-    for row, package in (
-        (peer("Optuna", "optuna", TRIALS), "optuna"),
-        (peer("Ray Tune", "ray", max(1, TRIALS // 10)), "ray.tune"),
-    ):
-        if _has(package):
-            rows.append(row)
-        else:
-            print(f"{row.label:<14} left out: BATCHML_BENCH_PEERS names no Python that has it")
-    return rows
-
-
-def _tell(row: Row, before: float, again: Callable[[], float]) -> float:
-    """Run a row and print it; how long the floor took after it."""
-    took, after = row.run() / row.trials, again()
-    floor = (before + after) / 2 / TRIALS
-    print(
-        f"{row.label:<14} {row.trials:6} trials   {took * 1000:7.1f} ms a trial   "
-        f"a bare pool {floor * 1000:6.1f} ms   x{took / floor:.2f}"
-        + (f"   goal {row.goal}" if row.goal else ""),
-        flush=True,
-    )
-    return after
-
-
-def _write(folder: Path, slots: int) -> str:
+def _write(folder: Path, slots: int, trials: int) -> str:
     """The project; the path of its program."""
     job = folder / "jobs" / "short"
     job.mkdir(parents=True)
     (job / "job.toml").write_text(_JOB)
     (job / "train.py").write_text(_PROGRAM)
     write_sweep(folder / "first.toml", "short", 2 * slots, slots)
-    write_sweep(folder / "sweep.toml", "short", TRIALS, slots)
+    write_sweep(folder / "sweep.toml", "short", trials, slots)
     return str(job / "train.py")
 
 
@@ -135,7 +113,7 @@ def run_sweep(
     return _timed(words, str(folder), environ, limit)
 
 
-def _peer(python: str, way: str, slots: int, program: str, trials: int = TRIALS) -> float:
+def _peer(python: str, way: str, slots: int, program: str, trials: int) -> float:
     script = str(Path(__file__).parent / "sweep_peers.py")
     words = [python, "-I", script, way, str(trials), str(slots), program]
     return _timed(words, str(Path(program).parent), {})
@@ -156,11 +134,9 @@ def _timed(
 
 
 def _has(package: str) -> bool:
-    if not PEERS:
-        return False
     words = [PEERS, "-c", f"import {package}"]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

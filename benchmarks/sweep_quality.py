@@ -1,17 +1,14 @@
 """How good a search is: ours against random, grid, Sobol and Optuna's, where the best is known.
 
-    python -m benchmarks.sweep_quality [--seeds 20] [--small]
-
 Optuna's rows need `pip install optuna`; without it they are left out, and a line says so. Regret is
 the loss of the best fully trained trial minus the best possible; `match` the share of the budget
 after which a method is as good as random search at its end. Medians over the seeds.
 """
 
-import argparse
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from statistics import median
@@ -31,6 +28,8 @@ from batchml.model.sweep import (
 )
 from batchml.sweeps.samplers.choose import suggest_trials
 from benchmarks import sweep_problems as problems
+from benchmarks.rows import Finding, LeftOut, Row, alone, paired
+from benchmarks.running import main
 from benchmarks.sweep_problems import Problem
 from benchmarks.sweep_simulator import (
     Asha,
@@ -49,7 +48,6 @@ Maker = Callable[[Problem, int, int], Search]  # problem, workers, seed
 
 class Measured(NamedTuple):
     outcomes: list[Outcome]
-    seconds: float  # of CPU for one ask, the simulator's own work included
 
     @property
     def regret(self) -> float:
@@ -73,7 +71,7 @@ def _search(spec: SweepSpec, stops: bool) -> Search:
     return Search(ask, Asha(spec), stops_early=True) if stops else Search(ask)
 
 
-def measure(
+def measure_search(
     make: Maker,
     problem: Problem,
     workers: int,
@@ -81,7 +79,6 @@ def measure(
     seeds: Sequence[int],
     trials: int | None = None,
 ) -> Measured:
-    start = time.process_time()
     outcomes = [
         simulate(
             problem, make(problem, workers, seed),
@@ -89,8 +86,7 @@ def measure(
         )
         for seed in seeds
     ]  # fmt: skip
-    asked = sum(len(outcome.trials) for outcome in outcomes)
-    return Measured(outcomes, (time.process_time() - start) / asked)
+    return Measured(outcomes)
 
 
 class _Optuna:
@@ -111,6 +107,10 @@ class _Optuna:
             else pruners.NopPruner(),
         )
         self._asked: dict[int, Any] = {}
+
+    def add(self, trials: Sequence[Any]) -> None:
+        """Trials of Optuna's own type, that have ended."""
+        self._study.add_trials(trials)
 
     def ask(self, trials: Sequence[Trial], numbers: Sequence[int]) -> list[Params]:
         return [self._one(number) for number in numbers]
@@ -161,75 +161,102 @@ def makers(problem: Problem) -> dict[str, Maker]:
     }
     curves = problem.steps > 1
     if curves:
-        found["random + ASHA"] = partial(ours, method="random", stops=True)
-    found["TPE"] = ours
+        found["random_asha"] = partial(ours, method="random", stops=True)
+    found["tpe"] = ours
     if curves:
-        found["TPE + ASHA"] = partial(ours, stops=True)
+        found["tpe_asha"] = partial(ours, stops=True)
     if find_spec("optuna"):
-        found["Optuna's TPE"] = optunas
+        found["optuna"] = optunas
         if curves:
-            found["Optuna's TPE + pruner"] = partial(optunas, stops=True)
+            found["optuna_pruner"] = partial(optunas, stops=True)
     return found
 
 
-def compare(problem: Problem, workers: int, trainings: int, seeds: Sequence[int]) -> None:
-    """Print a table of all methods."""
-    print(
-        f"\n{problem.name}: {workers} at once, steps of {trainings} full trainings, "
-        f"{len(seeds)} seeds\n"
-        f"{'':24}{'regret':>10}{'of random':>11}{'match':>7}{'better':>8}{'time':>7}"
-        f"{'trials':>8}{'ms/ask':>8}",
-        flush=True,
-    )
-    base: Measured | None = None
-    for name, make in makers(problem).items():
-        found = measure(make, problem, workers, trainings, seeds)
-        base = base or found
-        print(f"{name:24}{_row(found, base, budget(problem, trainings))}", flush=True)
+def compare(
+    problem: Problem, workers: int, trainings: int, seeds: Sequence[int], methods: Sequence[str]
+) -> Iterator[Finding]:
+    """The regret of each method beside random search's, and its match."""
+    every = makers(problem)
+    base = measure_search(every["random"], problem, workers, trainings, seeds)
+    what = f"{problem.name}, {workers} at once, {trainings} trainings, {len(seeds)} seeds"
+    for name in methods or [*every][1:]:
+        found = measure_search(every[name], problem, workers, trainings, seeds)
+        row = f"sweep_quality/{problem.name}_{workers}.{name}"
+        yield Row(
+            name=f"{row}.regret", measured=f"regret of {name}: {what}", unit="", ours=found.regret,
+            beside="random search", theirs=base.regret,
+            ratio=found.regret / base.regret if base.regret else None, goal=1,
+        )  # fmt: skip
+        match = share_to_match(found.outcomes, base.regret, budget(problem, trainings))
+        if math.isfinite(match):
+            yield alone(f"{row}.match", f"match of {name}: {what}", "of the steps", [match])
 
 
-def _row(found: Measured, base: Measured, steps: int) -> str:
-    match = share_to_match(found.outcomes, base.regret, steps)
-    pairs = list(zip(found.outcomes, base.outcomes, strict=True))
-    better = sum(one.regret() < other.regret() for one, other in pairs)
-    worse = sum(one.regret() > other.regret() for one, other in pairs)
-    ratio = found.regret / base.regret if base.regret else math.nan
-    return (
-        f"{found.regret:10.4g}{ratio:11.2f}"
-        f"{f'{match:.2f}' if math.isfinite(match) else 'never':>7}{f'{better}:{worse}':>8}"
-        f"{median(each.time for each in found.outcomes):7.0f}"
-        f"{median(len(each.trials) for each in found.outcomes):8.0f}{found.seconds * 1000:8.2f}"
-    )
-
-
-def same_trials(problem: Problem, seeds: Sequence[int]) -> None:
+def same_trials(problem: Problem, seeds: Sequence[int]) -> Iterator[Finding]:
     """What `trials = 64` means: as many trials for each, and what they cost."""
     workers, trainings = SMALL
-    base = measure(partial(ours, method="random"), problem, workers, trainings, seeds)
-    found = measure(partial(ours, stops=True), problem, workers, trainings, seeds, trials=trainings)
-    steps = median(each.steps for each in found.outcomes) / budget(problem, trainings)
-    print(
-        f"{problem.name}: {trainings} trials of TPE + ASHA use {steps:.2f} of the steps of "
-        f"{trainings} random ones; regret {found.regret:.4g} beside {base.regret:.4g}",
-        flush=True,
+    base = measure_search(partial(ours, method="random"), problem, workers, trainings, seeds)
+    found = measure_search(
+        partial(ours, stops=True), problem, workers, trainings, seeds, trials=trainings
     )
+    steps = median(each.steps for each in found.outcomes) / budget(problem, trainings)
+    yield paired(
+        f"sweep_quality/{problem.name}.same_trials_regret",
+        f"regret of {trainings} trials of TPE + ASHA on {problem.name}, {len(seeds)} seeds", "",
+        [(found.regret, base.regret)], beside="as many random trials", goal=1,
+    )  # fmt: skip
+    yield alone(
+        f"sweep_quality/{problem.name}.same_trials",
+        f"steps of {trainings} trials of TPE + ASHA on {problem.name}, {len(seeds)} seeds",
+        "of random search's", [steps],
+    )  # fmt: skip
 
 
-def asks() -> None:
-    """CPU of suggestions from a ledger of some length, of which a few trials have just changed."""
-    print(f"\n{'CPU per ask of TPE, ms':24}{'alone':>10}{'of 64':>8}{'first':>8}", flush=True)
-    for problem in (problems.H6CURVES, problems.MIXED8CURVES):
-        for count in (100, 1_000, 10_000):
-            spec = spec_of(problem, "tpe", LARGE[0], 0)
-            trials = _ledger(problem, spec, count)
-            first = _cpu(spec, trials, 1)
-            alone = [_cpu(spec, _grown(trials), 1) for _ in range(15)]
-            many = _cpu(spec, _grown(trials), 64) / 64
-            print(
-                f"{problem.name:14}{count:10,}{median(alone) * 1000:10.1f}{many * 1000:8.1f}"
-                f"{first * 1000:8.0f}",
-                flush=True,
-            )
+def ask_times(counts: Sequence[int], peer: bool) -> dict[str, list[tuple[int, float]]]:
+    """CPU ms of one suggestion of TPE from ledgers of some lengths, of which a few trials have
+    just changed: ours, alone and of 64 at once, and Optuna's where it is."""
+    problem = problems.MIXED8CURVES
+    found: dict[str, list[tuple[int, float]]] = {"alone": [], "of 64 at once": []}
+    for count in counts:
+        spec = spec_of(problem, "tpe", LARGE[0], 0)
+        trials = _ledger(problem, spec, count)
+        _cpu(spec, trials, 1)  # the first one after a start reads all of it
+        alone_ = [_cpu(spec, _grown(trials), 1) for _ in range(15)]
+        found["alone"].append((count, median(alone_) * 1000))
+        found["of 64 at once"].append((count, _cpu(spec, _grown(trials), 64) / 64 * 1000))
+        if peer and find_spec("optuna"):
+            found.setdefault("Optuna", []).append((count, _optuna_ask(problem, trials)))
+    return found
+
+
+def _optuna_ask(problem: Problem, trials: Sequence[Trial]) -> float:
+    """The same of Optuna, from a study in memory."""
+    import optuna  # type: ignore[import-not-found,unused-ignore]
+
+    peer = _Optuna(problem, 1, 0, stops=False)
+    distributions = {name: _distribution(optuna, each) for name, each in problem.space.items()}
+    peer.add([
+        optuna.trial.create_trial(
+            params=trial.params, value=trial.reports[-1].values[0],
+            distributions={name: distributions[name] for name in trial.params},
+        )
+        for trial in trials if trial.reports and trial.state.is_ended
+    ])  # fmt: skip
+    taken = []
+    for number in range(3):
+        start = time.process_time()
+        peer.ask([], [number])
+        taken.append(time.process_time() - start)
+    return median(taken) * 1000
+
+
+def _distribution(optuna: Any, dimension: Dimension) -> Any:
+    kinds = optuna.distributions
+    if dimension.kind == "int":
+        return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    if dimension.kind == "float":
+        return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    return kinds.CategoricalDistribution(dimension.values)
 
 
 def _ledger(problem: Problem, spec: SweepSpec, count: int) -> list[Trial]:
@@ -255,28 +282,21 @@ def _cpu(spec: SweepSpec, trials: list[Trial], count: int) -> float:
     return time.process_time() - start
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.sweep_quality")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--small", action="store_true", help="only 16 at once, 64 trainings")
-    options = parser.parse_args(arguments)
+def measure(full: bool) -> Iterator[Finding]:
     os.nice(10)
-    seeds = range(options.seeds)
     if not find_spec("optuna"):
-        print("Optuna is not installed here: its rows are left out (pip install optuna).")
+        yield LeftOut(name="sweep_quality/optuna", why="Optuna is not installed here")
+    if not full:
+        methods = ["tpe_asha", *(["optuna_pruner"] if find_spec("optuna") else [])]
+        yield from compare(problems.mnist(), *SMALL, range(SEEDS // 4), methods)
+        return
     curves = (problems.H6CURVES, problems.MIXED8CURVES, problems.mnist())
     for problem in curves:
-        compare(problem, *SMALL, seeds)
-    for problem in curves:
-        same_trials(problem, seeds)
-    asks()
-    if options.small:
-        return
-    for problem in problems.FUNCTIONS:
-        compare(problem, *LARGE, seeds)
-    for problem in curves:
-        compare(problem, *LARGE, seeds)
+        yield from compare(problem, *SMALL, range(SEEDS), ())
+        yield from same_trials(problem, range(SEEDS))
+    for problem in (*problems.FUNCTIONS, *curves):
+        yield from compare(problem, *LARGE, range(SEEDS), ())
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -7,7 +7,7 @@ their store.
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from batchml.runtime.protocol.sweep import (
@@ -19,7 +19,9 @@ from batchml.runtime.protocol.sweep import (
     encode,
 )
 from batchml.runtime.storage.folder import FolderStore
-from benchmarks.pairs import Compared, row, sample
+from benchmarks.pairs import rows, sample
+from benchmarks.rows import Finding, alone
+from benchmarks.running import main
 
 PAIRS = 40
 GOAL = 15.0  # ms of wall time on top of a plain run
@@ -27,7 +29,8 @@ _PROGRAM = ("sh", "-c", "echo epoch=1 val_accuracy={lr}")
 _RUN = (sys.executable, "-m", "batchml.runtime.run", *_PROGRAM)
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
+    pairs = PAIRS if full else PAIRS // 3
     with tempfile.TemporaryDirectory() as folder:
         trial = _trial(folder)
         plain = {**_places(folder), "BATCHML_STORE": f"{folder}/store", "BATCHML_KEY": "k"}
@@ -35,16 +38,13 @@ def main() -> None:
         os.mkdir(work)
         for environ in (trial, plain):
             sample(_RUN, environ, work)
-        taken = [(sample(_RUN, trial, work), sample(_RUN, plain, work)) for _ in range(PAIRS)]
-    walls = sorted(a.wall - b.wall for a, b in taken)
-    found = Compared(
-        _middle([a.wall for a, _ in taken]),
-        _middle([b.wall for _, b in taken]),
-        _middle([a.wall / b.wall for a, b in taken]),
-        _middle([a.cpu / b.cpu for a, b in taken]),
-    )
-    print(row("a trial that prints a line", "the same as a plain run", found, "1.4"))
-    print(f"{'':<28} {walls[len(walls) // 2] * 1000:7.1f} ms more (goal {GOAL:.0f})", flush=True)
+        taken = [(sample(_RUN, trial, work), sample(_RUN, plain, work)) for _ in range(pairs)]
+    yield from rows(
+        "sweep_trial/line", "a trial that prints a line", taken,
+        beside="the same as a plain run", goal=1.4,
+    )  # fmt: skip
+    more = [(ours.wall - theirs.wall) * 1000 for ours, theirs in taken]
+    yield alone("sweep_trial/more", "what a trial adds to a run", "ms", more, goal=GOAL)
 
 
 def _trial(folder: str) -> Mapping[str, str]:
@@ -64,9 +64,5 @@ def _places(folder: str) -> dict[str, str]:
     return {"PYTHONPATH": root, "TMPDIR": folder, "AWS_BATCH_JOB_ID": "job"}
 
 
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
 if __name__ == "__main__":
-    main()
+    main(measure)

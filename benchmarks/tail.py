@@ -8,7 +8,6 @@ waits for the pause between two calls, so ours is also measured with the pause t
 
 import json
 import shutil
-import statistics
 import sys
 import tempfile
 import threading
@@ -27,27 +26,28 @@ from batchml.local.home import Home
 from batchml.model.run import Run
 from batchml.runs.watch.events import OutputLine
 from batchml.runs.watch.follow import follow
-from benchmarks.pairs import compare
+from benchmarks.pairs import compare, rows
+from benchmarks.rows import Finding, LeftOut, paired
+from benchmarks.running import main
 
 GROUP = "/aws/batch/job"
-LINES = 200_000
-SECONDS = 45  # of a job that prints a line now and then
 BETWEEN = 1.7  # seconds between two lines: no multiple of anybody's pause
 _TAIL_SLEEPS = 5.0
-TICKS = f"""
-import time
-for _ in range({int(SECONDS / BETWEEN)}):
+_TICKS = f"""
+import sys, time
+for _ in range(int(float(sys.argv[1]) / {BETWEEN})):
     print(time.time(), flush=True)
     time.sleep({BETWEEN})
 """
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
+    lines, seconds = (200_000, 45) if full else (50_000, 25)
     with tempfile.TemporaryDirectory() as folder:
         place = _Place(Home(Path(folder) / "home"))
         try:
-            _throughput(place, folder)
-            _latency(place)
+            yield from _throughput(place, folder, lines)
+            yield from _latency(place, seconds)
         finally:
             control.stop_server(place.home, SystemClock())
 
@@ -105,42 +105,43 @@ def _read_by_cli(stream: str) -> list[str]:
     return [aws, "logs", "filter-log-events", *asked, *shown]
 
 
-def _throughput(place: _Place, folder: str) -> None:
-    job_id = place.submit(["seq", str(LINES)])
+def _throughput(place: _Place, folder: str, lines: int) -> Iterator[Finding]:
+    job_id = place.submit(["seq", str(lines)])
     run = place.when(job_id, lambda run: run.status.is_terminal)
     stream = run.attempts[-1].log_stream
-    for name, more in (("batchml logs", []), ("batchml logs -f", ["-f"])):
+    for name, more in (("logs", []), ("follow", ["-f"])):
         ours = [sys.executable, "-m", "batchml", "logs", *more, job_id]
-        found = compare(ours, _read_by_cli(stream), environ=place.environ, folder=folder, pairs=3)
-        print(
-            f"{LINES} lines, {name:<16} {LINES / found.ours:9,.0f} lines/s   beside the AWS CLI "
-            f"{LINES / found.floor:9,.0f} lines/s   wall x{found.wall_ratio:.2f}   "
-            f"cpu x{found.cpu_ratio:.2f}",
-            flush=True,
-        )
+        theirs = _read_by_cli(stream)
+        if shutil.which(theirs[0]) is None:
+            yield LeftOut(name=f"tail/{name}", why="the AWS CLI is not here")
+            continue
+        found = compare(ours, theirs, environ=place.environ, folder=folder, pairs=3)
+        measured = " ".join(["batchml logs", *more, f"of {lines:,} lines"])
+        yield from rows(f"tail/{name}", measured, found, beside="the AWS CLI", goal=1)
 
 
-def _latency(place: _Place) -> None:
+def _latency(place: _Place, seconds: int) -> Iterator[Finding]:
     """All watch one job at the same time."""
-    job_id = place.submit([sys.executable, "-c", TICKS])
+    job_id = place.submit([sys.executable, "-c", _TICKS, str(seconds)])
     run = place.when(job_id, lambda run: run.attempts and run.status == "RUNNING")
     over = threading.Event()
     watchers = {
-        "ours, at the pace for AWS": _Watcher(_followed(place, job_id, PollIntervals())),
-        "ours, at the pace for local": _Watcher(_followed(place, job_id, LOCAL_INTERVALS)),
-        "aws logs tail --follow": _Watcher(_tailed(place, run.attempts[-1].log_stream, over)),
+        "aws": _Watcher(_followed(place, job_id, PollIntervals())),
+        "local": _Watcher(_followed(place, job_id, LOCAL_INTERVALS)),
+        "cli": _Watcher(_tailed(place, run.attempts[-1].log_stream, over)),
     }
     place.when(job_id, lambda run: run.status.is_terminal)
     time.sleep(_TAIL_SLEEPS)
     over.set()
-    for name, watcher in watchers.items():
+    for watcher in watchers.values():
         watcher.join()
-        delays = sorted(watcher.delays)
-        print(
-            f"a line is seen after, {name:<28} median {statistics.median(delays):6.2f} s   "
-            f"at most {delays[-1]:6.2f} s   of {len(delays)} lines",
-            flush=True,
-        )
+    theirs = watchers["cli"].delays
+    for pace in ("aws", "local"):
+        yield paired(
+            f"tail/latency_{pace}", f"a line is seen, pace for {pace}, {seconds} s",
+            "s", list(zip(watchers[pace].delays, theirs, strict=False)),
+            beside="aws logs tail --follow", goal=1,
+        )  # fmt: skip
 
 
 class _Watcher(threading.Thread):
@@ -181,4 +182,4 @@ def _followed(place: _Place, job_id: str, pace: PollIntervals) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -3,21 +3,21 @@
 The trials multiply matrices with NumPy, which starts a thread for each processor that it finds. The
 same sweep runs in turn with nothing set, with one thread set by hand in `[env]`, and with a thread
 for each processor of the machine. The ratios are those to the sweep by hand of the same round.
-
-`BATCHML_BENCH_PAIRS` is the number of rounds (5 unless set).
 """
 
 import os
-import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
+from benchmarks.rows import Finding, paired
+from benchmarks.running import main
 from benchmarks.sweep_local import run_sweep, write_sweep
 
-ROUNDS = int(os.environ.get("BATCHML_BENCH_PAIRS", "5"))
+ROUNDS = 5
 TRIALS = 24
 GOAL = 1.1
 MOST = 600  # seconds of one sweep
@@ -45,9 +45,8 @@ memory = "512 MiB"
 """
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
     slots = os.cpu_count() or 1
-    print(f"{TRIALS} trials, {slots} at a time; load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environ = {"BATCHML_HOME": str(folder / "home")}
@@ -57,22 +56,18 @@ def main() -> None:
             # The first sweep makes the environment, and the server runs from then on.
             run_sweep(folder, environ, "first.toml", MOST)
             taken: dict[str, list[float]] = {"unset": [], "by-hand": [], "machine": []}
-            for _ in range(ROUNDS):
+            for _ in range(ROUNDS if full else 3):
                 for job, seconds in taken.items():
                     seconds.append(run_sweep(folder, environ, f"{job}.toml", MOST))
         finally:
             control.stop_server(Home(folder / "home"), SystemClock())
-    hand = taken["by-hand"]
     for job, label, goal in (
-        ("unset", "set by batchml", f"   goal x{GOAL}"),
-        ("by-hand", "set by hand", ""),
-        ("machine", "one for each processor", ""),
-    ):
-        ratio = statistics.median(
-            ours / theirs for ours, theirs in zip(taken[job], hand, strict=True)
-        )
-        took = statistics.median(taken[job])
-        print(f"threads {label:<23} {took:6.1f} s   x{ratio:.2f}{goal}", flush=True)
+        ("unset", "set by batchml", GOAL), ("machine", "one for each processor", None),
+    ):  # fmt: skip
+        yield paired(
+            f"threads/{job}", f"{TRIALS} trials with threads, {label}", "s",
+            list(zip(taken[job], taken["by-hand"], strict=True)), beside="set by hand", goal=goal,
+        )  # fmt: skip
 
 
 def _write(folder: Path, name: str, threads: int, slots: int) -> None:
@@ -89,4 +84,4 @@ def _write(folder: Path, name: str, threads: int, slots: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

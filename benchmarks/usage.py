@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from batchml.runtime.processes import descendants
 from batchml.runtime.telemetry.heartbeat import VARIABLE, progress
 from batchml.runtime.telemetry.usage import EVERY, FIRST, UsageReporter
+from benchmarks.rows import Finding, alone
+from benchmarks.running import main
 
 LOOKS = 40
 CALLS = 100_000
@@ -35,6 +37,7 @@ class Attempt:
     """What the companion is given; it counts what would go to the log."""
 
     environ: Mapping[str, str] = {"AWS_BATCH_JOB_NODE_INDEX": "0"}
+    store = None
 
     def __init__(self) -> None:
         self.size = 0
@@ -83,15 +86,17 @@ def call() -> float:
         return (time.perf_counter() - began) / CALLS
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
     for ranks, loaders in ((1, 0), (4, 4), (8, 10)):
-        processes, seconds, size = look(ranks, loaders)
-        print(
-            f"{ranks} ranks, {processes} processes: {seconds * 1000:.1f} ms a look, "
-            f"{100 * seconds / EVERY:.3f} % of a core (goal: under 0.1), {size:.0f} bytes"
-        )
-    print(f"progress(): {call() * 1e6:.1f} us a call")
+        found = [look(ranks, loaders) for _ in range(3 if full else 1)]
+        processes = found[0][0]
+        yield alone(
+            f"usage/{processes}", f"the use of a node's {processes} processes", "% of a core",
+            [100 * seconds / EVERY for _, seconds, _ in found], goal=0.1,
+        )  # fmt: skip
+    took = [call() * 1e6 for _ in range(3)]
+    yield alone("usage/progress", "a call of progress() in a step", "us", took)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -9,9 +9,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.pairs import compare, row
+from benchmarks.pairs import compare, rows
+from benchmarks.rows import Finding
+from benchmarks.running import main
 
 SMALL, EACH = 5_000, 4_096  # files, bytes
 LARGE = 512 * 1024**2  # bytes
@@ -33,22 +36,40 @@ def _shell(*lines: str) -> list[str]:
     return ["sh", "-ec", "\n".join(lines)]
 
 
-def main() -> None:
+def measure(full: bool) -> Iterator[Finding]:
+    pairs = PAIRS if full else 3
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         _trees(folder)
         environ = {"BATCHML_HOME": str(folder / "home")}
         push = f"{sys.executable} -m batchml workspace push"
-        for tree, goal in (("small", "10"), ("large", "8")):
+        trees = {
+            "small": (f"{SMALL:,} files of {EACH} bytes", 2.0),
+            "large": (f"a file of {LARGE // 1024**2} MiB", 1.5),
+        }
+        for tree, (what, goal) in trees.items():
             ours = _shell(f"rm -rf home/workspace/{tree}", f"{push} {tree}")
             floor = _shell(f"rm -rf copy/{tree}; mkdir -p copy", f"cp -a {tree} copy/{tree}")
-            found = compare(ours, floor, environ=environ, folder=text, pairs=PAIRS)
-            print(row(f"push {tree}", "cp -a", found, goal), flush=True)
+            found = compare(ours, floor, environ=environ, folder=text, pairs=pairs)
+            yield from rows(
+                f"workspace/{tree}", f"push of {what}", found, beside="cp -a", goal=goal
+            )
+            if shutil.which("rclone"):
+                # Like ours it compares checksums, and reads back what it wrote.
+                floor = _shell(f"rm -rf rc/{tree}", f"rclone copy --checksum {tree} rc/{tree}")
+                found = compare(ours, floor, environ=environ, folder=text, pairs=pairs)
+                yield from rows(
+                    f"workspace/{tree}_rclone", f"push of {what}", found,
+                    beside="rclone copy --checksum",
+                )  # fmt: skip
         rsync = shutil.which("rsync")
-        again = _shell(f"{rsync} -a small copy") if rsync else _shell("cp -au small copy")
-        found = compare(_shell(f"{push} small"), again, environ=environ, folder=text, pairs=PAIRS)
-        print(row("push small, unchanged", "rsync -a" if rsync else "cp -au", found, "20"))
+        again = _shell("rsync -a small copy" if rsync else "cp -au small copy")
+        found = compare(_shell(f"{push} small"), again, environ=environ, folder=text, pairs=pairs)
+        yield from rows(
+            "workspace/unchanged", f"push of {SMALL:,} files that are there", found,
+            beside="rsync -a" if rsync else "cp -au", goal=20,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -1,18 +1,15 @@
-"""The table of one process beside several: how its efficiencies are computed."""
+"""One process beside several: how the efficiency is computed, and where speeds are read."""
 
 import pytest
 
-from benchmarks.scaling import programs, rows, speed_of
+from benchmarks.scaling import efficiency, programs, speed_of
 from tests.support.worlds import ROOT
 
 
-def test_efficiency_is_told_by_processes_and_by_cores() -> None:
+def test_an_efficiency_is_told_by_the_cores_that_the_processes_have() -> None:
     """Four processes on two cores can be twice as fast as one, and not more."""
-    found = rows({4: 180.0, 1: 100.0, 2: 160.0}, cores=2)
-    assert [row.processes for row in found] == [1, 2, 4]
-    assert [row.times for row in found] == [1.0, 1.6, 1.8]
-    assert [row.by_processes for row in found] == [1.0, 0.8, 0.45]
-    assert [row.by_cores for row in found] == [1.0, 0.8, 0.9]
+    assert efficiency(160.0, 100.0, processes=2, cores=2) == 0.8
+    assert efficiency(180.0, 100.0, processes=4, cores=2) == 0.9
 
 
 def test_speeds_are_read_from_what_the_jobs_print() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from benchmarks.sweep_problems import H6CURVES, MIXED8CURVES, Problem, mnist
-from benchmarks.sweep_quality import SMALL, measure, ours
+from benchmarks.sweep_quality import SMALL, measure_search, ours
 from benchmarks.sweep_simulator import budget, share_to_match
 
 SEEDS = range(10)
@@ -16,8 +16,8 @@ SEEDS = range(10)
 
 @pytest.mark.parametrize("problem", [H6CURVES, MIXED8CURVES], ids=lambda p: p.name)
 def test_tpe_with_asha_has_at_most_60_percent_of_the_regret_of_random(problem: Problem) -> None:
-    chance = measure(partial(ours, method="random"), problem, *SMALL, SEEDS)
-    found = measure(partial(ours, stops=True), problem, *SMALL, SEEDS)
+    chance = measure_search(partial(ours, method="random"), problem, *SMALL, SEEDS)
+    found = measure_search(partial(ours, stops=True), problem, *SMALL, SEEDS)
     assert found.regret <= 0.6 * chance.regret
     match = share_to_match(found.outcomes, chance.regret, budget(problem, SMALL[1]))
     assert match <= 0.5  # of the steps
