@@ -21,7 +21,7 @@ from batchml.local.home import Home
 from benchmarks.rows import Finding, LeftOut, paired
 from benchmarks.running import main
 
-CHILDREN, ROUNDS = 1_000, 3
+CHILDREN, ROUNDS = 300, 3
 SLOTS = 2
 _LIMIT = 600.0  # seconds for one run
 
@@ -41,7 +41,7 @@ Way = Callable[[int], float]  # number of children -> ms of each
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    count = 10 * CHILDREN if full else CHILDREN
+    count = 10_000 if full else CHILDREN
     with _Embedded() as embedded:
         ways: dict[str, Way] = {
             "loop": _spawn_loop, "plain": embedded.plain, "runtime": embedded.with_runtime,

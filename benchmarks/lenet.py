@@ -89,7 +89,7 @@ def interpreter(image: str, job: Path = ROOT) -> Path:
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    samples, pairs = (32_000, 5) if full else (12_800, 3)
+    samples, pairs = (32_000, 5) if full else (6_400, 3)
     jobs = {"pytorch": "lenet", "mxnet": "lenet-mxnet"}
     pythons = {name: interpreter(name) for name in jobs}
     found: dict[str, list[float]] = {name: [] for name in jobs}

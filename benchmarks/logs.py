@@ -30,7 +30,7 @@ PAIRS = 3
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    lines, megabytes = (1_000_000, 1000) if full else (200_000, 100)
+    lines, megabytes = (1_000_000, 1000) if full else (100_000, 50)
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder) / "home")
         endpoint = control.ensure_server(home, SystemClock())

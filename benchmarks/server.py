@@ -49,7 +49,7 @@ print(count / (time.perf_counter() - start))
 
 def measure(full: bool) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
-        yield from _submissions(Home(Path(folder) / "calls"), 1600 if full else 640)
+        yield from _submissions(Home(Path(folder) / "calls"), 1600 if full else 320)
 
 
 def _submissions(home: Home, count: int) -> Iterator[Finding]:
@@ -58,7 +58,7 @@ def _submissions(home: Home, count: int) -> Iterator[Finding]:
         client = _client(home, endpoint)
         _furnish(client)
         pairs = []
-        for _ in range(5):
+        for _ in range(5 if count > 1000 else 3):
             with _Floor() as floor:
                 pairs.append((_rate(endpoint.url, home, count), _rate(floor.url, home, count)))
         yield paired(

@@ -25,7 +25,7 @@ print(answer["jobId"])
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    binaries, pairs = Path(sys.executable).parent, 15 if full else 9
+    binaries, pairs = Path(sys.executable).parent, 15 if full else 5
     batchml, python = str(binaries / "batchml"), str(binaries / "python")
     floor = [python, "-c", "pass"]
     with tempfile.TemporaryDirectory() as folder:

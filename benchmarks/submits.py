@@ -24,7 +24,7 @@ from benchmarks.running import main
 
 COUNT = 1000
 ROUNDS = 5  # in turn; the ratio is the median of theirs
-COMMANDS = 7  # of each kind
+COMMANDS = 5  # of each kind
 
 
 def measure(full: bool) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def measure(full: bool) -> Iterator[Finding]:
         (work / "train.py").write_text("print(1)\n")
         endpoint = control.ensure_server(home, SystemClock())
         try:
-            yield from _measure(home, work, endpoint.url, COUNT if full else COUNT // 4)
+            yield from _measure(home, work, endpoint.url, COUNT if full else COUNT // 10)
         finally:
             control.stop_server(home, SystemClock())
 

@@ -54,7 +54,7 @@ parallel = {slots}
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    slots, trials = os.cpu_count() or 1, TRIALS if full else TRIALS // 5
+    slots, trials = os.cpu_count() or 1, TRIALS if full else TRIALS // 10
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = _write(folder, slots, trials)

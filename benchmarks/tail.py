@@ -42,7 +42,7 @@ for _ in range(int(float(sys.argv[1]) / {BETWEEN})):
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    lines, seconds = (200_000, 45) if full else (50_000, 25)
+    lines, seconds = (200_000, 45) if full else (20_000, 20)
     with tempfile.TemporaryDirectory() as folder:
         place = _Place(Home(Path(folder) / "home"))
         try:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from batchml.runtime.processes import descendants
+from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.telemetry.heartbeat import VARIABLE, progress
 from batchml.runtime.telemetry.usage import EVERY, FIRST, UsageReporter
 from benchmarks.rows import Finding, alone
@@ -37,9 +38,10 @@ class Attempt:
     """What the companion is given; it counts what would go to the log."""
 
     environ: Mapping[str, str] = {"AWS_BATCH_JOB_NODE_INDEX": "0"}
-    store = None
+    last_output, notice, store = 0.0, "", None
 
     def __init__(self) -> None:
+        self.env = RuntimeEnv.read({})
         self.size = 0
 
     def pids(self) -> list[int]:

@@ -21,14 +21,14 @@ LARGE = 512 * 1024**2  # bytes
 PAIRS = 5
 
 
-def _trees(folder: Path) -> None:
-    for number in range(SMALL):
+def _trees(folder: Path, small: int, large: int) -> None:
+    for number in range(small):
         path = folder / "small" / f"{number // 100}" / f"{number}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(EACH))
     (folder / "large").mkdir()
     with open(folder / "large" / "one.bin", "wb") as file:
-        for _ in range(LARGE // 1024**2):
+        for _ in range(large // 1024**2):
             file.write(os.urandom(1024**2))
 
 
@@ -37,15 +37,15 @@ def _shell(*lines: str) -> list[str]:
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    pairs = PAIRS if full else 3
+    pairs, small, large = (PAIRS, SMALL, LARGE) if full else (3, SMALL // 5, LARGE // 4)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        _trees(folder)
+        _trees(folder, small, large)
         environ = {"BATCHML_HOME": str(folder / "home")}
         push = f"{sys.executable} -m batchml workspace push"
         trees = {
-            "small": (f"{SMALL:,} files of {EACH} bytes", 2.0),
-            "large": (f"a file of {LARGE // 1024**2} MiB", 1.5),
+            "small": (f"{small:,} files of {EACH} bytes", 2.0),
+            "large": (f"a file of {large // 1024**2} MiB", 1.5),
         }
         for tree, (what, goal) in trees.items():
             ours = _shell(f"rm -rf home/workspace/{tree}", f"{push} {tree}")
@@ -66,7 +66,7 @@ def measure(full: bool) -> Iterator[Finding]:
         again = _shell("rsync -a small copy" if rsync else "cp -au small copy")
         found = compare(_shell(f"{push} small"), again, environ=environ, folder=text, pairs=pairs)
         yield from rows(
-            "workspace/unchanged", f"push of {SMALL:,} files that are there", found,
+            "workspace/unchanged", f"push of {small:,} files that are there", found,
             beside="rsync -a" if rsync else "cp -au", goal=20,
         )  # fmt: skip
 

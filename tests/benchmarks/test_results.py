@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.__main__ import BENCHMARKS, LIMIT, chosen, missing, report
 from benchmarks.results import Machine, Results, from_json, merge, to_json
-from benchmarks.rows import Curve, LeftOut, Row
+from benchmarks.rows import Curve, Finding, LeftOut, Row
 
 MACHINE = Machine("Intel(R) Xeon(R) Processor @ 2.60GHz", 2, 24, "Linux x86_64")
 CURVE = Curve(
@@ -55,7 +55,7 @@ def test_results_are_read_as_they_were_written_but_for_digits_that_say_nothing()
 
 
 def test_the_report_begins_with_what_got_worse_and_ends_with_what_was_not_measured() -> None:
-    found = [
+    found: list[Finding] = [
         row("array/a", 2.0), row("logs/b", 2.0), CURVE,
         LeftOut(name="tail", why="no AWS CLI"), LeftOut(name="ddp", why="ValueError", failed=True),
     ]  # fmt: skip
@@ -80,5 +80,5 @@ def test_make_bench_takes_fifteen_minutes_at_most_and_leaves_slow_ones_to_their_
 
 
 def test_a_name_for_which_nothing_was_found_is_missed() -> None:
-    found = [row("array/a", 1.0), LeftOut(name="tail", why="it failed")]
+    found: list[Finding] = [row("array/a", 1.0), LeftOut(name="tail", why="it failed")]
     assert missing(found, ["array", "array/b", "tail/logs"]) == ["array/b"]

@@ -408,6 +408,28 @@ def test_deleting_a_queue_ends_its_jobs() -> None:
     assert w.active() == [spared]
 
 
+def test_a_queue_with_many_jobs_is_deleted_while_calls_are_answered() -> None:
+    """B17."""
+    w = world(vcpus=1)
+    running = w.submit()
+    array = w.array(1500)
+    waiting = [w.submit() for _ in range(1200)]
+    w.call("UpdateJobQueue", jobQueue="q", state="DISABLED")
+    assert next_deadline(w.state) is None
+    w.call("DeleteJobQueue", jobQueue="q")
+    assert w.state.queues["q"].is_deleting
+    assert "being modified" in w.refusal("UpdateJobQueue", jobQueue="q", state="ENABLED")
+    w.call("DeleteJobQueue", jobQueue="q")  # again: it goes on
+    assert next_deadline(w.state) == 0
+    w.end(running, 143)
+    assert w.active() == []  # the room is free, but nothing of this queue may start
+    while next_deadline(w.state) is not None:
+        w.tick(0.001)
+    assert "q" not in w.state.queues and not w.state.jobs and not w.state.lines
+    assert set(w.status(running, array, *waiting)) == {"FAILED"}
+    assert w.jobs[waiting[-1]].status_reason == "JobQueue deleted"
+
+
 def test_a_queue_made_again_does_not_run_the_jobs_of_the_old_one() -> None:
     w = world(vcpus=1)
     w.submit()

@@ -24,7 +24,14 @@ from batchml.local.batch.events import (
 )
 from batchml.local.batch.persistent_heap import Heap
 from batchml.local.batch.reads import READS, ReadView
-from batchml.local.batch.state import BatchState, Job, MachineCapacity, QueueLine, empty_state
+from batchml.local.batch.state import (
+    BatchState,
+    Dependents,
+    Job,
+    MachineCapacity,
+    QueueLine,
+    empty_state,
+)
 from batchml.local.store.journal import Journal
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
@@ -329,9 +336,17 @@ def stored(state: BatchState) -> BatchState:
     )
 
 
+def ids_of(dependents: Dependents) -> list[str]:
+    found = []
+    while dependents is not None:
+        one, dependents = dependents
+        found.append(one)
+    return found[::-1]
+
+
 def indexes(state: BatchState) -> dict[str, Any]:
     """The indexes, without what is stale in them and told from nothing."""
-    live = {on: ids for on, ids in state.dependents.items() if on in state.jobs}
+    live = {on: ids_of(ids) for on, ids in state.dependents.items() if on in state.jobs}
     return {
         "free": state.free,
         "used": {name: vcpus for name, vcpus in state.used.items() if vcpus},

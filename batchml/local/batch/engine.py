@@ -30,6 +30,7 @@ from batchml.local.batch.events import (
     SaveLogEnd,
 )
 from batchml.local.batch.operations import HANDLERS
+from batchml.local.batch.operations.resources import continue_deletions
 from batchml.local.batch.scheduling import next_time_limit, schedule
 from batchml.local.batch.state import BatchState, Job
 from batchml.local.batch.transaction import Transaction
@@ -57,6 +58,7 @@ def step(state: BatchState, event: Event) -> tuple[BatchState, list[Effect]]:
             return tx.state, tx.effects  # no resources have become free
         case AttemptNeverBegan() | AttemptStarted() | AttemptProgressed() | AttemptEnded():
             _apply_to_attempt(tx, event)
+    continue_deletions(tx)
     schedule(tx)
     return tx.state, tx.effects
 
@@ -108,13 +110,15 @@ def next_deadline(state: BatchState) -> int | None:
     limit = next_time_limit(state) if state.blocked else None
     fault = None if state.faults is None else int(state.faults[1][0])
     capacity = state.no_capacity_until or None
-    return min((at for at in (timeout, limit, fault, capacity) if at is not None), default=None)
+    deletion = 0 if any(queue.is_deleting for queue in state.queues.values()) else None
+    known = (timeout, limit, fault, capacity, deletion)
+    return min((at for at in known if at is not None), default=None)
 
 
 def tasks_to_stop(state: BatchState) -> list[str]:
     """The running tasks that must stop, for a server that follows one that was killed."""
     task_ids = []
-    for job in state.jobs.values():
+    for job in state.jobs_with_attempt():
         if job.attempt is None or job.is_multinode:
             continue
         if job.is_ending or (job.node is not None and job.stop_reason):
@@ -129,6 +133,7 @@ def restore(state: BatchState, now: int = 0) -> BatchState:
     """
     tx = Transaction(state, now)
     counts: dict[str, dict[str, int]] = {}
+    waiting: list[tuple[Job, bool]] = []
     for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
         if job.is_array:
             counts.setdefault(job.id, dict(state.counts.get(job.id, {})))
@@ -143,7 +148,8 @@ def restore(state: BatchState, now: int = 0) -> BatchState:
                 tx.add_task(job.attempt.task_id, job.id)
             faults.schedule_fault(tx, job)
         elif job.status is JobStatus.RUNNABLE:
-            tx.enqueue(job, front=bool(job.attempts))
+            waiting.append((job, bool(job.attempts)))
         for waited_for in job.waiting_for:
             tx.add_dependency(job.id, waited_for)
+    tx.enqueue_all(waiting)
     return replace(tx.state, counts=Map(counts))

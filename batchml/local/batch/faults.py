@@ -90,7 +90,7 @@ def _kind(attempt: JobAttempt) -> str:
 
 def pending_losses(state: BatchState) -> list[LoseHost]:
     """The faults of live attempts, injected again by a server that follows one that was killed."""
-    attempts = [job.attempt for job in state.jobs.values() if job.attempt is not None]
+    attempts = [job.attempt for job in state.jobs_with_attempt() if job.attempt is not None]
     return [_lose_host(attempt) for attempt in attempts if attempt.doom]
 
 

@@ -423,8 +423,8 @@ def get_job_queue_snapshot(view: ReadView, params: dict[str, Any]) -> dict[str, 
         for job, since in front_of_queue(view.state, queue, view.now, SNAPSHOT_JOBS)
     ]
     running: dict[str, int] = {}
-    for job in view.state.jobs.values():
-        if job.queue == queue.name and job.attempt is not None and job.node is None:
+    for job in view.state.jobs_with_attempt():
+        if job.queue == queue.name and job.node is None:
             running[job.spec.share] = running.get(job.spec.share, 0) + job.needs.vcpus
     top = sorted(running.items(), key=lambda item: -item[1])
     utilization: dict[str, Any] = {
@@ -489,7 +489,7 @@ def _check_cluster(params: dict[str, Any]) -> None:
 
 
 def _container_instance(state: BatchState) -> dict[str, Any]:
-    tasks = [job for job in state.jobs.values() if job.attempt is not None and not job.is_multinode]
+    tasks = [job for job in state.jobs_with_attempt() if not job.is_multinode]
     return {
         "containerInstanceArn": instance_arn(),
         "status": "ACTIVE",

@@ -55,7 +55,8 @@ def schedule(tx: Transaction) -> None:
     state = tx.state
     if not state.lines:
         return
-    queues = [state.queues[name] for name in state.lines if name in state.queues]
+    found = [state.queues[name] for name in state.lines if name in state.queues]
+    queues = [queue for queue in found if not queue.is_deleting]
     for queue in sorted(queues, key=lambda queue: (-queue.priority, queue.name)):
         while (head := _head(tx, queue)) is not None:
             line, job = head

@@ -102,6 +102,11 @@ class JobQueue(ResourceRecord, frozen=True):
         return [bare_name(entry["computeEnvironment"]) for entry in order]
 
     @property
+    def is_deleting(self) -> bool:
+        """True while the jobs of a deleted queue are ended."""
+        return bool(self.detail.get("status") == "DELETING")
+
+    @property
     def policy(self) -> str:
         """The name of its scheduling policy; empty for a first-in-first-out queue."""
         return bare_name(self.detail.get("schedulingPolicyArn", ""))
@@ -412,6 +417,10 @@ class ShareUsage(Struct, frozen=True):
     vcpus: int = 0  # vCPUs in use now
 
 
+# The newest job that waits for a job, and the others before it: a job that is added copies none.
+Dependents = tuple[str, Any] | None
+
+
 class BatchState(Struct, frozen=True):
     """The resources of users, the unfinished jobs, and the indexes. Times in ms."""
 
@@ -431,7 +440,7 @@ class BatchState(Struct, frozen=True):
     in_use: Map[str, int] = Map()  # consumable resource -> quantity in use
     usage: Map[str, Map[str, ShareUsage]] = Map()  # queue -> share -> its recent usage
     blocked: Map[str, BlockedHead] = Map()  # queue -> its first job, if that cannot start
-    dependents: Map[str, tuple[str, ...]] = Map()  # job -> the jobs that wait for it
+    dependents: Map[str, Dependents] = Map()  # job -> the jobs that wait for it
     counts: Map[str, dict[str, int]] = Map()  # array -> status -> number of children
     deadlines: Heap = None  # ends of attempts' timeouts, by time
     faults: Heap = None  # faults to inject, by time
@@ -443,6 +452,11 @@ class BatchState(Struct, frozen=True):
         field = _FIELDS.get(arn_kind)
         found: ResourceRecord | None = getattr(self, field).get(key) if field else None
         return found
+
+    def jobs_with_attempt(self) -> list[Job]:
+        """The jobs and nodes that have an attempt, in the order of their submission."""
+        jobs = [self.jobs[job_id] for job_id in self.by_task.values()]
+        return sorted(jobs, key=lambda job: job.sequence)
 
     def quantity_in_use(self, record: ConsumableResource) -> int:
         """The quantity of a consumable resource that jobs hold or have used up."""

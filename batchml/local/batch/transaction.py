@@ -22,6 +22,11 @@ from batchml.local.batch.state import (
 _FEW = 64  # ended attempts that `prune_ended` keeps, besides one for each live attempt
 
 
+def _line_key(job: Job, front: bool) -> tuple[int, int, int]:
+    """What orders the RUNNABLE jobs of a line."""
+    return 0 if front else 1, -job.spec.priority if job.spec.share else 0, job.sequence
+
+
 class Transaction:
     """Starts from a frozen state. `state` is the changed state so far, `effects` the actions to
     take.
@@ -95,8 +100,21 @@ class Transaction:
 
         The scheduling priority orders jobs within one share only.
         """
-        key = (0 if front else 1, -job.spec.priority if job.spec.share else 0, job.sequence)
-        self._push(job.queue, QueueLine(job.spec.share), key, job.id)
+        self._push(job.queue, QueueLine(job.spec.share), _line_key(job, front), job.id)
+
+    def enqueue_all(self, jobs: Iterable[tuple[Job, bool]]) -> None:
+        """`enqueue` many jobs at once, each with its `front`."""
+        found: dict[str, dict[QueueLine, list[tuple[Any, str]]]] = {}
+        for job, front in jobs:
+            lines = found.setdefault(job.queue, {})
+            lines.setdefault(QueueLine(job.spec.share), []).append((_line_key(job, front), job.id))
+        for queue, entries in found.items():
+            before: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
+            more = {
+                line: persistent_heap.merge(before.get(line), persistent_heap.from_items(each))
+                for line, each in entries.items()
+            }
+            self._set(lines=self.state.lines.set(queue, before.update(more)))
 
     def _push(self, queue: str, line: QueueLine, key: Any, job_id: str) -> None:
         lines: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
@@ -230,14 +248,19 @@ class Transaction:
 
     def add_dependency(self, job_id: str, on: str) -> None:
         """Let a job wait for the job `on`."""
-        others = self.state.dependents.get(on, ())
-        self._set(dependents=self.state.dependents.set(on, (*others, job_id)))
+        others = self.state.dependents.get(on)
+        self._set(dependents=self.state.dependents.set(on, (job_id, others)))
 
-    def pop_dependents(self, job_id: str) -> tuple[str, ...]:
-        dependents = self.state.dependents.get(job_id, ())
-        if dependents:
+    def pop_dependents(self, job_id: str) -> list[str]:
+        """Remove and return the jobs that wait for a job, in the order in which they were added."""
+        left = self.state.dependents.get(job_id)
+        if left is not None:
             self._set(dependents=self.state.dependents.delete(job_id))
-        return dependents
+        found = []
+        while left is not None:
+            dependent, left = left
+            found.append(dependent)
+        return found[::-1]
 
     # --- Resources of users -----------------------------------------------------------------
 

@@ -11,6 +11,7 @@ When its installation was upgraded, it restarts with the new version. Jobs conti
 import argparse
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -148,7 +149,11 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         machine = replace(machine, vcpus=choice.vcpus)
     chaos = _read_chaos(options.chaos)
     now = int(clock.now() * 1000)
+    # Nothing of it is garbage, and searching it while it grows takes most of the time.
+    gc.disable()
     state = engine.restore(faults.enable(journal.load(machine), chaos, now), now)
+    gc.freeze()
+    gc.enable()
     core = Core(state, journal, clock, guard)
     listener = bind(home, options.port)
     endpoint = ServerEndpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
@@ -197,7 +202,7 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
 
     def poll() -> None:
         guard()
-        for job in core.state.jobs.values():
+        for job in core.state.jobs_with_attempt():
             if job.attempt is not None and job.attempt.started_at is None:
                 executor.check_progress(job.attempt.task_id)
 
@@ -407,7 +412,7 @@ async def create_defaults(core: Core, clock: Clock) -> None:
 
 
 def adopt_all(state: BatchState, executor: AttemptSupervisor) -> None:
-    for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
+    for job in state.jobs_with_attempt():
         if job.attempt is not None and not job.is_multinode:
             executor.adopt(job, job.attempt)
     for task_id in engine.tasks_to_stop(state):

@@ -2,6 +2,7 @@
 policies; tag and untag every resource.
 """
 
+import heapq
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -57,6 +58,8 @@ TIME_LIMIT_REASONS = (
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
 )
+
+_ENDED_AT_ONCE = 1000  # jobs of a deleted queue that one event ends at least
 
 R = TypeVar("R", bound=ResourceRecord)
 
@@ -208,6 +211,8 @@ def create_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
 def update_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     check_served(request.params, request)
     record = find_record(tx, JobQueue, request.params["jobQueue"], request)
+    if record.is_deleting:
+        raise request_error("Cannot update, resource is being modified", request)
     detail = _merge_members(record, request, "state", "priority")
     check_between(detail["priority"], 0, MAX_PRIORITY, "priority", request)
     detail |= _time_limits(request)
@@ -224,14 +229,33 @@ def delete_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     if record is None:
         return {}
     _check_disabled(record, request)
-    for job in sorted(tx.state.jobs.values(), key=lambda job: job.sequence):
-        if job.queue == record.name and job.node is None:  # nodes are stopped with their job
+    reason = "JobQueue is being deleted"
+    detail = {**record.detail, "status": "DELETING", "statusReason": reason}
+    tx.put(replace(record, detail=detail))
+    return {}  # `continue_deletions` comes next
+
+
+def continue_deletions(tx: Transaction) -> None:
+    """End jobs of deleted queues: some with each event, so that calls are answered meanwhile. A
+    queue is gone once all of its jobs have been told to stop.
+
+    Source: API reference, DeleteJobQueue: the jobs of the queue are terminated gradually.
+    """
+    for record in [queue for queue in tx.state.queues.values() if queue.is_deleting]:
+        most = max(_ENDED_AT_ONCE, len(tx.state.jobs) // 50)
+        left = (
+            job for job in tx.state.jobs.values()
+            if job.queue == record.name and job.node is None  # nodes are stopped with their job
+            and not (job.terminated or job.timed_out)
+        )  # fmt: skip
+        found = heapq.nsmallest(most + 1, left, key=lambda job: job.sequence)
+        for job in found[:most]:
             # The end of an earlier job may have ended this one, which depended on it.
-            left = tx.state.jobs.get(job.id)
-            if left is not None:
-                lifecycle.terminate(tx, left, lifecycle.QUEUE_DELETED)
-    tx.drop_queue(record)
-    return {}
+            there = tx.state.jobs.get(job.id)
+            if there is not None:
+                lifecycle.terminate(tx, there, lifecycle.QUEUE_DELETED)
+        if len(found) <= most:
+            tx.drop_queue(record)
 
 
 def _time_limits(request: CallReceived) -> dict[str, Any]:
