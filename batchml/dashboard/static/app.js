@@ -38,21 +38,30 @@ const batchml = (() => {
     return (page.querySelector("main p") || page).textContent.trim() || `HTTP ${answer.status}`;
   };
 
+  // Change the content of an element. What had the focus has it afterwards: it is found by its id, address, label
+  // or words. If nothing like it is left, such as the button of an action that is done, the element has it, so
+  // that the keyboard goes on from here.
+  const keepFocus = (element, change) => {
+    const focused = element.contains(document.activeElement) && document.activeElement !== element ? document.activeElement : null;
+    const sign = (each) => each.id || each.getAttribute("href") || each.getAttribute("aria-label") || each.textContent;
+    const alike = () => all(focused.localName, element).filter((each) => sign(each) === sign(focused));
+    const place = focused ? alike().indexOf(focused) : 0;
+    change();
+    if (!focused) return;
+    const found = alike();
+    if (!found.length) element.tabIndex = -1;
+    (found[place] || found[0] || element).focus({preventScroll: true});
+  };
+
   // Replace the content of an element; what is focused, open or scrolled in it stays so.
-  const replaceContent = (element, content) => {
-    const focused = element.contains(document.activeElement) ? document.activeElement : null;
-    const same = focused && (focused.id ? `#${CSS.escape(focused.id)}`
-      : ["href", "aria-label"].filter((name) => focused.hasAttribute(name))
-        .map((name) => `${focused.localName}[${name}="${CSS.escape(focused.getAttribute(name))}"]`)[0]);
-    const place = same ? all(same, element).indexOf(focused) : 0;
+  const replaceContent = (element, content) => keepFocus(element, () => {
     const open = all("details[id][open]", element).map((each) => each.id);
     const scrolled = all("[aria-label]", element).filter((each) => each.scrollLeft || each.scrollTop)
       .map((each) => [each.getAttribute("aria-label"), each.scrollLeft, each.scrollTop]);
     element.replaceChildren(content);
     for (const id of open) one(`#${CSS.escape(id)}`, element)?.setAttribute("open", "");
     for (const [label, left, top] of scrolled) one(`[aria-label="${CSS.escape(label)}"]`, element)?.scrollTo(left, top);
-    if (same) (all(same, element)[place] || one(same, element))?.focus({preventScroll: true});
-  };
+  });
 
   // Replace the content of every element with data-panel by the HTML that its path gives.
   const refresh = async (element) => {
@@ -79,13 +88,11 @@ const batchml = (() => {
     const chosen = getSelection();
     if (one("dialog[open]", element)) return; // a confirmation in it
     if (chosen.type === "Range" && element.contains(chosen.anchorNode)) return;
-    const focused = element.contains(document.activeElement) ? document.activeElement.id : "";
     const open = all("details[id][open]", element).map((each) => each.id);
     const scrolled = all("[id]", element).filter((each) => each.scrollLeft || each.scrollTop).map((each) => [each.id, each.scrollLeft, each.scrollTop]);
-    element.replaceChildren(...(content instanceof Node ? [content] : content));
+    keepFocus(element, () => element.replaceChildren(...(content instanceof Node ? [content] : content)));
     for (const id of open) one(`#${CSS.escape(id)}`, element)?.setAttribute("open", "");
     for (const [id, x, y] of scrolled) one(`#${CSS.escape(id)}`, element)?.scrollTo(x, y);
-    if (focused) one(`#${CSS.escape(focused)}`, element)?.focus({preventScroll: true});
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
   const trouble = (text, id = "trouble") => {

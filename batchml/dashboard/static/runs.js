@@ -53,13 +53,14 @@ batchml.views.runs = async () => {
     const to = Math.min(order.length, Math.ceil((region.scrollTop + region.clientHeight) / height) + beyond);
     if (!always && from >= first && to <= last && last - first < 400) return;
     first = Math.max(0, from - beyond); last = Math.min(order.length, to + beyond);
-    const focused = document.activeElement?.closest?.("tr")?.dataset.id;
+    const focused = document.activeElement?.closest?.("tbody tr")?.dataset.id;
     const above = spacer(), below = spacer();
     above.firstChild.style.height = `${first * height}px`;
     below.firstChild.style.height = `${(order.length - last) * height}px`;
     const rows = order.slice(first, last).map((index, offset) => drawRow(index, first + offset));
     body.replaceChildren(...(first ? [above] : []), ...rows, ...(last < order.length ? [below] : []));
-    if (focused) one(`tr[data-id="${CSS.escape(focused)}"] a`, body)?.focus();
+    // A row that is out of view now leaves the focus to the table, from which Tab and the arrows go on.
+    if (focused) (one(`tr[data-id="${CSS.escape(focused)}"] a`, body) || region).focus({preventScroll: true});
   };
   const drawRow = (index, position) => {
     const cells = known.columns.map((column, number) => {
@@ -107,7 +108,17 @@ batchml.views.runs = async () => {
     const id = event.target.closest("tr")?.dataset.id;
     if (id && !event.target.closest("a")) toggle(id);
   });
+  // From the search to the rows, and from row to row.
+  const step = (event, link) => {
+    if (!link || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    link.focus();
+  };
+  search.addEventListener("keydown", (event) => { if (event.key === "ArrowDown" || event.key === "Enter") step(event, one("a", body)); });
   body.addEventListener("keydown", (event) => {
+    const row = event.target.closest("tr");
+    if (event.key === "ArrowDown") step(event, row.nextElementSibling?.querySelector("a"));
+    if (event.key === "ArrowUp") step(event, row.previousElementSibling ? row.previousElementSibling.querySelector("a") : search);
     if (event.key === " " && event.target.closest("a")) { event.preventDefault(); toggle(event.target.closest("tr").dataset.id); }
   });
 
