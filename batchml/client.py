@@ -19,6 +19,7 @@ from batchml.errors import UsageError
 from batchml.handles import (
     MapHandle,
     RunHandle,
+    RunList,
     RunPreview,
     preview_prepared,
     submit_prepared,
@@ -298,7 +299,7 @@ class Client:
         since: float | None = None,
         limit: int = 30,
         all_projects: bool = False,
-    ) -> list[RunHandle]:
+    ) -> RunList:
         """Return the project's newest `limit` runs that match all filters, the newest first.
 
         The attribute `seen` of each handle has the run as it was found. Runs that AWS Batch has
@@ -327,9 +328,9 @@ class Client:
             project="" if all_projects else self.project,
         )
         found = find(self._context, run_filter, limit).runs
-        return [
+        return RunList(
             RunHandle(self._context, each.job_id, each.name, each, self._tell) for each in found
-        ]
+        )
 
     def describe(self, runs: Iterable[RunReference]) -> list[Run]:
         """Return the runs as they are now, in the given order, with one call for each 100 runs.

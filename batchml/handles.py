@@ -17,6 +17,7 @@ from batchml.explain.ask import explain_run
 from batchml.jobs.code_diff import CodeFile
 from batchml.model.explanation import Explanation
 from batchml.model.run import OutcomeClass, Run, classify
+from batchml.rich_html import to_html
 from batchml.runs.cancel import refuse_nodes
 from batchml.runs.find import (
     RunMetrics,
@@ -54,7 +55,7 @@ from batchml.runs.rerun.resubmit import prepare_again
 from batchml.runs.rerun.rules import CHANGEABLE, display_id, numbering
 from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
-from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent, StatusChanged
+from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent
 from batchml.runs.watch.logs import read_output
 from batchml.runs.watch.wait import follow, wait_for_runs
 
@@ -104,6 +105,10 @@ class RunHandle:
     def describe(self) -> Run:
         """The run as it is now: one call."""
         return self._remember(describe_runs(self._context, [self.job_id])[self.job_id])
+
+    def find(self) -> FoundRun:
+        """The run as it is now, with what this machine knows of it: `params`, `tags`, `code`."""
+        return load_runs(self._context, [self._current()])[0]
 
     def _remember(self, run: Run) -> Run:
         self._name, self._status = run.name, run.status.value
@@ -358,24 +363,29 @@ class RunHandle:
     # --- notebooks --------------------------------------------------------------------------
 
     def _repr_html_(self) -> str:
-        """The table of a notebook, as the run is now: one call."""
-        from batchml.runs.watch.live_table import LiveTable
-
-        table = LiveTable(self._context.clock)
-        table.take(StatusChanged(self.describe()))
-        return table.to_html()
+        """The run in a notebook as it is now: its state, why it failed, its metrics as curves."""
+        return to_html(self)
 
     def _ipython_display_(self) -> None:
-        """Show a table in a notebook, and keep it current until the run has ended."""
+        """Show a table in a notebook, current until the run has ended; then what it was."""
         from batchml.runs.watch.live_table import LiveTable, kernel_display, show_live_table
 
         display = kernel_display()
         if display is None:
             raise NotImplementedError  # a terminal: IPython shows the text instead
-        (found,) = load_runs(self._context, [self._current()])
+        found = self.find()
+        if found.run is None or found.run.status.is_terminal:
+            raise NotImplementedError  # IPython asks for `_repr_html_`
         patterns = found.record.patterns if found.record else {}
         table = LiveTable(self._context.clock, patterns)
-        show_live_table(self.watch(), table, display, repr(self))
+        show_live_table(self.watch(), table, display, repr(self), self._repr_html_)
+
+
+class RunList(list[RunHandle]):
+    """Runs that were found: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 class MapHandle(Sequence[RunHandle]):

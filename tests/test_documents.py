@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from batchml import Client
 from batchml.cli.app import full_command
+from batchml.handles import MapHandle, RunHandle
 from batchml.prove.claims import ASSUMPTIONS
+from batchml.sweeps.handle import SweepHandle
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,3 +131,11 @@ def test_every_row_has_a_line_that_is_marked_as_unverified() -> None:
         if not any(row.file == file and row.words in text for file, text in lines)
     ]  # fmt: skip
     assert not gone
+
+
+@pytest.mark.parametrize("kind", [Client, RunHandle, MapHandle, SweepHandle])
+def test_the_page_of_the_python_api_has_every_method(kind: type) -> None:
+    text = (ROOT / "docs/python.md").read_text("utf-8")
+    names = [name for name in vars(kind) if not name.startswith("_")]
+    missing = [name for name in names if not re.search(rf"\.{name}\b|`{name}`", text)]
+    assert not missing, missing

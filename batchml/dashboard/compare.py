@@ -357,7 +357,7 @@ def code_panel(chosen: ChosenRuns, client: Client) -> Html:
         parts.append(tag("h3", f"{labels[first.job_id]} to {names}"))
         if found.files is None:
             parts.append(tag("p", f"The files cannot be compared. {found.why}"))
-        parts += _files(found.files or ())
+        parts += show_files(found.files or ())
         ids = f"{short_id(first.shown_id)} {short_id(same[0].shown_id)}"
         parts.append(command_line(f"batchml diff {ids} --full"))
     if len(versions) > MOST_CODES:
@@ -365,7 +365,8 @@ def code_panel(chosen: ChosenRuns, client: Client) -> Html:
     return join(parts)
 
 
-def _files(files: Sequence[FileDifference]) -> list[Child]:
+def show_files(files: Sequence[FileDifference]) -> list[Child]:
+    """The lines that differ, file by file."""
     found: list[Child] = []
     room = MOST_LINES
     for each in files:

@@ -116,7 +116,9 @@ def command_line(command: str, label: str = "The same in a terminal") -> Html:
     return tag(
         "div",
         tag("span", f"{label}:", class_="dim"),
+        " ",
         tag("code", command),
+        " ",
         tag("button", "Copy", type="button", class_="copy", data_copy=command),
         class_="command",
     )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from batchml.context import Context, Notify
 from batchml.jobs.written import note_written
 from batchml.model.sweep import SweepSpec, Trial
+from batchml.rich_html import to_html
 from batchml.sweeps.control.inbox import SweepRequest, put_request
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.jobs import check_code, describe_old_code, send_code
@@ -41,6 +42,10 @@ class SweepHandle:
 
     def __repr__(self) -> str:
         return f"SweepHandle({self.key!r}, env={self._context.env!r})"
+
+    def _repr_html_(self) -> str:
+        """The sweep in a notebook as it is now: its state, its best trials, their history."""
+        return to_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SweepHandle):

@@ -89,7 +89,8 @@ def module_of(name: str) -> str:
 # The rooms from low to high: a module imports from its own room and from lower ones. `aws` and
 # `local` stand side by side: what one writes and the other reads is judged by botocore's model.
 ORDER = (
-    ("errors", "clock", "resources"), ("runtime",), ("model",), ("config",), ("aws", "local"),
+    ("errors", "clock", "resources", "rich_html"),
+    ("runtime",), ("model",), ("config",), ("aws", "local"),
     ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",), ("cluster",),
     ("explain",), ("sessions",), ("workspace",), ("setup",), ("adopt",), ("sweeps",), ("handles",),
     ("client",), ("prove", "dashboard"),

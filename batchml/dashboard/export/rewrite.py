@@ -131,6 +131,7 @@ class _Rewriter(HTMLParser):
             attributes |= {"data-exported": None, "data-path": frame.path, "data-root": frame.root}
         if "data-series" in attributes:
             attributes["data-over"] = None  # nothing of it will change
+        attributes.pop("style", None)  # of a plot that is made for notebooks, too
         if name == "form":
             attributes.pop("action", None)
         for key in ("href", "src"):

@@ -22,6 +22,7 @@ from batchml.dashboard.html import Html, join, tag
 from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import page, static_files, static_name
 from batchml.dashboard.logs import LogLines
+from batchml.dashboard.notebook.plots import curves
 from batchml.dashboard.outputs import file_key
 from batchml.dashboard.run import run_series, use_series
 from batchml.dashboard.runs import chips
@@ -349,8 +350,12 @@ class SiteWriter:
         answers: dict[str, Any] = {f"{path}/log": log}
         places = {f"{path}/log": _plain_log(log)}
         try:
-            answers[f"{path}/series"] = curves_document([run_series(handle)], MOST_POINTS)
+            series = run_series(handle)
+            answers[f"{path}/series"] = curves_document([series], MOST_POINTS)
             answers[f"{path}/use"] = curves_document(use_series(handle), MOST_POINTS)
+            drawn = curves([series])
+            if drawn is not None:
+                places[f"{path}/series"] = drawn
         except BatchmlError as error:
             self._miss(f"{path}/series", error)
         self._save(path, self._ask(path), answers, places)

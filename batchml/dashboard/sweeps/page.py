@@ -145,7 +145,7 @@ def summary_panel(reading: SweepReading) -> Html:
         state = "" if best["state"] == TrialState.DONE.value else f", {best['state'].lower()}"
         about = f" {goal_words(spec)}: trial {best['n']}{step}{state}"
         params = (
-            tag("div", tag("span", name), tag("b", format_value(value)))
+            tag("div", tag("span", name), " ", tag("b", format_value(value)))
             for name, value in best["params"].items()
         )
         parts += [

@@ -9,6 +9,7 @@ from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import is_free, quote_of
 from batchml.errors import BatchmlError, UsageError
 from batchml.jobs.code_diff import FileDifference, compare_packages
+from batchml.rich_html import to_html
 from batchml.runs.compare.conclusions import Conclusion, WorkerOffer, conclude, wait_share
 from batchml.runs.compare.facts import RunDifference, compare
 from batchml.runs.compare.figures import MeasuredRun, RunGroup, group_runs
@@ -95,6 +96,9 @@ class ComparedRuns(Struct, frozen=True):
     conclusions: tuple[Conclusion, ...]
     notices: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
 
 def compare_results(context: "Context", job_ids: Sequence[str]) -> ComparedRuns:
     """Measure and group runs, as `measure_groups` does, and conclude."""
@@ -114,6 +118,9 @@ class RunComparison(Struct, frozen=True):
     facts: tuple[RunDifference, ...]  # equal ones included: `same`
     files: tuple[FileDifference, ...] | None
     why: str = ""
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 def compare_requests(context: "Context", left: str, right: str) -> RunComparison:

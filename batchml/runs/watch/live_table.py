@@ -113,11 +113,13 @@ def kernel_display() -> Display | None:
 
 
 def show_live_table(
-    events: Iterable[RunEvent], table: LiveTable, display: Display, text: str
-) -> threading.Thread:
+    events: Iterable[RunEvent], table: LiveTable, display: Display, text: str,
+    final: Callable[[], str] | None = None,
+) -> threading.Thread:  # fmt: skip
     """Show the table, and keep it current from a thread until the last of `events`.
 
-    `text` is for front ends without HTML. The thread, which is returned, ends with the run.
+    `text` is for front ends without HTML. `final` makes what takes the place of the table then.
+    The thread, which is returned, ends with the run.
     """
 
     html = table.to_html()
@@ -136,6 +138,10 @@ def show_live_table(
                     update()
         except (BatchmlError, OSError) as error:
             table.fail(error)
+        else:
+            if final is not None:
+                shown.update({"text/html": final(), "text/plain": text}, raw=True)
+                return
         update()
 
     thread = threading.Thread(target=keep_current, name="batchml-live-table", daemon=True)
