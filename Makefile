@@ -64,8 +64,9 @@ help-texts: .venv/installed-dev  ## what --help prints, after a command has chan
 permissions: .venv/installed-dev  ## the IAM permissions of the stacks, after a template has changed
 	$(BIN)/python -m tests.support.stack_permissions
 
-picture: .venv/installed-dev  ## docs/*.svg, from real runs in a real terminal (needs tmux)
+picture: .venv/installed-dev  ## docs/*.svg and *.webp, from real runs in a real terminal and browser (needs tmux, Chromium)
 	$(BIN)/python docs/picture.py
+	$(BIN)/python -m docs.picture_pages
 
 # Python versions for which the wheel is tried, if this machine has them.
 PYTHONS := python3.11 python3.12 python3.13 python3.14

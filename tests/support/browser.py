@@ -159,9 +159,13 @@ class Page:
         self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyUp", **pressed)
 
     def screenshot(self, path: Path) -> None:
+        """A picture of the page: PNG, or as the name of the file ends: `.webp`."""
+        kind = path.suffix[1:]
+        quality = {} if kind == "png" else {"quality": 85}
         found = self._browser.ask(
-            "Page.captureScreenshot", self._session, captureBeyondViewport=True
-        )
+            "Page.captureScreenshot", self._session, captureBeyondViewport=True, format=kind,
+            **quality,
+        )  # fmt: skip
         path.write_bytes(base64.b64decode(found["data"]))
 
 
