@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 CONFIG = """
 [env.local]
-usd_per_hour = 0.42
+usd_per_hour = 24.0
 """
 JOB = """
 image = "python"
@@ -62,7 +62,7 @@ centres = [point for point, _ in points(20)]
 def features(point):
     return [math.exp(-math.dist(point, each) ** 2) for each in centres] + [1.0]
 
-train = [(features(point), kind) for point, kind in points(600)]
+train = [(features(point), kind) for point, kind in points(3000)]
 test = [(features(point), kind) for point, kind in points(300)]
 weights = [0.0] * 21
 
@@ -140,8 +140,8 @@ def tell(story: Cli) -> str:
     must(story, "cancel", "@last")
     must(story, "sweep", "spirals", "--name", "spirals-tune")
     long = ("-p", "epochs=300", "-p", "pause=0.5", "--tag", "owner=ada")
-    must(story, "submit", "spirals", "-p", "lr=0.3", *long)
-    must(story, "submit", "spirals", "-p", "lr=0.03", *long)
+    must(story, "submit", "spirals", "-p", "lr=2.0", *long)
+    must(story, "submit", "spirals", "-p", "lr=0.7", *long)
     for rate in ("0.2", "0.4", "0.8"):  # there is no room for these
         must(story, "submit", "spirals", "-p", f"lr={rate}", "--tag", "owner=cleo", *long)
     key: str = json.loads(must(story, "sweeps", "ls", "--json"))[0]["sweepId"]
@@ -150,7 +150,7 @@ def tell(story: Cli) -> str:
 
 def picture(page: Page, name: str) -> Path:
     path = HERE / f"{name}.webp"
-    page.screenshot(path)
+    page.screenshot(path, whole=False)
     return path
 
 
@@ -201,7 +201,7 @@ def take_all(camera: Camera, going: str, ended: list[str], key: str) -> dict[str
                                "dashboard-compare", ".curves"),
         "Sweeps": camera.take(f"/sweep/{key}", "document.querySelector('#plots svg')",
                               "dashboard-sweep"),
-        "Cluster": camera.take("/cluster", FILLED, "dashboard-cluster"),
+        "Cluster": camera.take("/cluster?span=15m", FILLED, "dashboard-cluster"),
         "Cost": camera.take("/cost?since=24h", FILLED, "dashboard-cost"),
     }  # fmt: skip
 

@@ -158,12 +158,12 @@ class Page:
                           **pressed)  # fmt: skip
         self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyUp", **pressed)
 
-    def screenshot(self, path: Path) -> None:
-        """A picture of the page: PNG, or as the name of the file ends: `.webp`."""
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """A picture of the page, or of its part in the window: PNG, or WebP by its name."""
         kind = path.suffix[1:]
         quality = {} if kind == "png" else {"quality": 85}
         found = self._browser.ask(
-            "Page.captureScreenshot", self._session, captureBeyondViewport=True, format=kind,
+            "Page.captureScreenshot", self._session, captureBeyondViewport=whole, format=kind,
             **quality,
         )  # fmt: skip
         path.write_bytes(base64.b64decode(found["data"]))
