@@ -105,7 +105,7 @@ parallel = 2
 """
 RUNS = [
     ("ada", "lr=0.02"), ("ada", "lr=0.1"), ("ada", "lr=0.5"), ("ada", "lr=2.0"), ("ben", "lr=-0.1"),
-    ("ben", "lr=0.5", "batch=8"), ("ben", "lr=0.5", "l2=0.01"), ("cleo", "lr=1.0", "batch=32"),
+    ("ben", "lr=0.5", "batch=8"), ("ben", "lr=0.1", "batch=8"), ("cleo", "lr=1.0", "batch=32"),
 ]  # fmt: skip
 # The run that goes on, and six that have ended.
 CHOSEN = """(() => {
@@ -192,7 +192,7 @@ def together(chromium: Browser, pictures: dict[str, Path], folder: Path) -> None
 
 
 def take_all(camera: Camera, going: str, ended: list[str], key: str) -> dict[str, Path]:
-    columns = "name,status,params,accuracy,loss,ran,cost,age,id"
+    columns = "name,status,params,accuracy,loss,ran,queue,age,id"
     curve, rows = "document.querySelector('.curve')", "document.querySelectorAll('tbody tr').length"
     return {
         "Runs": camera.take(f"/?cols={columns}", f"{rows} > 10", "dashboard-runs"),

@@ -8,6 +8,7 @@ from tests.e2e.test_dashboard_curves import train
 from tests.support.browser import Page, browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import wait_for
+from tests.support.many_runs import copy_run
 
 pytestmark = pytest.mark.full
 NASTY = "</script><img src=x onerror=alert(1)> \u202e\x1b[31m'\\"
@@ -75,3 +76,14 @@ def test_without_runs_an_export_says_how_to_begin(cli: Cli) -> None:
     assert cli("dashboard", "--export", "out").code == 0
     assert "batchml submit lenet" in (cli.folder / "out/index.html").read_text()
     assert "No job has several runs." in (cli.folder / "out/compare.html").read_text()
+
+
+def test_runs_that_the_environment_has_forgotten_are_exported(cli: Cli) -> None:
+    assert cli("submit", "--wait", "--name", "one", "--", "true").code == 0
+    copy_run(cli.home.root / "history.jsonl", 300)
+    made = cli("dashboard", "--export", "out", "--limit", "40")
+    assert made.code == 0 and "Runs: 301, with a page: 40." in made.err, made.err
+    assert len(list((cli.folder / "out/run").iterdir())) == 40
+    text = (cli.folder / "out/index.html").read_text()
+    assert "the newest 40 of 301 runs have a page" in text
+    assert 'href="run/00000000-0000-0000-0000-000000000001.html"' in text

@@ -45,6 +45,7 @@ _COLUMNS = ("name", "status", "queue", "submitted", "ran", "params", "cost", "id
 _READERS = 8  # pages that are made at once
 _PACE = 5.0  # seconds between two messages
 _DATA = "data/files.js"
+_DOCUMENTS = ("/series", "/use", "/log")  # places that a script fills
 
 
 class Comparison(Struct, frozen=True):
@@ -246,9 +247,7 @@ class SiteWriter:
         def fill(asked: str) -> Html | None:
             if asked in known:
                 return known[asked]
-            return (
-                None if asked.partition("?")[0].endswith(("/series", "/log")) else self._fill(asked)
-            )
+            return None if asked.partition("?")[0].endswith(_DOCUMENTS) else self._fill(asked)
 
         scripts = [static_name("export.js")[1:]]
         if not path.startswith("/run/"):
