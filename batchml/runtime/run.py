@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from batchml.runtime.sweep.trial import TrialAttempt
 
 PROGRESS_EVERY = 10.0  # seconds after which a progress bar is printed as a line
+FIRST_TICK = 0.05  # seconds from the start of the plug-ins: a short command needs no tick
 _READ = 65_536
 _HINTS = {  # after the error of a program that cannot be started
     errno.E2BIG: ": Linux takes 128 KiB of one argument or variable, and about 2 MiB of all",
@@ -366,7 +367,6 @@ class _Attempt:
             plugins.add("the trial's watch", lambda: trial)
         if self._keeper is not None:
             keeper = self._keeper
-            keeper.start()
             plugins.add("the keeper of the working folder", lambda: keeper)
         supervised = self._supervise()
         process = self._start(supervised)
@@ -444,7 +444,7 @@ class _Attempt:
 
 
 def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
-    plugins = AttemptPlugins(running.say)
+    plugins = AttemptPlugins(running.say, time.monotonic() + FIRST_TICK)
     if running.env.is_run:
         from batchml.runtime.health.neurons import asked_neurons
         from batchml.runtime.telemetry.budget import BudgetGuard
@@ -556,11 +556,11 @@ def _read(pipe: int) -> Optional[bytes]:
         return None
 
 
-def run_once() -> int:
-    """Run the command line, and return the exit code."""
+def run_once(environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command line, and return the exit code. `environ`: a copy of its variables."""
     drop_working_folder()
     try:
-        return run(sys.argv[1:], os.environ, sys.stdout.buffer)
+        return run(sys.argv[1:], environ, sys.stdout.buffer)
     except BrokenPipeError:  # the log driver has gone
         return TRY_ELSEWHERE
     except BaseException:  # a mistake of our own

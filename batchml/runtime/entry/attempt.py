@@ -244,10 +244,11 @@ class AttemptHandle(Protocol):
 class AttemptPlugins:
     """The plug-ins of one attempt. An error in one affects neither the run nor the others."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], first: float = 0.0) -> None:
+        """`first`: when the first tick is due, in seconds of `time.monotonic()`."""
         self._say = say
         self._members: List[Tuple[str, AttemptPlugin]] = []
-        self._next = 0.0
+        self._next = first
 
     def add(self, name: str, make: Callable[[], AttemptPlugin]) -> None:
         """Make a plug-in, unless its constructor raises."""

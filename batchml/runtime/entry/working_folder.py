@@ -401,14 +401,14 @@ class WorkingFolderKeeper:
         self._sender: Optional[OutputSender] = None  # made for the first file
         self._poller = StorePoller(self._mirror)  # `end` reports what could not be kept
         self._why_not = ""  # why some files are not kept
-        self._has_warned = False
-
-    def start(self) -> None:
-        """Begin to keep files while the command runs."""
-        is_large = len(self._working.before or ()) > MAX_FILES
-        self._poller.start(max(EVERY_IN_AWS, self._place.every) if is_large else self._place.every)
+        self._has_warned = self._has_started = False
 
     def tick(self, now: float) -> None:
+        if not self._has_started:  # a short command needs no thread
+            self._has_started = True
+            is_large = len(self._working.before or ()) > MAX_FILES
+            every = self._place.every
+            self._poller.start(max(EVERY_IN_AWS, every) if is_large else every)
         if self._why_not and not self._has_warned:
             self._has_warned = True
             self._say(f"batchml notice: {self._why_not}")

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
@@ -27,6 +27,8 @@ LEAST_FILES = 1024
 EARLIEST = 1_767_225_600.0  # 2026-01-01: an earlier clock is wrong, because this code is newer
 SKEW = 300.0  # seconds: AWS refuses requests with a larger clock error (SigV4)
 PROBE = 65_536  # bytes that are written and read back
+
+_FIT_FOR = 10.0  # seconds for which a disk counts as fit after a check: see `remember_disks`
 
 # Errors that the host's hardware or its mounts cause.
 _OF_HOST = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
@@ -81,6 +83,37 @@ def run_with_limit(
     return found
 
 
+_fit_disks: Optional[Dict[str, float]] = None  # key of a disk -> until when, monotonic
+
+
+def remember_disks() -> None:
+    """Let this process, which serves several attempts, write to a fit disk only every 10 seconds,
+    instead of for each attempt.
+    """
+    global _fit_disks
+    _fit_disks = {}
+
+
+def _check_disk(
+    label: str, key: str, severity: int, path: str, belongs_to_host: bool
+) -> List[HostCheck]:
+    """As `check_folder`, within the limit; nothing for a disk that was fit a moment ago."""
+    fit, now = _fit_disks, time.monotonic()
+    if fit is not None and fit.get(key, 0.0) > now and os.access(path, os.W_OK):
+        return []
+    found = run_with_limit(label, LIMIT, severity, check_folder, label, path, belongs_to_host)
+    if fit is not None and worst(found) == OK:
+        fit[key] = now + _FIT_FOR
+    return found
+
+
+def _device_of(path: str) -> str:
+    try:
+        return f"device {os.stat(path).st_dev}"
+    except OSError:
+        return path
+
+
 def quick_checks(
     env: RuntimeEnv, environ: Mapping[str, str], shares_memory: bool
 ) -> List[HostCheck]:
@@ -96,13 +129,11 @@ def quick_checks(
     ]  # fmt: skip
     if shares_memory:
         checks.append(check_shared_memory(_space("/dev/shm")))
-    label = f"scratch ({scratch})"
-    checks += run_with_limit(label, LIMIT, REPLACE, check_folder, label, scratch, True)
-    if env.checkpoint_dir:
-        label = f"checkpoints ({env.checkpoint_dir})"
-        checks += run_with_limit(
-            label, LIMIT, RETRY, check_folder, label, env.checkpoint_dir, False
-        )
+    checks += _check_disk(f"scratch ({scratch})", scratch, REPLACE, scratch, True)
+    folder = env.checkpoint_dir
+    if folder:  # exists already, so that a call for its device does not hang
+        label = f"checkpoints ({folder})"
+        checks += _check_disk(label, _device_of(folder), RETRY, folder, False)
     return checks
 
 

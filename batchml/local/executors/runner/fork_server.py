@@ -339,14 +339,18 @@ def _serve(
     command: list[str], env: dict[str, str], link: socket.socket, taken: mmap.mmap
 ) -> NoReturn:
     """Serve an attempt, and further ones from `link` for as long as nothing of one is left."""
+    from batchml.runtime.health.checks import remember_disks
     from batchml.runtime.run import run_once
 
+    remember_disks()
+    before: dict[str, str] = {}
     files = len(os.listdir("/proc/self/fd"))
     served = 0
     while True:
         began = note_attempt_start()
-        _set_variables(command, env)
-        code = run_once()
+        _set_variables(command, env, before)
+        before = env
+        code = run_once(env)
         served += 1
         if code or not _is_reusable(files, began, served):
             os._exit(code)
@@ -385,9 +389,16 @@ def _use_output(null: int, output: int) -> None:
         os.dup2(source, number)
 
 
-def _set_variables(command: list[str], env: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(env)
+def _set_variables(
+    command: list[str], env: dict[str, str], before: Mapping[str, str] | None = None
+) -> None:
+    """Set the command line and the variables. `before`: those that are set now, if known."""
+    if not before:
+        os.environ.clear()
+        before = {}
+    for name in before.keys() - env.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in env.items() if before.get(name) != value})
     sys.argv = list(command[2:])
 
 
