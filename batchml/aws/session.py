@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -327,36 +328,58 @@ class Session:
 
 
 class _Silence:
-    """Reports once that the embedded server does not answer, and when it answers again."""
+    """Reports once that the embedded server does not answer, and when it answers again.
+
+    One thread waits for all calls, and ends when there are none: a thread for each call would take
+    a tenth of its time.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._has_reported = False
+        self._lock = threading.Lock()
+        self._calls: dict[int, float] = {}  # id of a call's context -> when it began, monotonic
+        self._is_watched = False
 
     def watch(self, client: Any) -> None:
         events = client.meta.events
         events.register_last("before-call", self._begin)
         events.register_first("after-call", self._answered)
-        events.register_first("after-call-error", self._stop_timer)
+        events.register_first("after-call-error", self._end)
 
     def _begin(self, context: dict[str, Any], **_: Any) -> None:
-        timer = threading.Timer(self._access.notice, self._tell)
-        timer.daemon = True
-        context["batchml_timer"] = timer
-        timer.start()
+        with self._lock:
+            self._calls[id(context)] = time.monotonic()
+            is_watched, self._is_watched = self._is_watched, True
+        if not is_watched:
+            threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._is_watched = False
+                    return
+                oldest = min(self._calls.values())
+            left = oldest + self._access.notice - time.monotonic()
+            if left > 0:
+                time.sleep(left)
+                continue
+            self._tell()
+            with self._lock:
+                self._calls.clear()
 
     def _tell(self) -> None:
         if not self._has_reported:
             self._has_reported = True
             self._access.tell(self._access.describe_silence())
 
-    def _stop_timer(self, context: dict[str, Any], **_: Any) -> None:
-        timer = context.pop("batchml_timer", None)
-        if timer is not None:
-            timer.cancel()
+    def _end(self, context: dict[str, Any], **_: Any) -> None:
+        with self._lock:
+            self._calls.pop(id(context), None)
 
     def _answered(self, context: dict[str, Any], **_: Any) -> None:
-        self._stop_timer(context)
+        self._end(context)
         if self._has_reported:
             self._has_reported = False
             self._access.tell("The embedded AWS Batch answers again.")

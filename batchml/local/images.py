@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -79,11 +80,17 @@ def conda_tool(path: str) -> str | None:
 def uv_program() -> str:
     """The path of uv, which comes with batchml; empty if it was removed."""
     try:
-        from uv import find_uv_bin
-
-        return find_uv_bin()
+        path = _bundled_uv()
     except (ImportError, FileNotFoundError):
-        return shutil.which("uv") or ""
+        path = ""
+    return path if path and os.path.exists(path) else shutil.which("uv") or ""
+
+
+@cache  # it takes a fifth of the time in which an attempt is prepared
+def _bundled_uv() -> str:
+    from uv import find_uv_bin
+
+    return find_uv_bin()
 
 
 def publish(images: Path, source: Path) -> str:
