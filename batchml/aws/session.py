@@ -337,7 +337,7 @@ class _Silence:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._has_reported = False
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._calls: dict[int, float] = {}  # id of a call's context -> when it began, monotonic
         self._is_watched = False
 
@@ -355,19 +355,15 @@ class _Silence:
             threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        while True:
-            with self._lock:
-                if not self._calls:
-                    self._is_watched = False
-                    return
-                oldest = min(self._calls.values())
-            left = oldest + self._access.notice - time.monotonic()
-            if left > 0:
-                time.sleep(left)
-                continue
-            self._tell()
-            with self._lock:
-                self._calls.clear()
+        with self._lock:
+            while self._calls:
+                left = min(self._calls.values()) + self._access.notice - time.monotonic()
+                if left > 0:
+                    self._lock.wait(left)
+                else:
+                    self._tell()
+                    self._calls.clear()
+            self._is_watched = False
 
     def _tell(self) -> None:
         if not self._has_reported:
