@@ -35,7 +35,14 @@ from batchml.dashboard.access import (
     check_token,
 )
 from batchml.dashboard.html import Html, tag
-from batchml.dashboard.layout import error_page, static_file
+from batchml.dashboard.layout import (
+    WHOLE,
+    empty_panels,
+    error_page,
+    fill_panels,
+    offer_whole,
+    static_file,
+)
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -191,7 +198,28 @@ class Dashboard:
         made = await asyncio.to_thread(partial(answer_query, self._routes, query))
         if made is None:
             return refused(RequestRefusal(404, f"There is no page {query.path}."))
+        if isinstance(made, Html):
+            made = await self._for_every_browser(made, query)
         return _to_response(made)
+
+    async def _for_every_browser(self, made: Html, query: PageQuery) -> Html:
+        """The page with a link to all of its parts, or with these parts themselves."""
+        paths = empty_panels(made)
+        if not paths:
+            return made
+        if WHOLE not in query.params:
+            return offer_whole(made, query.path, query.params)
+        found = await asyncio.gather(*(asyncio.to_thread(self._panel, each) for each in paths))
+        return fill_panels(made, dict(zip(paths, found, strict=True)))
+
+    def _panel(self, address: str) -> Html:
+        """A part of a page, or why it is not there."""
+        path, _, query = address.partition("?")
+        try:
+            made = answer_query(self._routes, read_query(path, query))
+        except BatchmlError as error:
+            return tag("p", str(error), class_="dim")
+        return made if isinstance(made, Html) else tag("p", "There is no such part.")
 
     async def _act(self, key: str, query: PageQuery) -> Response:
         """An action; repeated with the same key it is done once, and has the same answer."""

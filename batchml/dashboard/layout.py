@@ -1,8 +1,12 @@
 """The frame of every page, and the scripts and styles that pages name."""
 
 import hashlib
+import re
+from collections.abc import Mapping
 from functools import cache
+from html import unescape
 from pathlib import Path
+from urllib.parse import urlencode
 
 from batchml.dashboard.html import Child, Html, join, tag
 from batchml.errors import NotFound
@@ -103,6 +107,34 @@ def page(
         "body", header, tag("main", *content, id="content", tabindex="-1"), data_view=view or None
     )
     return Html(f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}")
+
+
+# --- Browsers without scripts, such as those of terminals -----------------------------------------
+
+WHOLE = "wait"  # the parameter of a page that waits for all of its parts
+_EMPTY_PANEL = re.compile(r'(<div [^>]*?data-panel="([^"]+)"[^>]*>)(?=</div>)')
+_MAIN = re.compile(r"<main [^>]*>")
+
+
+def empty_panels(made: Html) -> list[str]:
+    """The paths of the parts of a page that its script asks for."""
+    return [unescape(found[1]) for found in _EMPTY_PANEL.findall(made.source)]
+
+
+def fill_panels(made: Html, contents: Mapping[str, Html]) -> Html:
+    """The page with these contents, by the paths of its empty parts."""
+
+    def fill(found: "re.Match[str]") -> str:
+        return found[1] + str(contents.get(unescape(found[2]), ""))
+
+    return Html(_EMPTY_PANEL.sub(fill, made.source))
+
+
+def offer_whole(made: Html, path: str, params: Mapping[str, str]) -> Html:
+    """The page with a link, for browsers without scripts, to itself with all of its parts."""
+    address = f"{path}?{urlencode({**params, WHOLE: '1'})}"
+    link = tag("noscript", tag("p", tag("a", "Show all parts of this page", href=address)))
+    return Html(_MAIN.sub(lambda found: f"{found[0]}{link}", made.source, count=1))
 
 
 def error_page(text: str, *more: Child, script: str = "") -> Html:

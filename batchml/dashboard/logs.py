@@ -31,6 +31,7 @@ from batchml.runs.watch.events import (
 MOST_LINES = 100_000  # kept of a run; the newest
 MOST_LOGS = 8  # followed or kept at a time
 MOST_CHARACTERS = 4000  # of a line that is shown; the file for download has the whole line
+_PLAIN = 500  # lines in a page without scripts
 _IN_ANSWER = 20_000  # lines of one answer
 _PATIENCE = 2.0  # seconds that the first curves of a long log are waited for
 _UNASKED = 120.0  # seconds without a question, after which following a log ends
@@ -111,11 +112,22 @@ def log_section(job_id: str) -> Html:
         tag("span", "", id="log-count", role="status"),
         class_="bar",
     )  # fmt: skip
-    place = tag("div", tag("p", "Loading ...", class_="dim"), id="log", class_="log", tabindex="0",
-                role="log", aria_label="Log", aria_live="off",
-                data_lines=f"/run/{job_id}/log")  # fmt: skip
+    place = tag("div", id="log", class_="log", tabindex="0", role="log", aria_label="Log",
+                aria_live="off", data_lines=f"/run/{job_id}/log")  # fmt: skip
+    plain = tag("noscript", tag("div", data_panel=f"/run/{job_id}/lines"))
     notice = tag("p", id="log-notice", class_="dim", role="status")
-    return tag("section", tag("h2", "Log", id="log-title"), bar, notice, place, class_="card wide")
+    return tag("section", tag("h2", "Log", id="log-title"), bar, notice, place, plain,
+               class_="card wide")  # fmt: skip
+
+
+def last_lines(handle: RunHandle) -> Html:
+    """The end of a log, for browsers without scripts."""
+    newest = deque((_shown(_with_child(each.child, each.text)) for each in handle.logs()), _PLAIN)
+    return tag("pre", "\n".join(newest) or "It has printed nothing.")
+
+
+def _with_child(child: str, text: str) -> str:
+    return f"{child} | {text}" if child else text
 
 
 def log_file(handle: RunHandle) -> Response:
@@ -123,7 +135,7 @@ def log_file(handle: RunHandle) -> Response:
     parts = []
     try:
         for line in handle.logs():
-            parts.append(f"{line.child} | {line.text}" if line.child else line.text)
+            parts.append(_with_child(line.child, line.text))
     except LogDamaged as error:
         parts.append(f"# {error}")
     name = "".join(each for each in handle.job_id[:8] if each.isalnum()) or "run"

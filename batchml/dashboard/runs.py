@@ -70,7 +70,8 @@ def runs_page(
         id="runs", class_="grid", aria_rowcount=len(runs) + 1,
     )  # fmt: skip
     search = tag(
-        "input", id="search", type="search", placeholder="Search: name, state, tag, lr=0.1, ...",
+        "input", id="search", name="q", type="search",
+        placeholder="Search: name, state, tag, lr=0.1, ...",
         aria_label="Search the runs", autocomplete="off", spellcheck="false",
     )  # fmt: skip
     options = (
@@ -92,7 +93,8 @@ def runs_page(
     )
     if not runs:
         table = tag("p", "No runs yet. This starts one: ", command_line("batchml submit lenet"))
-    bar = tag("div", search, count, chooser, tag("span", id="actions"), class_="bar")
+    bar = tag("form", search, count, chooser, tag("span", id="actions"), class_="bar",
+              method="get", action="/", role="search")  # fmt: skip
     region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Runs",
                  data_revision=revision)  # fmt: skip
     return page("Runs", tag("h1", "Runs", class_="unseen"), note(trouble), bar, region,

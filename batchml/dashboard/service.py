@@ -78,6 +78,7 @@ class Pages:
             route("/run/*/cost", lambda q: run.cost_panel(self._run(q))),
             route("/run/*/request", self.request),
             route("/run/*/log", self.log),
+            route("/run/*/lines", lambda q: logs.last_lines(self._run(q))),
             route("/run/*/log.txt", lambda q: logs.log_file(self._run(q))),
             route("/run/*/timeline", lambda q: timeline_panel(self._run(q), self._now)),
             route("/run/*/environment", lambda q: run.environment_panel(self._run(q).seen)),

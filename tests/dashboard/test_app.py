@@ -8,6 +8,7 @@ from typing import Any
 from batchml.dashboard.access import RequestHead, make_secrets
 from batchml.dashboard.app import Dashboard, PageQuery, Response, route
 from batchml.dashboard.html import Html, tag
+from batchml.dashboard.layout import page
 from batchml.errors import ConfigError, NotFound, UsageError
 
 KNOWN = make_secrets(8123)
@@ -170,3 +171,24 @@ def test_answers_for_other_machines_are_compressed() -> None:
     assert compressed(page, RequestHead("GET", "/")) == page
     saved = Response(b"x" * 5000, "application/octet-stream")
     assert compressed(saved, RequestHead("GET", "/", (takes,))) == saved
+
+
+def test_a_page_has_all_its_parts_for_a_browser_without_scripts() -> None:
+    async def go() -> tuple[str, str]:
+        panels = (tag("div", data_panel="/run/a%20b?x=1&y=2", data_live=True),
+                  tag("div", data_panel="/part/1"))  # fmt: skip
+        routes = [
+            route("/", lambda query: page("P", *panels)),
+            route("/part/*", lambda query: tag("p", f"part {query.parts[0]} <b>")),
+            route("/run/*", fails),
+        ]
+        app = Dashboard(KNOWN, routes, no_events)
+        head = RequestHead("GET", "/", (HOST, COOKIE))
+        first, whole = await app.answer(head, "q=1"), await app.answer(head, "q=1&wait=1")
+        return first.body.decode(), whole.body.decode()
+
+    first, whole = asyncio.run(go())
+    assert '<noscript><p><a href="/?q=1&amp;wait=1">Show all parts' in first
+    assert "part 1" not in first and "<p>part 1 &lt;b&gt;</p></div>" in whole
+    assert "a b" in whole and "does not exist" in whole, "why a part is not there"
+    assert "Show all parts" not in whole

@@ -8,6 +8,7 @@ batchml.log = (place) => {
   const level = one("#log-level"), part = one("#log-part"), wrap = one("#log-wrap"), following = one("#log-follow");
   let lines = [], levels = [], first = 0, origin = "", isOver = false, isReading = false;
   let shown = [], tops = [0], matches = [], match = -1, marked = null; // `shown`: indices of lines; tops: rows above each
+  place.replaceChildren(make("p", {class: "dim"}, "Loading ..."));
   let height = 19, columns = 80, from = -1, to = -1;
 
   const words = (line) => (line[1] ? `${line[1]} | ${line[2]}` : line[2]);

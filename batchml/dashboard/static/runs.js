@@ -108,6 +108,7 @@ batchml.views.runs = async () => {
     const id = event.target.closest("tr")?.dataset.id;
     if (id && !event.target.closest("a")) toggle(id);
   });
+  search.form.addEventListener("submit", (event) => event.preventDefault());
   // From the search to the rows, and from row to row.
   const step = (event, link) => {
     if (!link || event.ctrlKey || event.metaKey || event.altKey) return;
