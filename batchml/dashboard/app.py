@@ -17,6 +17,7 @@ from collections.abc import (
     MutableMapping,
 )
 from functools import partial
+from traceback import format_exception
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -24,6 +25,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.cli.output import say
+from batchml.cli.render import printable
 from batchml.dashboard.access import (
     ACT,
     ENTER,
@@ -43,6 +46,7 @@ from batchml.dashboard.layout import (
     offer_whole,
     static_file,
 )
+from batchml.dashboard.server.workers import Questions, Workers
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -56,6 +60,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY = 1 << 20  # bytes of a request
+ALIVE = "/alive"  # tells that a tab is open, and whether it may read
+QUESTION_HEADER = "x-batchml-question"
+_THREADS = 24  # for panels and for actions
+_PAGE_THREADS = 12  # for whole pages, which do not wait for panels
+_PATIENCE = 1.0  # seconds; then a panel asks again for its answer
+_MOST_FIELDS = 1000  # of a query
+_FAULT = "This is a fault of batchml: {}: {}. The terminal of the dashboard has more."
 _KEPT_ANSWERS = 1000  # of actions
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -142,15 +153,19 @@ class Dashboard:
         touch: Callable[[], None] = lambda: None,
         exchanges: int = 1,
         entered: Callable[[], None] = lambda: None,
+        patience: float = _PATIENCE,
     ) -> None:
         """`touch` is called by each allowed request. `exchanges`: how often the token is taken;
-        `entered` is called each time."""
+        `entered` is called each time. `patience`: seconds for which a request waits for a panel.
+        """
         self._known = known
         self._routes = routes
         self._events = events
         self._touch = touch
         self._exchanges = exchanges
         self._entered = entered
+        self._questions = Questions(patience)
+        self._panel_threads, self._page_threads = Workers(_THREADS), Workers(_PAGE_THREADS)
         # (path, idempotency key) -> its answer, the newest last
         self._done: dict[tuple[str, str], asyncio.Task[Response]] = {}
 
@@ -185,17 +200,31 @@ class Dashboard:
             if head.path == ENTER:
                 return self._enter(head, found)
             self._touch()
+            if head.path == ALIVE:
+                return _to_response({})
             if head.path == "/events":
-                stream = self._events(found)
+                stream = self._events(found) if head.method == "GET" else None
                 return Response(b"", "text/event-stream", stream=stream)
             if head.path.startswith(ACT):
                 return await self._act(head.header("idempotency-key"), found)
-            return await self._page(found)
+            name = head.header(QUESTION_HEADER)
+            if not name:
+                return await self._page(found, self._page_threads)
+            panel = partial(self._page, found, self._panel_threads)
+            answer = await self._questions.answer(name, f"{head.path}?{query}", panel)
+            return answer or Response(status=202, headers={"cache-control": "no-store"})
         except BatchmlError as error:
             return failed(error)
 
-    async def _page(self, query: PageQuery) -> Response:
-        made = await asyncio.to_thread(partial(answer_query, self._routes, query))
+    async def _page(self, query: PageQuery, threads: Workers) -> Response:
+        """The answer of a route. Never raises."""
+        try:
+            made = await threads.run(partial(answer_query, self._routes, query))
+        except BatchmlError as error:
+            return failed(error)
+        except Exception as error:  # a fault of ours ends neither the page nor the server
+            say("\n".join(map(printable, "".join(format_exception(error)).split("\n"))))
+            return refused(RequestRefusal(500, _FAULT.format(type(error).__name__, error)))
         if made is None:
             return refused(RequestRefusal(404, f"There is no page {query.path}."))
         if isinstance(made, Html):
@@ -209,7 +238,8 @@ class Dashboard:
             return made
         if WHOLE not in query.params:
             return offer_whole(made, query.path, query.params)
-        found = await asyncio.gather(*(asyncio.to_thread(self._panel, each) for each in paths))
+        work = (self._panel_threads.run(partial(self._panel, each)) for each in paths)
+        found = await asyncio.gather(*work)
         return fill_panels(made, dict(zip(paths, found, strict=True)))
 
     def _panel(self, address: str) -> Html:
@@ -227,17 +257,13 @@ class Dashboard:
             return refused(RequestRefusal(400, "An action needs the header Idempotency-Key."))
         task = self._done.get((query.path, key))
         if task is None:
-            task = self._done[query.path, key] = asyncio.create_task(self._answer_act(query))
+            task = self._done[query.path, key] = asyncio.create_task(
+                self._page(query, self._panel_threads)
+            )
             for each in list(self._done)[:-_KEPT_ANSWERS]:
                 if self._done[each].done():
                     del self._done[each]
         return await asyncio.shield(task)  # a tab that is closed does not stop the action
-
-    async def _answer_act(self, query: PageQuery) -> Response:
-        try:
-            return await self._page(query)
-        except BatchmlError as error:
-            return failed(error)
 
     def _enter(self, head: RequestHead, query: PageQuery) -> Response:
         """Exchange the token for the cookie and the secret to act, or show the page that does so.
@@ -305,7 +331,10 @@ def _to_response(made: Answer) -> Response:
 
 def read_query(path: str, query: str, body: bytes = b"") -> PageQuery:
     """The query of a request. Raises UsageError for a body that is no JSON object."""
-    pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=1000)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise UsageError(f"The query has more than {_MOST_FIELDS} parts.") from error
     lists: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
         lists[name] = (*lists.get(name, ()), value)

@@ -16,7 +16,7 @@ from batchml.dashboard.access import ENTER, make_secrets
 from batchml.dashboard.acting.tools import Tools
 from batchml.dashboard.export.folder import export_folder
 from batchml.dashboard.export.site import DEFAULT_LIMIT, SiteWriter
-from batchml.dashboard.opening import (
+from batchml.dashboard.server.opening import (
     LOOPBACK,
     BrowserOpening,
     ListenAddress,

@@ -1,7 +1,8 @@
 """What the pages know: all runs of an environment, and a numbered stream of their changes.
 
-One thread asks the client; all tabs share its answers. Every change has a revision number, so that
-a tab that was away asks for what it has missed, or for everything.
+One thread asks the client; all tabs share its answers. Every change has a revision number. The
+stream says which runs have changed; a tab asks for the columns that it shows, since the revision
+that it has, so it misses nothing however long it was away.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from batchml.client import Client
 from batchml.cluster.snapshot import ClusterSnapshot
+from batchml.dashboard.html import visible
 from batchml.errors import BatchmlError
 from batchml.model.run import Run
 from batchml.runs.search import FoundRun
@@ -25,7 +27,8 @@ MOST_RUNS = 20_000  # of a history; older runs are found with `batchml ls`
 _KEPT = 500  # changes that a tab may have missed
 NEWEST = 60  # runs that are read again if something has happened
 _ANYWAY = 20  # polls after which the newest runs are read although nothing seems to have happened
-_KEEP_ALIVE = 15.0  # seconds without an event
+_KEEP_ALIVE = 15.0  # seconds without an event, after which one says that the stream is alive
+QUIET_PACE = 60.0  # seconds between two polls while no page is in view
 
 
 class Change(Struct, frozen=True):
@@ -93,6 +96,10 @@ class Hub:
         self._pace = pace
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._wake = threading.Event()  # ends the pause between two polls
+        self._fresh = threading.Event()  # not set: the answers are of before a long pause
+        self._fresh.set()
+        self._asked_at = now()
         self._loaded = threading.Event()
         # A tab that comes from another dashboard finds that it has missed too much.
         self._table = RunTable(secrets.randbelow(900_000) * 1000)
@@ -123,10 +130,23 @@ class Hub:
     def wait_until_loaded(self, seconds: float = 30.0) -> None:
         self._loaded.wait(seconds)
 
+    def wait_until_fresh(self, seconds: float = 0.3) -> None:
+        """After a long pause, wait for a poll, but only as long as a first paint may take."""
+        self._fresh.wait(seconds)
+
     def snapshot(self) -> tuple[int, list[FoundRun]]:
         """The revision, and all runs, the newest first."""
         with self._lock:
             return self._table.revision, self._table.newest_first()
+
+    def changed_since(self, revision: int) -> tuple[int, list[FoundRun], bool]:
+        """The revision now, the runs that have changed since, and whether these are all runs."""
+        with self._lock:
+            missed = self._table.since(revision)
+            if missed is None:
+                return self._table.revision, self._table.newest_first(), True
+            ids = dict.fromkeys(run.job_id for change in missed for run in change.runs)
+            return self._table.revision, [self._table.runs[each] for each in ids], False
 
     def run(self, job_id: str) -> FoundRun | None:
         with self._lock:
@@ -135,9 +155,28 @@ class Hub:
     # --- polling ----------------------------------------------------------------------------
 
     def poll_until_stopped(self) -> None:
-        self.poll()
-        while not self._stop.wait(self._pace):
-            self.poll()
+        while not self._stop.is_set():
+            try:
+                self.poll()
+            except Exception as error:  # the next poll may succeed
+                self._fail(f"This is a fault of batchml: {type(error).__name__}: {error}")
+            self._fresh.set()
+            self._wake.wait(self._pace)
+            if not self.is_watched:
+                self._wake.wait(QUIET_PACE - self._pace)
+            self._wake.clear()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a page is in view, or was a moment ago; else polls are rare."""
+        return self.has_listeners or self._now() - self._asked_at < QUIET_PACE
+
+    def touch(self) -> None:
+        """Note that a page asks for something: after a long pause it is polled at once."""
+        if not self.is_watched:
+            self._fresh.clear()
+            self._wake.set()
+        self._asked_at = self._now()
 
     def poll(self) -> None:
         """Ask once; an error is kept in `trouble`, and the old answers stay."""
@@ -157,21 +196,24 @@ class Hub:
                 found = [each.seen for each in newest if each.seen]
                 found += self._describe(changed - {each.job_id for each in found})
         except BatchmlError as error:
-            if str(error) != self.trouble:
-                self.trouble = str(error)
-                self._send({"event": "trouble", "text": self.trouble})
+            self._fail(str(error))
             return
         is_new = self.cluster is None or is_different(self.cluster, snapshot)
         self.cluster, self._live, self.polled_at = snapshot, live, self._now()
         if is_new:
-            self._send({"event": "cluster", "text": ""})
+            self._send({"event": "cluster"})
         if self.trouble:
             self.trouble = ""
-            self._send({"event": "trouble", "text": ""})
+            self._send({"event": "trouble"})
         with self._lock:
             change = self._table.take(found)
         if change is not None:
             self._send({"event": "runs", "change": change})
+
+    def _fail(self, text: str) -> None:
+        if text != self.trouble:
+            self.trouble = text
+            self._send({"event": "trouble"})
 
     def _describe(self, job_ids: set[str]) -> list[FoundRun]:
         with self._lock:
@@ -191,53 +233,56 @@ class Hub:
     def stop(self) -> None:
         """End the polling and all streams."""
         self._stop.set()
+        self._wake.set()
         self._send({"event": "end"})
 
     def _send(self, message: dict[str, Any]) -> None:
         for listener in tuple(self._listeners):
             listener(message)
 
-    async def events(
-        self, since: int | None, to_document: Callable[[Change], Mapping[str, Any]]
-    ) -> AsyncIterator[bytes]:
-        """The stream of one tab, as server-sent events; it begins with the missed changes."""
+    async def events(self) -> AsyncIterator[bytes]:
+        """The stream of one browser, as server-sent events. It begins with the present revision."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
 
         def listen(message: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, message)
 
-        with self._lock:
-            missed = self._table.since(since) if since is not None else []
-            self._listeners.add(listen)
+        self._listeners.add(listen)
         try:
             yield b"retry: 1000\n\n"
-            if missed is None:
-                yield event("reload", {})
-            for change in missed or ():
-                yield event("runs", to_document(change), change.revision)
-            if self.trouble:
-                yield event("trouble", {"text": self.trouble})
-            while True:
+            yield event("hello", {"revision": self.snapshot()[0], **self._trouble()})
+            # One that comes after the end gets no message.
+            while not self._stop.is_set():
                 try:
                     message = await asyncio.wait_for(queue.get(), _KEEP_ALIVE)
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    yield event("alive", {})
                     continue
-                if message["event"] == "end":
-                    yield event("end", {})
-                    return
                 if message["event"] == "runs":
-                    change = message["change"]
-                    yield event("runs", to_document(change), change.revision)
-                else:
-                    yield event(message["event"], {"text": message["text"]})
+                    yield event("runs", change_document(message["change"]))
+                elif message["event"] == "trouble":
+                    yield event("trouble", self._trouble())
+                elif message["event"] == "cluster":
+                    yield event("cluster", {})
+            yield event("end", {})
         finally:
             self._listeners.discard(listen)
 
+    def _trouble(self) -> dict[str, Any]:
+        """Why the last poll failed, and how old, in seconds, the answers are that pages show."""
+        age = None if self.polled_at is None else round(self._now() - self.polled_at, 1)
+        return {"text": visible(self.trouble), "age": age}
 
-def event(name: str, data: Mapping[str, Any], number: int | None = None) -> bytes:
+
+def change_document(change: Change) -> dict[str, Any]:
+    """Which runs have changed, and which of them have ended."""
+    return {
+        "revision": change.revision,
+        "ids": [each.job_id for each in change.runs],
+        "ended": [each.run is None or each.run.status.is_terminal for each in change.runs],
+    }
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
     """A server-sent event. The data is JSON in one line, so no text in it can end the event."""
-    lines = [f"event: {name}", f"data: {msgspec.json.encode(data).decode()}"]
-    if number is not None:
-        lines.insert(0, f"id: {number}")
-    return ("\n".join(lines) + "\n\n").encode()
+    return f"event: {name}\ndata: {msgspec.json.encode(data).decode()}\n\n".encode()

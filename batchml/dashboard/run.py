@@ -25,7 +25,7 @@ _USE = {
 }  # fmt: skip
 
 
-def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
+def run_page(found: FoundRun, env: str, trouble: str = "", revision: int | None = None) -> Html:
     """The frame of the page. Its panels are asked for one by one: none waits for another."""
     job_id = found.job_id
     state = _panel("State", f"/run/{job_id}/state", "third", live=True)
@@ -55,9 +55,9 @@ def run_page(found: FoundRun, env: str, trouble: str = "") -> Html:
     return page(
         f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
-        tag("div", why, state, *first, *numbers, *request, class_="cards"), env=env, current="",
-        view="run", scripts=("theme.js", "app.js", "act.js", "log.js", *CURVES, "run.js"),
-        styles=STYLES,
+        tag("div", why, state, *first, *numbers, *request, class_="cards", data_revision=revision),
+        env=env, current="", view="run", styles=STYLES,
+        scripts=("theme.js", "app.js", "act.js", "log.js", *CURVES, "run.js"),
     )  # fmt: skip
 
 

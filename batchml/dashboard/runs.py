@@ -4,11 +4,10 @@ The document is made of columns, not of rows: that is half as long, and the scri
 filters one column at a time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from batchml.dashboard.html import Child, Html, join, tag, visible
-from batchml.dashboard.hub import Change
 from batchml.dashboard.layout import command_line, page
 from batchml.model.run import classify
 from batchml.runs.compare.columns import FACTS, Column, KnownNames, known_names, read_column
@@ -197,13 +196,6 @@ def runs_document(
         "texts": [[text for text, _ in column] for column in found],
         "values": [[value for _, value in column] for column in found],
     }  # fmt: skip
-
-
-def change_document(
-    change: Change, now_ms: int, columns: str = "", known: KnownNames | None = None
-) -> Mapping[str, Any]:
-    """The same document, of the runs that have changed."""
-    return runs_document(change.runs, change.revision, now_ms, columns, known=known)
 
 
 def searched(found: FoundRun) -> str:

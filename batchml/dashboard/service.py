@@ -1,11 +1,16 @@
 """Run the dashboard: the routes of its pages, its server, and the end of both."""
 
 import asyncio
+import gc
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from batchml.cli.output import say
 from batchml.client import Client
 from batchml.clock import Clock
 from batchml.dashboard import logs, run, runs
@@ -18,13 +23,17 @@ from batchml.dashboard.compare import ComparePages
 from batchml.dashboard.cost import CostPages
 from batchml.dashboard.curves import curves_document, read_window
 from batchml.dashboard.html import Html
-from batchml.dashboard.hub import NEWEST, Change, Hub
+from batchml.dashboard.hub import NEWEST, Hub
 from batchml.dashboard.outputs import FilePages
+from batchml.dashboard.server.workers import Workers
 from batchml.dashboard.sweeps.routes import SweepPages
 from batchml.dashboard.timeline import timeline_panel
+from batchml.errors import AccessError, ServiceUnreachable
 
 IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
 LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
+_FIRST = 2.0  # seconds that the links wait for the newest runs
+_LOOK = 5.0  # seconds between two looks whether a page is open
 
 
 class Pages:
@@ -65,6 +74,7 @@ class Pages:
         return [
             route("/", self.runs),
             route("/api/runs", self.runs_document),
+            route("/api/changes", self.changes),
             *self._cluster.routes(),
             *self._costs.routes(),
             *self._compare.routes(),
@@ -87,6 +97,7 @@ class Pages:
         ]
 
     def runs(self, query: PageQuery) -> Html:
+        self._hub.wait_until_fresh()
         words = query.params.get("q", "")
         if words:  # it may mean any run
             self._hub.wait_until_loaded()
@@ -104,12 +115,23 @@ class Pages:
         return runs.runs_document(found, revision, self._now, query.params.get("cols", ""),
                                   self._cells, self._cells.names(found, revision))  # fmt: skip
 
+    def changes(self, query: PageQuery) -> dict[str, Any]:
+        """What a tab has missed since a revision: the document of those runs, or of all."""
+        self._hub.wait_until_loaded()
+        revision, found, is_whole = self._hub.changed_since(query.number("since", 0, 10**9))
+        # A column may be of a parameter that the changed runs do not have.
+        known = self._cells.names(self._hub.snapshot()[1], revision)
+        columns = query.params.get("cols", "")
+        document = runs.runs_document(found, revision, self._now, columns, self._cells, known)
+        return {**document, "whole": is_whole}
+
     def _run(self, query: PageQuery) -> Any:
         known = self._hub.run(query.parts[0])
         return self._client.handle(known) if known else self._client.run(query.parts[0])
 
     def run(self, query: PageQuery) -> Html:
-        return run.run_page(self._run(query).seen, self._client.env, self._hub.trouble)
+        revision = self._hub.snapshot()[0]
+        return run.run_page(self._run(query).seen, self._client.env, self._hub.trouble, revision)
 
     def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
@@ -132,16 +154,7 @@ class Pages:
         return self._logs.document(self._run(query), query.number("after", 0, 10**9))
 
     def events(self, query: PageQuery) -> AsyncIterator[bytes]:
-        columns = query.params.get("cols", "")
-
-        def to_document(change: Change) -> Any:
-            # A column may be of a parameter that the changed runs do not have.
-            revision, found = self._hub.snapshot()
-            known = self._cells.names(found, revision)
-            return runs.change_document(change, self._now, columns, known)
-
-        since = query.number("since", 0, 10**9) if "since" in query.params else None
-        return self._hub.events(since, to_document)
+        return self._hub.events()
 
 
 def serve(
@@ -149,10 +162,10 @@ def serve(
     is_local: bool, exchanges: int, begin: Callable[[], None], entered: Callable[[], None],
     opened: Tools,
 ) -> None:  # fmt: skip
-    """Serve until Ctrl-C, the end of the terminal, or an hour without a request."""
+    """Serve until Ctrl-C, the end of the terminal, or an hour without a page."""
+    gc.enable()  # which short commands do without
     pace = LOCAL_PACE if is_local else AWS_PACE
     hub = Hub(client, clock.monotonic, pace=pace)
-    hub.load(NEWEST)  # the others while the browser opens
     pages = Pages(client, hub, clock, opened, pace=pace, read_only=known.read_only)
     try:
         asyncio.run(_serve(hub, pages, known, listeners, clock, exchanges, begin, entered))
@@ -171,6 +184,7 @@ async def _serve(
     def touch() -> None:
         nonlocal last
         last = clock.monotonic()
+        hub.touch()
 
     app = Dashboard(known, pages.routes(), pages.events, touch, exchanges, entered)
     config = uvicorn.Config(
@@ -182,17 +196,43 @@ async def _serve(
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, over.set)
-    polling = loop.run_in_executor(None, hub.poll_until_stopped)
+    await _load_newest(hub, over)
+    threading.Thread(target=hub.poll_until_stopped, name="hub", daemon=True).start()
     serving = loop.create_task(server.serve(sockets=listeners))
     begin()
     while not over.is_set() and not serving.done():
-        try:
-            await asyncio.wait_for(over.wait(), 5)
-        except TimeoutError:
-            if clock.monotonic() - last > IDLE_AFTER and not hub.has_listeners:
-                break
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), _LOOK)
+        if is_idle(clock.monotonic() - last, has_listeners=hub.has_listeners):
+            say("No page was open for an hour: the dashboard ends.")
+            break
     hub.stop()
     pages.stop()
-    await asyncio.sleep(0)
+    await asyncio.sleep(
+        0
+    )  # the streams end by themselves, which the time-out below would break off
     server.should_exit = True
-    await asyncio.gather(serving, polling, return_exceptions=True)
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _load_newest(hub: Hub, over: asyncio.Event) -> None:
+    """Read the newest runs; the others while the browser opens.
+
+    An environment that is slow or denies is no reason to wait: the pages say so, and ask again.
+    Raises what else the client raises, such as ConfigError.
+    """
+    reading = asyncio.wrap_future(Workers(1).submit(partial(hub.load, NEWEST)))
+    ending = asyncio.ensure_future(over.wait())
+    both: set[asyncio.Future[Any]] = {reading, ending}
+    await asyncio.wait(both, timeout=_FIRST, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if reading.done():
+        with suppress(AccessError, ServiceUnreachable):  # the next poll has it as `trouble`
+            reading.result()
+    else:
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def is_idle(seconds: float, *, has_listeners: bool) -> bool:
+    """Whether the dashboard ends, so long after the last request. A tab tells that it is open."""
+    return seconds > IDLE_AFTER and not has_listeners

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from batchml.dashboard.access import RequestHead, make_secrets
 from batchml.dashboard.app import Dashboard, PageQuery, Response, route
@@ -192,3 +195,100 @@ def test_a_page_has_all_its_parts_for_a_browser_without_scripts() -> None:
     assert "part 1" not in first and "<p>part 1 &lt;b&gt;</p></div>" in whole
     assert "a b" in whole and "does not exist" in whole, "why a part is not there"
     assert "Show all parts" not in whole
+
+
+# --- Answers that take long, faults, limits -------------------------------------------------------
+
+
+def test_a_panel_that_takes_long_is_asked_for_again_and_is_made_once() -> None:
+    go, asked = threading.Event(), list[str]()
+
+    def slow(query: PageQuery) -> Html:
+        asked.append(query.params["n"])
+        go.wait(30)
+        return tag("p", "at last")
+
+    async def ask() -> list[Response]:
+        app = Dashboard(KNOWN, [route("/slow", slow), route("/", hello)], no_events, patience=0.0)
+        head = RequestHead("GET", "/slow", (HOST, COOKIE, ("x-batchml-question", "q1")))
+        found = [await app.answer(head, "n=1") for _ in range(3)]
+        # The shell of a page does not wait for panels.
+        found.append(await app.answer(RequestHead("GET", "/", (HOST, COOKIE))))
+        go.set()
+        while (last := await app.answer(head, "n=1")).status == 202:
+            await asyncio.sleep(0.001)
+        return [*found, last]
+
+    answers = asyncio.run(ask())
+    assert [each.status for each in answers] == [202, 202, 202, 200, 200]
+    assert (answers[-1].body, asked) == (b"<p>at last</p>", ["1"])
+
+
+def hello(query: PageQuery) -> Html:
+    return tag("p", "hello")
+
+
+def test_many_slow_panels_do_not_keep_a_page_from_opening() -> None:
+    go = threading.Event()
+
+    def slow(query: PageQuery) -> Html:
+        go.wait(30)
+        return tag("p", "at last")
+
+    async def ask() -> Response:
+        app = Dashboard(KNOWN, [route("/slow", slow), route("/", hello)], no_events, patience=0.0)
+        for number in range(100):
+            name = ("x-batchml-question", f"q{number}")
+            await app.answer(RequestHead("GET", "/slow", (HOST, COOKIE, name)))
+        found = await app.answer(RequestHead("GET", "/", (HOST, COOKIE)))
+        go.set()
+        return found
+
+    assert asyncio.run(ask()).body == b"<p>hello</p>"
+
+
+def test_a_fault_of_ours_is_a_sentence_and_not_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(query: PageQuery) -> Html:
+        raise KeyError("<script>\x1b[31m")
+
+    app = Dashboard(KNOWN, [route("/", broken)], no_events)
+    found = asyncio.run(app.answer(RequestHead("GET", "/", (HOST, COOKIE))))
+    assert found.status == 500 and b"This is a fault of batchml: KeyError" in found.body
+    assert b"<script>" not in found.body.partition(b"<main")[2]
+    told = capsys.readouterr().err
+    assert "in broken" in told and "\x1b" not in told
+
+
+def test_a_query_of_too_many_parts_is_refused() -> None:
+    found = Rig().ask("GET", "/", HOST, COOKIE, query="&".join(["a=1"] * 1001))
+    assert found.status == 400 and b"more than 1000 parts" in found.body
+
+
+def test_a_tab_that_is_open_says_so_and_learns_whether_it_may_read() -> None:
+    touched: list[int] = []
+    app = Dashboard(KNOWN, [], no_events, lambda: touched.append(1))
+    for headers, status in (((HOST, COOKIE), 200), ((HOST,), 401)):
+        assert asyncio.run(app.answer(RequestHead("GET", "/alive", headers))).status == status
+    assert touched == [1]
+
+
+def test_the_head_of_the_stream_has_an_end() -> None:
+    assert Rig().ask("HEAD", "/events", HOST, COOKIE).stream is None
+    assert Rig().ask("GET", "/events", HOST, COOKIE).stream is not None
+
+
+def test_a_dashboard_that_ended_is_named_to_its_old_tabs() -> None:
+    old = ("host", "batchml-0123456789ab.localhost:8123")
+    found = Rig().ask("GET", "/alive", old, COOKIE)
+    assert found.status == 421 and b"Open the link that the new" in found.body
+
+
+def test_a_link_of_another_site_has_a_way_on_that_stays_here() -> None:
+    from_there = (HOST, COOKIE, ("sec-fetch-site", "cross-site"))
+    link = (*from_there, ("sec-fetch-dest", "document"))
+    assert b'href="/run/x"' in Rig().ask("GET", "/run/x", *link).body
+    for path in ("//evil.test/", "/\\\\evil.test/", "/\\\\/evil.test"):
+        body = Rig().ask("GET", path, *link).body
+        assert b'href="/evil.test' in body, path
+    for other in (from_there, (*from_there, ("sec-fetch-dest", "image"))):
+        assert b"Go on" not in Rig().ask("GET", "/", *other).body

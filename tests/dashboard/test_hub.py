@@ -7,7 +7,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from batchml.dashboard.html import tag
-from batchml.dashboard.hub import Change, RunTable, event, runs_to_read
+from batchml.dashboard.hub import (
+    QUIET_PACE,
+    Change,
+    Hub,
+    RunTable,
+    change_document,
+    event,
+    runs_to_read,
+)
 from batchml.dashboard.runs import matching, runs_document, runs_page, searched, state_of
 from batchml.model.run import JobStatus, Run
 from batchml.runs.search import FoundRun
@@ -51,8 +59,8 @@ def test_what_is_read_again() -> None:
 
 
 def test_an_event_is_one_block_whatever_its_texts_are() -> None:
-    sent = event("runs", {"text": NASTY}, 3)
-    assert sent.count(b"\n\n") == 1 and sent.endswith(b"\n\n") and sent.startswith(b"id: 3\n")
+    sent = event("runs", {"text": NASTY})
+    assert sent.count(b"\n\n") == 1 and sent.endswith(b"\n\n")
     data = next(line for line in sent.split(b"\n") if line.startswith(b"data: "))
     assert json.loads(data[6:]) == {"text": NASTY}
 
@@ -104,16 +112,38 @@ def test_a_change_after_the_snapshot_is_not_lost() -> None:
     assert missed.runs[0].run is not None and missed.runs[0].run.status is JobStatus.SUCCEEDED
 
 
-def test_events_run_in_a_loop() -> None:
-    async def first() -> bytes:
-        from batchml.dashboard.hub import Hub
+def hub(now: list[float]) -> Hub:
+    return Hub(None, lambda: now[0], pace=1.0)  # type: ignore[arg-type]
 
-        hub = Hub(None, lambda: 0.0, pace=1.0)  # type: ignore[arg-type]
-        stream = hub.events(None, lambda change: {})
+
+def test_a_stream_begins_with_the_revision_and_ends_with_the_hub() -> None:
+    async def whole() -> bytes:
+        made = hub([0.0])
+        stream = made.events()
         parts = [await anext(stream)]
-        hub.stop()
+        made.stop()
         parts += [part async for part in stream]
-        assert not hub.has_listeners
+        assert not made.has_listeners
+        # A browser that connects once more while the server ends does not keep it.
+        parts += [part async for part in made.events()]
         return b"".join(parts)
 
-    assert b"event: end" in asyncio.run(first())
+    sent = asyncio.run(whole())
+    assert sent.count(b"event: hello") == sent.count(b"event: end") == 2
+    assert sent.startswith(b"retry: 1000\n\n")
+
+
+def test_a_change_says_which_runs_and_not_their_texts() -> None:
+    change = Change(3, (found("a"), found("b", "FAILED", name=NASTY)))
+    assert change_document(change) == {"revision": 3, "ids": ["a", "b"], "ended": [False, True]}
+
+
+def test_without_a_page_in_view_the_environment_is_asked_rarely() -> None:
+    now = [0.0]
+    made = hub(now)
+    watched = [made.is_watched]  # at first, as the browser is on its way
+    now[0] = QUIET_PACE + 1
+    watched.append(made.is_watched)
+    made.touch()
+    watched.append(made.is_watched)
+    assert watched == [True, False, True]

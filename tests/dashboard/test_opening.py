@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from batchml.dashboard.access import RequestHead, check, make_secrets
-from batchml.dashboard.opening import (
+from batchml.dashboard.server.opening import (
     LOOPBACK,
     BrowserOpening,
     ListenAddress,

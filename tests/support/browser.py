@@ -97,6 +97,10 @@ class Page:
         """Another address, in the same tab; its document may still load."""
         self._browser.ask("Page.navigate", self._session, url=url)
 
+    def close(self) -> None:
+        """Close the tab."""
+        self._browser.ask("Page.close", self._session)
+
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that matches, as a person would."""
         x, y = self.evaluate(

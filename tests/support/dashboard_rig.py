@@ -32,6 +32,7 @@ class RunningDashboard:
         assert found, self.link
         self.base, self.token = found.groups()
         self._pages: list[Page] = []
+        self._bases = [self.base]
         self._expected: list[str] = []
 
     def expect(self, *texts: str) -> None:
@@ -45,16 +46,27 @@ class RunningDashboard:
             complaints = [each for each in page.complaints
                           if not any(text in each for text in self._expected)]  # fmt: skip
             assert complaints == [], f"errors of the console: {complaints}"
-            foreign = [each for each in page.requests
-                       if not each.startswith((f"{self.base}/", *_OWN))]  # fmt: skip
+            own = (*(f"{base}/" for base in self._bases), *_OWN)
+            foreign = [each for each in page.requests if not each.startswith(own)]
             assert foreign == [], f"requests to other servers: {foreign}"
 
-    def enter(self, browser: Browser, width: int = 1400) -> Page:
-        """The page of the runs, after the exchange of the token."""
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
+
+    def enter(self, browser: Browser, width: int = 1400, port: int = 0, first: str = "") -> Page:
+        """The page of the runs, after the exchange of the token.
+
+        `port`: of a tunnel. `first`: a script that runs in each document, before its own.
+        """
         page = browser.visit("about:blank", width)
         self._pages.append(page)
         page.report_by(_WATCH)
-        page.go(self.link)
+        if first:
+            page.run_first(first)
+        link = self.link.replace(f":{self.port}/", f":{port or self.port}/")
+        self._bases.append(link.partition("/enter")[0])
+        page.go(link)
         wait_for(page, "location.pathname === '/' && document.documentElement.dataset.ready > 0")
         return page
 

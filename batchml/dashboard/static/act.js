@@ -2,7 +2,7 @@
 // Actions (act.py): a button opens a confirmation, which shows the command line that does the same.
 // What a page loads later, such as a panel, may have actions, too.
 (() => {
-  const {one, all, act, newKey, make, refresh, parse} = batchml;
+  const {one, all, act, newKey, make, refresh, getHtml} = batchml;
 
   const prepare = (under) => { for (const button of all(".open-action[hidden]", under)) button.hidden = false; };
   prepare(document);
@@ -51,12 +51,10 @@
     if (!place) return;
     const number = form.dataset.asked = String(Number(form.dataset.asked || 0) + 1);
     try {
-      const answer = await fetch(`${place.dataset.preview}?body=${encodeURIComponent(JSON.stringify(sent(form)))}`);
-      const content = parse(await answer.text());
+      const content = await getHtml(`${place.dataset.preview}?body=${encodeURIComponent(JSON.stringify(sent(form)))}`);
       if (form.dataset.asked !== number) return; // a later question is on its way
-      if (answer.ok) place.replaceChildren(content);
-      else place.replaceChildren(make("p", {class: "problem"}, (one("main p", content) || content).textContent.trim()));
-    } catch { if (form.dataset.asked === number) place.textContent = "The dashboard did not answer."; }
+      place.replaceChildren(content);
+    } catch (error) { if (form.dataset.asked === number) place.replaceChildren(make("p", {class: "problem"}, error.message)); }
   };
   const show = (form) => {
     const command = commandOf(form);

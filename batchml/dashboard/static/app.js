@@ -28,10 +28,39 @@ const batchml = (() => {
     return holder.content;
   };
 
+  const pause = (ms) => new Promise((done) => { setTimeout(done, ms); });
+  // crypto.randomUUID, Web Locks and the clipboard exist in secure contexts only: not with --host.
+  const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
+  // Ask for a path, also while the network changes (ERR_NETWORK_CHANGED), the laptop wakes or a tunnel is
+  // renewed. An answer that takes long is fetched later: a browser has six connections for all its tabs.
+  // What acts can be asked again, too, as the server does it once for each key. `waiting` is called then.
+  const TRIES = [150, 600, 1500];
+  const ask = async (path, options = {}, waiting = () => {}) => {
+    const headers = {...options.headers, ...(options.method ? {} : {"X-Batchml-Question": newKey()})};
+    for (let tries = 0; ;) {
+      try {
+        const answer = await fetch(path, {...options, headers});
+        if (answer.status !== 202) return answer;
+        waiting();
+        await pause(600);
+      } catch (error) {
+        if (!(error instanceof TypeError)) throw error; // an export says what it lacks
+        if (tries >= TRIES.length) throw new TypeError("The dashboard does not answer.");
+        await pause(TRIES[tries]);
+        tries += 1;
+      }
+    }
+  };
   const getJson = async (path, options = {}) => {
-    const answer = await fetch(path, options);
+    const answer = await ask(path, options);
     if (!answer.ok) throw new Error(await sentence(answer));
     return answer.json();
+  };
+  const getHtml = async (path, waiting) => {
+    const answer = await ask(path, {}, waiting);
+    if (!answer.ok) throw new Error(await sentence(answer));
+    return parse(await answer.text());
   };
   const sentence = async (answer) => {
     const page = parse(await answer.text());
@@ -63,24 +92,61 @@ const batchml = (() => {
     for (const [label, left, top] of scrolled) one(`[aria-label="${CSS.escape(label)}"]`, element)?.scrollTo(left, top);
   });
 
-  // Replace the content of every element with data-panel by the HTML that its path gives.
-  const refresh = async (element) => {
-    if (!element?.dataset.panel) return;
-    if (one("dialog[open]", element)) { element.dataset.missed = ""; return; } // act.js refreshes it later
+  // Replace the content of every element with data-panel by the HTML that its path gives. While it is asked
+  // for, or if that failed, the old content stays, greyed, with its age and the reason; it is asked for again.
+  const panels = new WeakMap(); // element -> {asked, again, seen, timer, failures}
+  const refresh = (element) => {
+    if (!element?.dataset.panel) return Promise.resolve();
+    if (one("dialog[open]", element)) { element.dataset.missed = ""; return Promise.resolve(); } // act.js refreshes it later
+    if (!panels.has(element)) panels.set(element, {failures: 0});
+    const panel = panels.get(element);
+    if (panel.asked) panel.again = true;
+    else panel.asked = load(element, panel).finally(() => {
+      panel.asked = null;
+      if (panel.again) { panel.again = false; refresh(element); }
+    });
+    return panel.asked;
+  };
+  const load = async (element, panel) => {
+    const began = performance.now(), isEmpty = () => !element.querySelector(":scope > :not(.panel-note)");
+    clearTimeout(panel.timer);
+    const waiting = () => {
+      const seconds = Math.round((performance.now() - began) / 1000);
+      element.setAttribute("aria-busy", "true");
+      if (isEmpty()) note(element, panel, seconds < 3 ? "Loading ..." : `Loading ... ${seconds} s`);
+      else if (seconds > 5) note(element, panel, `Asking again, for ${seconds} s.`);
+    };
     try {
-      const answer = await fetch(element.dataset.panel);
-      if (!answer.ok) throw new Error(await sentence(answer));
-      const content = parse(await answer.text());
-      if (element.contains(document.activeElement) && element.dataset.keep !== undefined) return;
-      if (one("dialog[open]", element)) { element.dataset.missed = ""; return; }
-      replaceContent(element, content);
+      const content = await getHtml(element.dataset.panel, waiting);
+      const isKept = element.contains(document.activeElement) && element.dataset.keep !== undefined;
+      if (one("dialog[open]", element)) element.dataset.missed = "";
+      else if (!isKept) replaceContent(element, content);
       element.removeAttribute("data-stale");
+      panel.seen = performance.now();
+      panel.failures = 0;
     } catch (error) {
-      element.dataset.stale = "";
-      if (!element.childElementCount) element.textContent = error.message;
+      panel.failures += 1;
+      if (exported) { note(element, panel, error.message); return; }
+      if (!isEmpty()) element.dataset.stale = "";
+      const again = make("button", {type: "button"}, "Try again");
+      again.addEventListener("click", () => refresh(element));
+      note(element, panel, error.message, again);
+      const soon = () => (document.hidden ? (panel.timer = setTimeout(soon, 2000)) : refresh(element));
+      panel.timer = setTimeout(soon, Math.min(60000, 2500 * 2 ** panel.failures));
     }
+    element.removeAttribute("aria-busy");
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
+  const note = (element, panel, words, ...more) => {
+    if (!element.childElementCount) element.textContent = ""; // the words of the first paint
+    const age = panel.seen && element.querySelector(":scope > :not(.panel-note)") ? Math.round((performance.now() - panel.seen) / 1000) : 0;
+    let place = element.querySelector(":scope > .panel-note");
+    if (!place) { place = make("p", {class: "panel-note", role: "status"}); element.append(place); }
+    const had = place.contains(document.activeElement);
+    place.replaceChildren(`${words}${age ? ` What you see is ${span(age)} old.` : ""} `, ...more);
+    if (had) one("button", place)?.focus();
+  };
+  const span = (seconds) => (seconds < 120 ? `${seconds} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`);
 
   // Replace the content of an element by newer content of the same kind: what has the focus, is unfolded or
   // scrolled stays so, by its id; what is selected stays.
@@ -96,7 +162,11 @@ const batchml = (() => {
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
   const trouble = (text, id = "trouble") => {
-    const place = one(`#${id}`);
+    let place = one(`#${id}`);
+    if (!place && text && one("main")) {
+      place = make("p", {id, role: "alert"});
+      one("main").prepend(place);
+    }
     if (place && place.textContent !== text) { place.textContent = text; place.hidden = !text; }
   };
 
@@ -135,44 +205,103 @@ const batchml = (() => {
   });
 
   // --- the stream of changes: one for all tabs of a browser, which has six connections per server -
+  // The tab that holds a lock has the stream, and passes on what comes. Each tab asks for what it shows. A tab
+  // that was hidden for a minute gives the lock to another, so that nothing is sent that nobody sees.
   const listeners = {};
   const on = (name, take) => { (listeners[name] ||= []).push(take); };
   const emit = (name, data) => { for (const take of listeners[name] || []) take(data); };
-  const channel = "BroadcastChannel" in window ? new BroadcastChannel("batchml") : null;
-  const status = (words) => { const place = one("#connection"); if (place) place.textContent = words; };
-  const follow = () => {
-    const revision = one("[data-revision]")?.dataset.revision;
-    const columns = new URLSearchParams(location.search).get("cols") || "";
-    const source = new EventSource(`/events?cols=${encodeURIComponent(columns)}${revision ? `&since=${revision}` : ""}`);
-    const share = (name) => (event) => {
-      const data = JSON.parse(event.data);
+  const HIDDEN = 60000, SILENT = 45000, OPEN = 300000, LOST = "Connection lost, retrying";
+  const channel = "BroadcastChannel" in window && navigator.locks ? new BroadcastChannel("batchml") : null;
+  let revision = Number(one("[data-revision]")?.dataset.revision ?? NaN); // of the runs, as this tab knows them
+  let source = null, heard = 0, probe = 0, leave = null, isEnded = false;
+
+  const status = (words) => { const place = one("#connection"); if (place && place.textContent !== words) place.textContent = words; };
+  const take = (name, data) => { // in every tab
+    if (name === "status") status(data);
+    else if (name === "trouble") shown(data);
+    else if (name === "hello") {
+      const missed = revision !== data.revision && !Number.isNaN(revision);
+      status(""); shown(data);
+      revision = data.revision;
+      emit("open", data);
+      if (missed) emit("missed", data);
+    } else {
+      if (name === "runs") revision = data.revision;
       emit(name, data);
-      channel?.postMessage({name, data});
-    };
-    for (const name of ["runs", "cluster", "trouble", "reload", "end"]) source.addEventListener(name, share(name));
-    source.addEventListener("open", () => { status(""); channel?.postMessage({name: "open"}); emit("open"); });
-    source.addEventListener("error", () => {
-      status("Connection lost, trying again"); channel?.postMessage({name: "lost"});
-    });
-    on("end", () => { source.close(); status("The dashboard has ended"); });
+    }
   };
-  channel?.addEventListener("message", ({data}) => {
-    if (data.name === "lost") status("Connection lost, trying again");
-    else if (data.name === "open") { status(""); emit("open"); }
-    else emit(data.name, data.data);
-  });
-  on("end", () => status("The dashboard has ended"));
-  on("trouble", (data) => trouble(data.text));
+  const share = (name, data) => { take(name, data); channel?.postMessage({name, data}); };
+  channel?.addEventListener("message", ({data}) => take(data.name, data.data));
+
+  let failing = null; // since when, and with which words, the environment does not answer
+  const shown = ({text, age}) => {
+    failing = text ? {text, at: performance.now() - 1000 * (age ?? 0), isKnown: age !== null} : null;
+    tell();
+  };
+  const tell = () => {
+    if (!failing) { trouble(""); return; }
+    const age = Math.round((performance.now() - failing.at) / 10000) * 10;
+    trouble(`${failing.text}${failing.isKnown && age >= 10 ? ` What you see is ${span(age)} old.` : ""}`);
+  };
+
+  const connect = () => {
+    clearTimeout(probe);
+    source?.close();
+    heard = performance.now();
+    source = new EventSource("/events");
+    for (const name of ["hello", "runs", "cluster", "trouble", "alive", "end"]) {
+      source.addEventListener(name, (event) => {
+        heard = performance.now(); isEnded = false;
+        if (name === "end") { source.close(); isEnded = true; share("status", "The dashboard has ended"); again(3000); }
+        else share(name, JSON.parse(event.data));
+      });
+    }
+    source.addEventListener("error", () => {
+      if (!isEnded) share("status", LOST);
+      if (source.readyState === EventSource.CLOSED) again(0); // else the browser tries again by itself
+    });
+  };
+  // Look whether the server is there, and whether it is still the one of this tab.
+  const again = (ms) => { clearTimeout(probe); probe = setTimeout(look, ms); };
+  const look = async () => {
+    try {
+      const answer = await fetch("/alive");
+      if (answer.ok) { connect(); return; }
+      share("status", await sentence(answer));
+    } catch { /* it is not there */ }
+    again(3000);
+  };
+  const lead = () => {
+    if (leave) return;
+    const end = new AbortController();
+    let done = null;
+    leave = () => { leave = null; clearTimeout(probe); source?.close(); source = null; done?.(); end.abort(); };
+    if (!channel) { connect(); return; }
+    navigator.locks.request("batchml-events", {signal: end.signal}, () => {
+      connect();
+      return new Promise((resolve) => { done = resolve; });
+    }).catch(() => { /* it was left before it had the lock */ });
+  };
   if (document.body?.dataset.view && !exported) {
-    // The tab that holds the lock has the stream; when it closes, another tab gets the lock.
-    if (navigator.locks && channel) navigator.locks.request("batchml-events", () => { follow(); return new Promise(() => {}); });
-    else follow();
+    let away = 0;
+    const follow = () => {
+      clearTimeout(away);
+      if (!document.hidden) lead();
+      // Without locks each tab has a stream of its own, but only while it is in view.
+      else away = setTimeout(() => leave?.(), channel ? HIDDEN : 500);
+    };
+    document.addEventListener("visibilitychange", follow);
+    follow();
+    setInterval(() => { if (source && source.readyState === EventSource.OPEN && performance.now() - heard > SILENT) { share("status", LOST); connect(); } }, 5000);
+    setInterval(tell, 10000);
+    setInterval(() => fetch("/alive").catch(() => {}), OPEN); // a hidden tab keeps the dashboard, too
+    // What was kept while another page was shown is old.
+    window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+    on("open", () => { for (const element of all("[data-stale]")) if (element.dataset.panel) refresh(element); });
   }
 
   // --- acting ------------------------------------------------------------------------------------
   // `key`: the server does an action once for each key, and repeats its answer.
-  // crypto.randomUUID, Web Locks and the clipboard exist in secure contexts only: not with --host.
-  const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   const act = (path, body, key = newKey()) => getJson(path, {
     method: "POST",
     headers: {
@@ -188,5 +317,5 @@ const batchml = (() => {
     for (const element of all("[data-panel]")) refresh(element);
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {path, exported, go, one, all, make, parse, getJson, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
+  return {path, exported, go, one, all, make, parse, getJson, getHtml, pause, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
 })();

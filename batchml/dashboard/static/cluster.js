@@ -34,7 +34,7 @@ batchml.views.cluster = () => {
     for (const panel of panels) if (panel !== strips) renew(panel);
     renewStrips();
   };
-  for (const name of ["cluster", "runs", "reload", "open"]) on(name, update);
+  for (const name of ["cluster", "runs", "open"]) on(name, update);
   document.addEventListener("visibilitychange", update);
   strips.addEventListener("refreshed", localize);
   setInterval(renewStrips, 250); // bars of running runs grow

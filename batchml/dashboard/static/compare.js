@@ -1,12 +1,19 @@
 "use strict";
 // The page that compares runs: its plots, and what changes while runs go on.
 batchml.views.compare = async () => {
-  const {one, all, make, parse, getJson, on, number} = batchml;
+  const {one, all, make, getJson, getHtml, pause, on, number} = batchml;
   const values = one("#values");
   if (!values) return;
   const address = values.dataset.source.replace("/compare/values", "/compare/document"), ROWS = 200;
   const written = values.dataset.document; // of many runs they are asked for
-  let data = written ? JSON.parse(written) : await getJson(address);
+  const load = async () => {
+    for (;;) {
+      try { return await getJson(address); }
+      catch (error) { batchml.trouble(error.message, "compare-trouble"); await pause(3000); }
+    }
+  };
+  let data = written ? JSON.parse(written) : await load();
+  batchml.trouble("", "compare-trouble");
   const curves = batchml.curves(one("[data-series]"));
   const remember = (name, value) => curves.remember(name, value);
 
@@ -36,16 +43,14 @@ batchml.views.compare = async () => {
   const plots = batchml.plots(one("#parallel"), one("#scatter"), data, {remember, selected: (found) => { chosen = found; show(); }});
 
   // --- live ----------------------------------------------------------------------------------------
-  const ask = async (element) => {
-    const answer = await fetch(element.dataset.source);
-    return answer.ok ? parse(await answer.text()) : null;
-  };
   const read = async () => {
     const places = [one("#differences"), values];
-    const [fresh, ...contents] = await Promise.all([getJson(address), ...places.map(ask)]);
-    // All at once: the table shows the chosen runs at any time.
-    contents.forEach((content, index) => { if (content) places[index].replaceChildren(content); });
-    data = fresh;
+    try {
+      const [fresh, ...contents] = await Promise.all([getJson(address), ...places.map((place) => getHtml(place.dataset.source))]);
+      // All at once: the table shows the chosen runs at any time.
+      contents.forEach((content, index) => { places[index].replaceChildren(content); places[index].removeAttribute("data-stale"); });
+      data = fresh;
+    } catch { for (const place of places) place.dataset.stale = ""; return; } // the panel of results says why, and is asked for again
     plots.take(data);
     show();
   };
@@ -60,6 +65,7 @@ batchml.views.compare = async () => {
     isFinal = false;
     batchml.refresh(one("#results"));
   });
+  on("missed", () => { isFinal = false; batchml.refresh(one("#results")); });
   const wait = async () => {
     if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
     setTimeout(wait, 1000);

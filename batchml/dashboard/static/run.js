@@ -43,13 +43,18 @@ batchml.views.run = () => {
   });
   document.addEventListener("pointerout", (event) => { if (event.target.closest?.("svg.spans")) batchml.emit("moment", {moment: null, from: null}); });
 
+  const read = () => {
+    isFinal = isUseFinal = false;
+    for (const panel of all("[data-live]")) refresh(panel);
+    log.read(); curves.read();
+  };
   on("runs", (change) => {
     const index = change.ids.indexOf(id);
     if (index < 0) return;
-    isOver = change.ended[index]; isFinal = isUseFinal = false;
-    for (const panel of all("[data-live]")) refresh(panel);
-    log.read(); curves.read();
+    isOver = change.ended[index];
+    read();
   });
+  on("missed", read);
   const wait = async () => {
     await log.read();
     if (!document.hidden && !isUseFinal) { const wasOver = isOver; isUseFinal = (await use.read()) && wasOver; }

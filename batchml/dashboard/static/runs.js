@@ -2,7 +2,7 @@
 // The table of all runs: search as you type, sorting, chosen columns, rows that are drawn when they
 // are in view. What is chosen is in the URL.
 batchml.views.runs = async () => {
-  const {exported, one, all, make, getJson, on} = batchml;
+  const {exported, one, all, make, getJson, pause, on} = batchml;
   const region = one(".scroll"), table = one("#runs"), search = one("#search"), count = one("#count");
   if (!table) { on("runs", () => location.reload()); return; }
   const body = one("tbody", table), height = 27, beyond = 20;
@@ -10,7 +10,14 @@ batchml.views.runs = async () => {
   const glyphs = {waiting: "\u25cb", starting: "\u25d4", running: "\u25b6", succeeded: "\u2713", failed: "\u2715",
     cancelled: "\u2298", unknown: "?"};
   if (address.get("q")) search.value = address.get("q");
-  let known = await getJson(`/api/runs?cols=${encodeURIComponent(address.get("cols") || "")}`);
+  const columns = () => encodeURIComponent(address.get("cols") || "");
+  const load = async () => {
+    for (;;) {
+      try { return await getJson(`/api/runs?cols=${columns()}`); }
+      catch (error) { count.textContent = error.message; await pause(3000); }
+    }
+  };
+  let known = await load();
   let place = new Map(known.ids.map((id, index) => [id, index]));
   let order = [], first = -1, last = -1;
 
@@ -124,10 +131,7 @@ batchml.views.runs = async () => {
   });
 
   // --- live changes ------------------------------------------------------------------------------
-  on("runs", (change) => {
-    if (change.revision <= known.revision) return;
-    const names = change.columns.map((column) => column.name).join();
-    if (names !== known.columns.map((column) => column.name).join()) { reload(); return; } // of another tab's columns
+  const take = (change) => {
     change.ids.forEach((id, from) => {
       let to = place.get(id);
       if (to === undefined) { to = known.ids.length; place.set(id, to); known.ids.push(id); }
@@ -138,15 +142,26 @@ batchml.views.runs = async () => {
       });
     });
     known.revision = change.revision;
-    choose();
-  });
-  const reload = async () => {
-    known = await getJson(`/api/runs?cols=${encodeURIComponent(address.get("cols") || "")}`);
-    place = new Map(known.ids.map((id, index) => [id, index]));
-    choose();
   };
-  on("reload", reload);
-  on("open", () => { if (known.stale) reload(); known.stale = false; });
+  // One question at a time for what has changed since the revision that this tab has.
+  let isReading = false, wanted = 0;
+  const read = async ({revision}) => {
+    wanted = revision;
+    if (isReading) return;
+    isReading = true;
+    while (known.revision !== wanted) {
+      try {
+        const change = await getJson(`/api/changes?since=${known.revision}&cols=${columns()}`);
+        if (change.whole) { known = change; place = new Map(known.ids.map((id, index) => [id, index])); }
+        else take(change);
+        if (change.revision > wanted) wanted = change.revision;
+        choose();
+      } catch { await pause(3000); } // the frame says that there is no connection
+    }
+    isReading = false;
+  };
+  on("runs", read);
+  on("open", read);
 
   search.addEventListener("input", () => { set("q", search.value.trim()); region.scrollTop = 0; choose(); });
   region.addEventListener("scroll", () => draw(false), {passive: true});

@@ -1,7 +1,7 @@
 "use strict";
 // The list of sweeps: kept current, and searched as you type by the server, which knows all columns.
 batchml.views.sweeps = () => {
-  const {one, parse, swap, trouble, on} = batchml;
+  const {one, getHtml, swap, trouble, on} = batchml;
   const place = one("#sweeps"), search = one("#search"), count = one("#count");
   let asked = 0, timer = 0;
   const say = () => { count.textContent = one("[data-count]", place)?.dataset.count || ""; };
@@ -9,10 +9,8 @@ batchml.views.sweeps = () => {
     const mine = asked += 1;
     clearTimeout(timer);
     try {
-      const answer = await fetch(`/sweeps/rows?q=${encodeURIComponent(search.value)}`);
-      const content = parse(await answer.text());
+      const content = await getHtml(`/sweeps/rows?q=${encodeURIComponent(search.value)}`);
       if (mine !== asked) return; // a later question is on its way
-      if (!answer.ok) throw new Error(one("main p", content)?.textContent || `HTTP ${answer.status}`);
       swap(place, content);
       place.removeAttribute("data-stale");
       trouble("", "sweep-trouble");

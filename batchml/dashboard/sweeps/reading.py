@@ -6,13 +6,15 @@ get values that never change.
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.client import Client
+from batchml.dashboard.server.workers import Workers
 from batchml.errors import BatchmlError
 from batchml.model.job import Scalar
 from batchml.model.sweep import SweepSpec, Trial, TrialState
@@ -91,7 +93,7 @@ class SweepReader:
         self._entries: dict[str, _SweepEntry] = {}
         self._listed: list[_SweepEntry] = []
         self._listed_at = -1e9
-        self._pool = ThreadPoolExecutor(_READERS, "sweeps")
+        self._pool = Workers(_READERS, "sweeps")
 
     def handle(self, word: str) -> SweepHandle:
         """A handle of its own for an action. Raises NotFound."""
@@ -106,7 +108,11 @@ class SweepReader:
         """
         entries = self._list()
         shown = entries[:most]
-        due = [self._pool.submit(self._read_line, each) for each in shown if self._is_due(each)]
+        due = [
+            self._pool.submit(partial(self._read_line, each))
+            for each in shown
+            if self._is_due(each)
+        ]
         wait(due, patience)
         return [each.line for each in shown], len(entries)
 
@@ -145,7 +151,7 @@ class SweepReader:
         Raises NotFound, and what the handle raises.
         """
         entry = self._find(word)
-        future: Future[SweepReading] = self._pool.submit(self._read, entry)
+        future: Future[SweepReading] = self._pool.submit(partial(self._read, entry))
         if not wait([future], patience).done:
             return entry.reading
         return future.result()

@@ -1,0 +1,1 @@
+"""How the dashboard is reached, and the threads on which it answers."""
