@@ -1,6 +1,7 @@
 """`batchml dashboard`: pages about runs, sweeps, hosts and costs in the browser."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -122,6 +123,7 @@ def dashboard(
 
 
 def _export(client: Client, target: Path, limit: int) -> None:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves nothing behind
     with export_folder(target) as folder:
         made = SiteWriter(client, SystemClock(), folder, limit=limit, tell=say).write()
     print_line(str(target / "index.html"))

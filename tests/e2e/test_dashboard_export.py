@@ -1,5 +1,6 @@
 """The dashboard as files, opened without a server."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_without_runs_an_export_says_how_to_begin(cli: Cli) -> None:
     assert cli("dashboard", "--export", "out").code == 0
     assert "batchml submit lenet" in (cli.folder / "out/index.html").read_text()
     assert "No job has several runs." in (cli.folder / "out/compare.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_stopped_leaves_nothing(cli: Cli, number: signal.Signals) -> None:
+    assert cli("submit", "--wait", "--name", "one", "--", "true").code == 0
+    copy_run(cli.home.root / "history.jsonl", 2000)
+    process = cli.watch("dashboard", "--export", "out", "--limit", "2000")
+    while not (cli.folder / ".out.part/run").exists():
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == 128 + number
+    assert list(cli.folder.iterdir()) == []
 
 
 def test_runs_that_the_environment_has_forgotten_are_exported(cli: Cli) -> None:

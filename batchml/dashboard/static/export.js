@@ -46,7 +46,12 @@
   // --- tables that the server would search and sort ---------------------------------------------------------------
   const search = (input, place, say) => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), rows = all("tbody tr", place);
-    for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    const names = all("thead th", place).map((head) => head.textContent);
+    const text = (cell, column) => `${cell.textContent} ${names[column]}=${cell.title || cell.textContent}`;
+    for (const row of rows) {
+      const found = [...row.children].map(text).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => found.includes(word));
+    }
     say?.(rows.filter((row) => !row.hidden).length, rows.length);
   };
   const value = (row, column) => {
