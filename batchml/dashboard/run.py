@@ -25,10 +25,16 @@ _USE = {
 }  # fmt: skip
 
 
-def run_page(found: FoundRun, env: str, trouble: str = "", revision: int | None = None) -> Html:
-    """The frame of the page. Its panels are asked for one by one: none waits for another."""
+def run_page(
+    found: FoundRun, env: str, trouble: str = "", revision: int | None = None,
+    state_now: Html | None = None,
+) -> Html:  # fmt: skip
+    """The frame of the page. Its panels are asked for one by one: none waits for another.
+
+    `state_now`: the content of the panel of the state, if it is known already.
+    """
     job_id = found.job_id
-    state = _panel("State", f"/run/{job_id}/state", "third", live=True)
+    state = _panel("State", f"/run/{job_id}/state", "third", state_now, live=True)
     why = _panel("Why", f"/run/{job_id}/explanation", "rest", live=True)
     timeline = _panel("Timeline", f"/run/{job_id}/timeline", "wide", live=True)
     numbers = [
@@ -61,8 +67,10 @@ def run_page(found: FoundRun, env: str, trouble: str = "", revision: int | None 
     )  # fmt: skip
 
 
-def _panel(title: str, path: str, width: str = "", *, live: bool = False) -> Html:
-    body = tag("div", data_panel=path, data_live=live)
+def _panel(
+    title: str, path: str, width: str = "", content: Html | None = None, *, live: bool = False
+) -> Html:  # fmt: skip
+    body = tag("div", content, data_panel=path, data_live=live)
     return tag("section", tag("h2", title), body, class_=f"card {width}".rstrip())
 
 

@@ -29,6 +29,7 @@ from batchml.dashboard.server.workers import Workers
 from batchml.dashboard.sweeps.routes import SweepPages
 from batchml.dashboard.timeline import timeline_panel
 from batchml.errors import AccessError, ServiceUnreachable
+from batchml.model.run import Run
 
 IDLE_AFTER = 3600.0  # seconds without a tab or a request, after which the dashboard ends
 LOCAL_PACE, AWS_PACE = 0.5, 5.0  # seconds between two polls
@@ -130,14 +131,18 @@ class Pages:
         return self._client.handle(known) if known else self._client.run(query.parts[0])
 
     def run(self, query: PageQuery) -> Html:
-        revision = self._hub.snapshot()[0]
-        return run.run_page(self._run(query).seen, self._client.env, self._hub.trouble, revision)
+        found = self._run(query).seen
+        state = self._state(found.run) if found.run else None  # as the hub knows it: no call
+        return run.run_page(found, self._client.env, self._hub.trouble,
+                            self._hub.snapshot()[0], state)  # fmt: skip
 
     def request(self, query: PageQuery) -> Html:
         return run.request_panel(self._run(query).seen)
 
     def state(self, query: PageQuery) -> Html:
-        found = self._run(query).describe()
+        return self._state(self._run(query).describe())
+
+    def _state(self, found: Run) -> Html:
         rows = self._hub.cluster.runs if self._hub.cluster else ()
         row = next((each for each in rows if each.run.job_id == found.job_id), None)
         return run.state_panel(found, self._now, row)

@@ -168,3 +168,39 @@ def too_wide(page: Page) -> list[str]:
             break
         page.evaluate("new Promise(requestAnimationFrame).then(() => null)")
     return found
+
+
+SHIFTS = """window.shifts = []; new PerformanceObserver(list => {
+    for (const each of list.getEntries()) shifts.push(each.value);
+}).observe({type: "layout-shift", buffered: true});"""
+
+
+def test_what_comes_later_moves_little_on_a_page(access: Access) -> None:
+    access.page.run_first(SHIFTS)
+    for name in ("runs", "run", "failed run", "waiting run", "cluster", "jobs"):
+        page = access.go(name)
+        # Web Vitals calls less than 0.1 good.
+        assert page.evaluate("shifts.reduce((sum, each) => sum + each, 0)") < 0.1, name
+
+
+def test_print_is_dark_on_white_and_whole(access: Access) -> None:
+    page = access.go("run")
+    page.media("print", prefers_color_scheme="dark")
+    colours = "[getComputedStyle(document.body).color, getComputedStyle(document.body).background]"
+    text, back = page.evaluate(colours)
+    assert text == "rgb(27, 31, 36)" and back.startswith("rgb(255, 255, 255)")
+    shown = "[...document.querySelectorAll('header, button')].some(e => e.checkVisibility())"
+    assert not page.evaluate(shown)
+    page.media()
+
+
+def test_forced_colours_and_reduced_motion_are_obeyed(access: Access) -> None:
+    for name in ("runs", "failed run", "cluster"):
+        page = access.go(name)
+        page.media(forced_colors="active", prefers_reduced_motion="reduce")
+        assert page.evaluate("document.getAnimations().length") == 0
+        assert poor_contrasts(page, inspect(page)) == []
+        page.key("Tab")
+        style = "getComputedStyle(document.activeElement).outlineStyle"
+        assert page.evaluate(style) != "none", "the focus can be seen"
+        page.media()

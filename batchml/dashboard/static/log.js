@@ -41,7 +41,7 @@ batchml.log = (place) => {
     probe.style.whiteSpace = "pre";
     const wide = probe.firstChild.getBoundingClientRect().width / 50;
     probe.remove();
-    columns = Math.max(10, Math.floor((place.clientWidth - 20) / (wide || 7.5)));
+    columns = Math.max(10, Math.floor((place.clientWidth - 30) / (wide || 7.5)));
   };
 
   // --- drawing the lines in view ---------------------------------------------------------------------
