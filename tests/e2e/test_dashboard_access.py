@@ -10,8 +10,8 @@ from tests.e2e.test_dashboard import TOO_WIDE
 from tests.support.accessibility import inspect, poor_contrasts
 from tests.support.browser import Browser, Page, browser
 from tests.support.cli import Cli
-from tests.support.dashboard_rig import RunningDashboard, running, settle
-from tests.support.hostile_world import HostileWorld, make_hostile_world
+from tests.support.dashboard_rig import RunningDashboard, running, settle, wait_for
+from tests.support.hostile_world import HOSTILE, HostileWorld, make_hostile_world
 
 PAGES = {
     "runs": "/",
@@ -148,6 +148,16 @@ def test_hostile_texts_are_texts_on_a_page(access: Access, name: str) -> None:
     if name not in ("choice to compare", "page that is not there"):
         assert page.evaluate(SHOWN), "what attacks is there, as a text"
     assert "ended" not in page.evaluate("document.querySelector('#connection').textContent")
+
+
+def test_a_forged_event_in_a_new_run_is_no_event(access: Access, cli: Cli) -> None:
+    page = access.go("runs")
+    for name in ("forged", "next"):  # the second one: the stream goes on
+        words = ("--name", name, "-p", f"word={HOSTILE}", "--vcpus", "1", "--memory", "64 MiB")
+        assert cli("submit", *words, "--", "true").code == 0
+        wait_for(page, f"[...document.querySelectorAll('#runs a')].some(a => a.text === '{name}')")
+    assert page.evaluate("document.querySelector('#connection').textContent") == ""
+    assert page.evaluate(INJECTED) == []
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -77,8 +77,8 @@ _SETTLED = """document.readyState === "complete"
         || !document.querySelector(`script[src*="/${document.body.dataset.view}."]`))
     && [...document.querySelectorAll("[data-panel]")].every(
         each => each.childElementCount || each.textContent.trim())
-    && ![...document.querySelectorAll("#log, .curves > [role=status], #count")].some(
-        each => each.textContent.startsWith("Loading"))
+    && ![...document.querySelectorAll("#log, .curves > [role=status], #count, [data-panel]")].some(
+        each => /^(Loading|Asking|Drawing)/.test(each.textContent))
     && (!document.querySelector("#plots") || document.querySelector("#plots svg"))"""
 
 
