@@ -1,5 +1,6 @@
 """The page of one run: what happened, why, what it printed, what it used, what it costs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from batchml.runs.metrics.series import Series
 from batchml.runs.search import FoundRun
 
 _LINKED = 200  # children
+_AHEAD = 5  # runs before a waiting one
 _USE = {
     "cpu": "CPUs", "memory": "Memory in MiB", "gpu": "GPU in %", "gpu_memory": "GPU memory in MiB",
     "net_in": "Network in, B/s", "net_out": "Network out, B/s",
@@ -74,9 +76,13 @@ def _panel(
     return tag("section", tag("h2", title), body, class_=f"card {width}".rstrip())
 
 
-def state_panel(run: Run, now_ms: int, row: RunRow | None = None) -> Html:
-    """The state in words, times, and for a waiting run its position. `row`: of the cluster."""
+def state_panel(run: Run, now_ms: int, rows: Sequence[RunRow] = ()) -> Html:
+    """The state in words, times, and for a waiting run its place in the queue and why it waits.
+
+    `rows`: the unfinished runs of the cluster.
+    """
     found = FoundRun(run, None)
+    row = next((each for each in rows if each.run.job_id == run.job_id), None)
     words = describe_state(run)
     times = found.times(now_ms)
     outcome = classify(run).outcome.value if run.status.is_terminal else None
@@ -91,13 +97,36 @@ def state_panel(run: Run, now_ms: int, row: RunRow | None = None) -> Html:
             ("Ran", None if times.ran is None else duration(times.ran)),
             ("Exit code", None if run.exit_code is None else str(run.exit_code)),
             ("Queue", run.queue),
-            ("Position", str(row.position) if row and row.position else None),
+            ("Position", _position(row, rows) if row else None),
             ("Waits because", row.reason if row else None),
+            ("Ahead of it", _ahead(row, rows) if row else None),
             ("Hosts", ", ".join(row.hosts) if row else None),
             ("Children", _children(run)),
             ("Attempts", str(len(run.attempts)) if len(run.attempts) > 1 else None),
         ]),
     ))  # fmt: skip
+
+
+def _position(row: RunRow, rows: Sequence[RunRow]) -> Html | None:
+    """`2 of 5`: its position, and the number of runs whose positions are known."""
+    if not row.position:
+        return None
+    last = max(each.position or 0 for each in rows if each.run.queue == row.run.queue)
+    return tag("span", f"{row.position} of {last} in the queue", data_waits=True)
+
+
+def _ahead(row: RunRow, rows: Sequence[RunRow]) -> Html | None:
+    """Links to the runs that are next in its queue."""
+    known = [(each.position, each.run) for each in rows
+             if each.position and each.run.queue == row.run.queue]  # fmt: skip
+    ahead = sorted((place, run.name, run.job_id) for place, run in known
+                   if place < (row.position or 0))  # fmt: skip
+    if not ahead:
+        return None
+    links = (tag("a", f"{place}. {name}", href=f"/run/{job_id}")
+             for place, name, job_id in ahead[:_AHEAD])  # fmt: skip
+    more = tag("a", f"and {len(ahead) - _AHEAD} more", href="/cluster")
+    return join((*links, *([more] if len(ahead) > _AHEAD else [])), ", ")
 
 
 def _children(run: Run) -> Html | None:

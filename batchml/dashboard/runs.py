@@ -4,6 +4,7 @@ The document is made of columns, not of rows: that is half as long, and the scri
 filters one column at a time.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from batchml.runs.search import FoundRun
 FIRST_ROWS = 60  # in the HTML; the script draws the others
 DEFAULT = ("name", "status", "queue", "age", "ran", "params", "cost", "id")
 NUMBERS = ("code", "age", "ran", "waited", "attempts", "cost", "vcpus", "memory", "gpus")
+_BLANKS = re.compile("[ \t\n\v\f\r\u00a0]+")
 GLYPHS = {
     "waiting": "\u25cb", "starting": "\u25d4", "running": "\u25b6", "succeeded": "\u2713",
     "failed": "\u2715", "cancelled": "\u2298", "unknown": "?",
@@ -198,6 +200,12 @@ def runs_document(
     }  # fmt: skip
 
 
+def search_words(text: str) -> list[str]:
+    """The words of a search. `searchWords` in app.js is the same rule: tests/dashboard/search.json
+    has examples that both meet."""
+    return [word for word in _BLANKS.split(text.lower()) if word]
+
+
 def searched(found: FoundRun) -> str:
     """The text in which the search looks: name, state, parameters, tags, project, commit, id."""
     tags = (f"{name}={value}" for name, value in found.tags.items())
@@ -220,7 +228,7 @@ def _finite(value: Any) -> Any:
 
 def matching(runs: Iterable[FoundRun], words: str, cells: RunCells | None = None) -> list[FoundRun]:
     """The runs in which all words of a search occur, as the script finds them."""
-    wanted, text = words.lower().split(), (cells or RunCells()).searched
+    wanted, text = search_words(words), (cells or RunCells()).searched
     return [each for each in runs if all(word in text(each) for word in wanted)]
 
 

@@ -144,8 +144,7 @@ class Pages:
 
     def _state(self, found: Run) -> Html:
         rows = self._hub.cluster.runs if self._hub.cluster else ()
-        row = next((each for each in rows if each.run.job_id == found.job_id), None)
-        return run.state_panel(found, self._now, row)
+        return run.state_panel(found, self._now, rows)
 
     def series(self, query: PageQuery) -> dict[str, Any]:
         handle, window = self._run(query), read_window(query.params)

@@ -1,6 +1,9 @@
 """A person who knows no command finds out why a run failed, and starts it again corrected."""
 
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from tests.support.cli import Cli, write_job
 from tests.support.dashboard_rig import running, wait_for
 
 RESOURCES = '\n[resources]\nvcpus = 1\nmemory = "128 MiB"\n'
+EXAMPLES = Path(__file__).parents[1] / "dashboard" / "search.json"
 WHY = "document.querySelector('[data-panel$=explanation]')"
 STATE = "document.querySelector('[data-panel$=state]')"
 
@@ -85,3 +89,65 @@ def test_memory_modules_and_code_are_corrected_from_the_page(cli: Cli, chromium:
         page.evaluate(f"{button}.click()")
         wait_for(page, f"{OPEN}?.querySelector('.problem').innerText.includes('requirements.txt')")
         assert "not_there_at_all" in page.evaluate(f"{WHY}.textContent")
+
+
+def test_the_view_of_the_list_survives_the_visit_of_a_run(cli: Cli, chromium: Browser) -> None:
+    for name, rate in (("first", "0.1"), ("second", "0.2"), ("third", "0.2")):
+        assert cli("submit", "--wait", "--name", name, "-p", f"lr={rate}", "--", "true").code == 0
+    names = "[...document.querySelectorAll('#runs tbody a')].map(a => a.textContent).join()"
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        # The server and the page split a search in the same way.
+        examples = json.loads(EXAMPLES.read_text())
+        for text, words in examples:
+            assert page.evaluate(f"batchml.searchWords({json.dumps(text)})") == words
+        page.go(f"{dashboard.base}/?cols=name,lr,status&sort=name:desc")
+        wait_for(page, f"{names} === 'third,second,first'")
+        page.click("#search")
+        page.type("lr=0.2")
+        wait_for(page, f"{names} === 'third,second'")
+        view = page.evaluate("location.search")
+        page.click("#runs tbody a")
+        wait_for(page, "location.pathname.startsWith('/run/') && document.querySelector('#log')")
+        page.evaluate("history.back()")
+        wait_for(page, f"location.pathname === '/' && {names} === 'third,second'")
+        heads = "[...document.querySelectorAll('#runs th')].map(th => th.textContent)"
+        assert page.evaluate(heads) == ["NAME", "lr", "STATUS"]
+        page.click("#runs tbody a")
+        wait_for(page, "location.pathname.startsWith('/run/') && document.querySelector('#log')")
+        wait_for(page, f"document.querySelector('nav a').search === {view!r}")
+        page.click("nav a")
+        wait_for(page, f"location.pathname === '/' && {names} === 'third,second'")
+        assert page.evaluate("location.search") == view
+        page.click("nav a")
+        wait_for(page, f"location.search === '' && {names} === 'third,second,first'")
+
+
+def test_two_people_see_the_same_queue_and_what_the_other_does(
+    cli: Cli, chromium: Browser, tmp_path: Path
+) -> None:
+    cpus = str(os.cpu_count())
+    busy = ("--vcpus", cpus, "--memory", "64 MiB")
+    holds = cli("submit", "--json", "--name", "holds", *busy, "--", "sleep", "600").json["jobId"]
+    jobs = [cli("submit", "--json", "--name", f"waits-{number}", *busy, "--", "true").json["jobId"]
+            for number in range(3)]  # fmt: skip
+    with running(cli) as dashboard, browser(tmp_path / "other") as other:
+        mine, theirs = dashboard.enter(chromium), dashboard.enter(other)
+        for page in (mine, theirs):
+            open_run(page, jobs[2])
+            wait_for(page, f"{STATE}?.innerText.includes('3 of 3 in the queue')")
+            text = page.evaluate(f"{STATE}.innerText")
+            assert "1. waits-0" in text and "2. waits-1" in text and "Waits because" in text
+        # The other person cancels the first of the queue; this page learns of it by itself.
+        said = theirs.evaluate(f"batchml.act('/act/cancel', {{run: {jobs[0]!r}}})")
+        assert "stopping" in said["text"]
+        wait_for(mine, f"{STATE}.innerText.includes('2 of 2 in the queue')")
+        open_run(theirs, jobs[2])
+        for page in (mine, theirs):
+            page.evaluate("document.querySelector('.actions').scrollIntoView()")
+        for page in (theirs, mine):  # both cancel the same run: the second is told
+            said = page.evaluate(f"batchml.act('/act/cancel', {{run: {jobs[2]!r}}})")
+        assert "stopping" in said["text"] or "ended already" in said["text"]
+        wait_for(mine, f"{STATE}.innerText.includes('cancelled')")
+        for job in (jobs[1], holds):
+            assert cli("cancel", job).code == 0

@@ -161,6 +161,9 @@ const batchml = (() => {
     for (const [id, x, y] of scrolled) one(`#${CSS.escape(id)}`, element)?.scrollTo(x, y);
     element.dispatchEvent(new CustomEvent("refreshed", {bubbles: true}));
   };
+  // The words of a search, all of which must occur: the same rule as `search_words` in runs.py.
+  const searchWords = (text) => text.toLowerCase().split(/[ \t\n\v\f\r\u00a0]+/).filter(Boolean);
+
   const trouble = (text, id = "trouble") => {
     let place = one(`#${id}`);
     if (!place && text && one("main")) {
@@ -315,7 +318,10 @@ const batchml = (() => {
   const views = {};
   document.addEventListener("DOMContentLoaded", () => {
     for (const element of all("[data-panel]")) refresh(element);
+    // Links to the list of runs keep its search, columns and order; from the list itself they clear them.
+    const kept = exported || document.body.dataset.view === "runs" ? "" : sessionStorage.getItem("runs-view") || "";
+    if (kept) for (const link of all("header a[href='/']")) link.href = `/${kept}`;
     Promise.resolve(views[document.body.dataset.view]?.()).then(ready);
   });
-  return {path, exported, go, one, all, make, parse, getJson, getHtml, pause, refresh, swap, trouble, number, on, emit, act, newKey, ready, views};
+  return {path, exported, go, one, all, make, parse, getJson, getHtml, pause, refresh, swap, trouble, number, on, emit, act, newKey, ready, views, searchWords};
 })();

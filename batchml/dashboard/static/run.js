@@ -55,6 +55,7 @@ batchml.views.run = () => {
     read();
   });
   on("missed", read);
+  on("cluster", () => { if (one("[data-waits]")) for (const panel of all("[data-panel$=state]")) refresh(panel); });
   const wait = async () => {
     await log.read();
     if (!document.hidden && !isUseFinal) { const wasOver = isOver; isUseFinal = (await use.read()) && wasOver; }

@@ -21,12 +21,17 @@ batchml.views.runs = async () => {
   let place = new Map(known.ids.map((id, index) => [id, index]));
   let order = [], first = -1, last = -1;
 
-  const remember = () => history.replaceState(null, "", `?${address}`.replace(/\?$/, "") || location.pathname);
+  const remember = () => { history.replaceState(null, "", `?${address}`.replace(/\?$/, "") || location.pathname); keep(); };
+  // The links of other pages lead back to this view; and who goes back finds the row again.
+  const keep = () => { if (!exported) sessionStorage.setItem("runs-view", location.search); };
+  addEventListener("pagehide", () => { if (!exported) sessionStorage.setItem("runs-top", region.scrollTop); });
+  const isBack = performance.getEntriesByType("navigation")[0]?.type === "back_forward";
+  keep();
   const set = (name, value) => { if (value) address.set(name, value); else address.delete(name); remember(); };
 
   // --- choosing and sorting -------------------------------------------------------------------------
   const choose = () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = batchml.searchWords(search.value);
     order = [];
     for (let i = 0; i < known.ids.length; i += 1) {
       if (words.every((word) => known.found[i].includes(word))) order.push(i);
@@ -183,4 +188,5 @@ batchml.views.runs = async () => {
   showActions();
   if (search.value.trim()) set("q", search.value.trim()); // typed while the runs were loading
   choose();
+  if (isBack && !exported) { region.scrollTop = Number(sessionStorage.getItem("runs-top")) || 0; draw(true); }
 };
