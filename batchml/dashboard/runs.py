@@ -17,6 +17,8 @@ from batchml.runs.search import FoundRun
 FIRST_ROWS = 60  # in the HTML; the script draws the others
 DEFAULT = ("name", "status", "queue", "age", "ran", "params", "cost", "id")
 NUMBERS = ("code", "age", "ran", "waited", "attempts", "cost", "vcpus", "memory", "gpus")
+_SHOWN = 160  # characters of a cell
+_SEARCHED = 4_000  # characters of a run that the search knows
 _BLANKS = re.compile("[ \t\n\v\f\r\u00a0]+")
 GLYPHS = {
     "waiting": "\u25cb", "starting": "\u25d4", "running": "\u25b6", "succeeded": "\u2713",
@@ -119,7 +121,7 @@ def _heading(name: str, column: Column) -> Html:
 
 
 def _cell(found: FoundRun, name: str, column: Column, now_ms: int) -> Html:
-    words = column.text(found, now_ms)
+    words = shortened(column.text(found, now_ms))
     shown: Child = words
     if name == "name":
         shown = tag("a", words, href=f"/run/{found.job_id}")
@@ -163,7 +165,7 @@ class RunCells:
             kept = self._kept[found.job_id] = (found, {})
         cell = kept[1].get(name)
         if cell is None:
-            text = visible(column.text(found, now_ms))
+            text = shortened(visible(column.text(found, now_ms)))
             cell = kept[1][name] = (text, _finite(column.value(found, now_ms)))
         return cell
 
@@ -181,7 +183,8 @@ def runs_document(
     """
     cells = cells or RunCells()
     chosen = choose_columns(columns, known or known_names(runs))
-    found = [[cells.cell(each, name, column, now_ms) for each in runs] for name, column in chosen]
+    rows = [[cells.cell(each, name, column, now_ms) for name, column in chosen] for each in runs]
+    found = list(zip(*rows, strict=True)) or [() for _ in chosen]
     return {
         "revision": revision,
         "at": now_ms,
@@ -212,8 +215,13 @@ def searched(found: FoundRun) -> str:
     params = (f"{name}={value}" for name, value in found.params.items())
     state = found.run.status.value if found.run else ""
     outcome = classify(found.run).outcome.value if found.run else ""
-    words = (found.name, state, outcome, *params, *tags, found.queue, found.commit, found.job_id)
-    return " ".join(word for word in words if word).lower()
+    words = (found.name, state, outcome, found.job_id, found.queue, found.commit, *params, *tags)
+    return " ".join(word for word in words if word).lower()[:_SEARCHED]
+
+
+def shortened(text: str) -> str:
+    """The text of a cell, which is never wider than this in the table."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _ended(found: FoundRun) -> bool:

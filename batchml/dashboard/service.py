@@ -27,7 +27,7 @@ from batchml.dashboard.hub import NEWEST, Hub
 from batchml.dashboard.outputs import FilePages
 from batchml.dashboard.server.workers import Workers
 from batchml.dashboard.sweeps.routes import SweepPages
-from batchml.dashboard.timeline import timeline_panel
+from batchml.dashboard.timeline import present_run, timeline_panel
 from batchml.errors import AccessError, ServiceUnreachable
 from batchml.model.run import Run
 
@@ -140,7 +140,7 @@ class Pages:
         return run.request_panel(self._run(query).seen)
 
     def state(self, query: PageQuery) -> Html:
-        return self._state(self._run(query).describe())
+        return self._state(present_run(self._run(query)))
 
     def _state(self, found: Run) -> Html:
         rows = self._hub.cluster.runs if self._hub.cluster else ()

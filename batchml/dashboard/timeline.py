@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from batchml.cli.render import duration, timestamp
 from batchml.dashboard.html import Child, Html, join, tag
+from batchml.errors import NotFound
 from batchml.handles import RunHandle
 from batchml.model.outcome import describe_attempt, restarts_in_place
 from batchml.model.run import JobStatus, Run, attempt_end, first_start
@@ -34,9 +35,22 @@ class TimelineMark(Struct, frozen=True):
     text: str
 
 
+def present_run(handle: RunHandle) -> Run:
+    """The run as it is now, or as the history has it if AWS Batch has forgotten it.
+
+    Raises NotFound if neither has its end.
+    """
+    try:
+        return handle.describe()
+    except NotFound:
+        if handle.seen is None or handle.seen.run is None:
+            raise
+        return handle.seen.run
+
+
 def timeline_panel(handle: RunHandle, now_ms: int) -> Html:
     """The panel of a run. Restarts and health are read from its log."""
-    run = handle.describe()
+    run = present_run(handle)
     spans = spans_of(run, now_ms)
     return draw_timeline(spans, marks_of(handle.restarts(), handle.unfit_hosts()))
 

@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from batchml.clock import SystemClock
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from tests.support.browser import Browser, Page, browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 from tests.support.many_runs import copy_run
+from tests.support.sweep_story import fill, started, story
 
 RUN = ("submit", "--wait", "--name")
 
@@ -72,6 +77,25 @@ def _first_paint(page: Page, url: str) -> float:
     return min(times)
 
 
+def test_a_sweep_of_a_thousand_trials_paints_at_once(cli: Cli, chromium: Browser) -> None:
+    home = {"BATCHML_HOME": str(cli.home.root)}
+    context = Context(load_settings(home, cli.folder, None), SystemClock(), cli.folder)
+    sweep = replace(started(), env="local")
+    fill(context, sweep, story(1000, sweep.spec))
+    with running(cli) as dashboard:
+        dashboard.expect("status of 404")  # of no-such-page
+        page = dashboard.enter(chromium)
+        empty = _first_paint(page, f"{dashboard.base}/no-such-page")
+        paint = _first_paint(page, f"{dashboard.base}/sweep/{sweep.key}")
+        print(f"{paint=} {empty=}")
+        assert paint < empty + max(200, 5 * empty), (paint, empty)
+        wait_for(page, "document.querySelector('#trials [role=status]').textContent"
+                       ".startsWith('1000 trials')")  # fmt: skip
+        # The page draws a part of the trials: its size does not grow with the sweep.
+        assert page.evaluate("document.querySelectorAll('#trials tbody tr').length") == 50
+        assert page.evaluate("performance.memory.usedJSHeapSize") < 100 * 2**20
+
+
 def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
     cli: Cli, chromium: Browser
 ) -> None:
@@ -119,3 +143,50 @@ def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
         print(f"{paint=} {empty=} {delay=} {memory=} {resident=}")
         assert delay < 3000  # less than 1 s on a machine that does nothing else
         assert (memory < 200, resident < 400) == (True, True), (memory, resident)
+
+
+# What an hour brings, one after the other: changes of runs and of the cluster, and panels anew.
+HOUR = """(async (rounds) => {
+    const id = location.pathname.split('/')[2], known = await (await fetch('/api/runs')).json();
+    for (let round = 0; round < rounds; round += 1) {
+        known.revision += 1;
+        batchml.emit('runs', known);
+        batchml.emit('cluster', {text: ''});
+        batchml.emit('open');
+        await Promise.all([...document.querySelectorAll('[data-panel]')].map(batchml.refresh));
+        await new Promise(requestAnimationFrame);
+    }
+    return true; })"""
+
+
+def _held(chromium: Browser, page: Page) -> tuple[int, int, float]:
+    """Nodes, listeners and MiB of a page, without what it no longer needs."""
+    for _ in range(2):
+        chromium.ask("HeapProfiler.collectGarbage", page.session)
+    counted = chromium.ask("Memory.getDOMCounters", page.session)
+    used = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
+    return counted["nodes"], counted["jsEventListeners"], used
+
+
+def test_a_page_that_stays_open_does_not_grow(cli: Cli, chromium: Browser) -> None:
+    script = 'for n in $(seq 300); do echo "step=$n loss=$n"; done; sleep 600'
+    job = cli("submit", "--json", "--name", "long", "--", "sh", "-c", script).json["jobId"]
+    for number in range(20):
+        assert cli("submit", "--name", f"other-{number}", "--after", job, "--", "true").code == 0
+    try:
+        with running(cli) as dashboard:
+            page = dashboard.enter(chromium)
+            for path in ("/", f"/run/{job}", "/cluster"):
+                page.go(f"{dashboard.base}{path}")
+                wait_for(page, f"location.pathname === '{path}' "
+                               "&& document.documentElement.dataset.ready")  # fmt: skip
+                page.evaluate(f"{HOUR}(10)")
+                before = _held(chromium, page)
+                page.evaluate(f"{HOUR}(60)")
+                after = _held(chromium, page)
+                print(f"{path=} {before=} {after=}")
+                assert after[0] < 1.3 * before[0] + 200, (path, before, after)
+                assert after[1] < 1.3 * before[1] + 20, (path, before, after)
+                assert after[2] < 1.3 * before[2] + 3, (path, before, after)
+    finally:
+        cli("cancel", job)

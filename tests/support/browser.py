@@ -70,7 +70,7 @@ class Page:
     """What a page did since it was opened, and questions to it."""
 
     def __init__(self, browser: "Browser", session: str) -> None:
-        self._browser, self._session = browser, session
+        self._browser, self.session = browser, session
         self.requests: list[str] = []  # addresses that were asked for
         self.complaints: list[str] = []  # errors and warnings of the console
         self.reports: list[str] = []  # what a script of `report_by` has said
@@ -78,7 +78,7 @@ class Page:
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
         found = self._browser.ask(
-            "Runtime.evaluate", self._session, expression=expression, returnByValue=True,
+            "Runtime.evaluate", self.session, expression=expression, returnByValue=True,
             awaitPromise=True,
         )  # fmt: skip
         assert "exceptionDetails" not in found, found["exceptionDetails"]
@@ -86,16 +86,16 @@ class Page:
 
     def run_first(self, script: str) -> None:
         """Run a script in every document from now on, before the document's own."""
-        self._browser.ask("Page.addScriptToEvaluateOnNewDocument", self._session, source=script)
+        self._browser.ask("Page.addScriptToEvaluateOnNewDocument", self.session, source=script)
 
     def report_by(self, script: str) -> None:
         """Run a script in every document from now on; what it gives `report()` is in `reports`."""
-        self._browser.ask("Runtime.addBinding", self._session, name="report")
+        self._browser.ask("Runtime.addBinding", self.session, name="report")
         self.run_first(script)
 
     def go(self, url: str) -> None:
         """Another address, in the same tab; its document may still load."""
-        self._browser.ask("Page.navigate", self._session, url=url)
+        self._browser.ask("Page.navigate", self.session, url=url)
 
     def close(self) -> None:
         """Close the tab."""
@@ -112,11 +112,11 @@ class Page:
 
     def type(self, text: str) -> None:
         """Type into the element that has the focus."""
-        self._browser.ask("Input.insertText", self._session, text=text)
+        self._browser.ask("Input.insertText", self.session, text=text)
 
     def resize(self, width: int, height: int = 1000) -> None:
         self._browser.ask(
-            "Emulation.setDeviceMetricsOverride", self._session, width=width, height=height,
+            "Emulation.setDeviceMetricsOverride", self.session, width=width, height=height,
             deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
 
@@ -128,25 +128,25 @@ class Page:
         """A medium such as `print`, and features: `forced_colors="active"`."""
         named = [{"name": name.replace("_", "-"), "value": value}
                  for name, value in features.items()]  # fmt: skip
-        self._browser.ask("Emulation.setEmulatedMedia", self._session, media=kind, features=named)
+        self._browser.ask("Emulation.setEmulatedMedia", self.session, media=kind, features=named)
 
     def press(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):
             self._browser.ask(
-                "Input.dispatchMouseEvent", self._session, type=kind, x=x, y=y, button="left",
+                "Input.dispatchMouseEvent", self.session, type=kind, x=x, y=y, button="left",
                 clickCount=1,
             )  # fmt: skip
 
     def move(self, x: float, y: float) -> None:
         self._browser.ask(
-            "Input.dispatchMouseEvent", self._session, type="mouseMoved", x=x, y=y, button="none"
+            "Input.dispatchMouseEvent", self.session, type="mouseMoved", x=x, y=y, button="none"
         )
 
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         steps = (("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end))
         for kind, (x, y) in steps:
             self._browser.ask(
-                "Input.dispatchMouseEvent", self._session, type=kind, x=x, y=y, button="left",
+                "Input.dispatchMouseEvent", self.session, type=kind, x=x, y=y, button="left",
                 buttons=1, clickCount=1,
             )  # fmt: skip
 
@@ -158,16 +158,16 @@ class Page:
             "key": " " if name == "Space" else name, "modifiers": 8 if shift else 0,
             "windowsVirtualKeyCode": _KEY_CODES.get(name, code),
         }  # fmt: skip
-        self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyDown", text=text,
+        self._browser.ask("Input.dispatchKeyEvent", self.session, type="keyDown", text=text,
                           **pressed)  # fmt: skip
-        self._browser.ask("Input.dispatchKeyEvent", self._session, type="keyUp", **pressed)
+        self._browser.ask("Input.dispatchKeyEvent", self.session, type="keyUp", **pressed)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """A picture of the page, or of its part in the window: PNG, or WebP by its name."""
         kind = path.suffix[1:]
         quality = {} if kind == "png" else {"quality": 85}
         found = self._browser.ask(
-            "Page.captureScreenshot", self._session, captureBeyondViewport=whole, format=kind,
+            "Page.captureScreenshot", self.session, captureBeyondViewport=whole, format=kind,
             **quality,
         )  # fmt: skip
         path.write_bytes(base64.b64decode(found["data"]))

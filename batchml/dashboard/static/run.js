@@ -56,12 +56,14 @@ batchml.views.run = () => {
   });
   on("missed", read);
   on("cluster", () => { if (one("[data-waits]")) for (const panel of all("[data-panel$=state]")) refresh(panel); });
+  let round = 0;
   const wait = async () => {
+    round += 1;
     await log.read();
     if (!document.hidden && !isUseFinal) { const wasOver = isOver; isUseFinal = (await use.read()) && wasOver; }
     if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
-    if (!isOver && !document.hidden) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
-    setTimeout(wait, isOver && log.isOver() ? 15000 : 1000);
+    if (!isOver && !document.hidden && round % 4 === 0) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
+    setTimeout(wait, isOver && log.isOver() && isFinal ? 15000 : 500);
   };
   wait();
 };

@@ -72,7 +72,7 @@ batchml.views.sweep = () => {
     // Times and costs of a running sweep change without an event.
     const again = !over && performance.now() - renewed > 5000;
     if (again) renewed = performance.now();
-    timer = setTimeout(() => (document.hidden ? null : read(again)), over ? 5000 : 1000);
+    timer = setTimeout(() => (document.hidden ? null : read(again)), over ? 5000 : 500);
   };
   let renewed = performance.now();
   document.addEventListener("visibilitychange", () => { if (!document.hidden) read(); });

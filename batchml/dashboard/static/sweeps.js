@@ -20,7 +20,7 @@ batchml.views.sweeps = () => {
       place.dataset.stale = "";
       trouble(error instanceof TypeError ? "" : error.message, "sweep-trouble");
     }
-    timer = setTimeout(() => (document.hidden ? null : read()), 1000);
+    timer = setTimeout(() => (document.hidden ? null : read()), 500);
   };
   document.addEventListener("visibilitychange", () => { if (!document.hidden) read(); });
   one("form[role=search]").addEventListener("submit", (event) => event.preventDefault());

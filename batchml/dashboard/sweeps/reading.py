@@ -23,6 +23,7 @@ from batchml.sweeps.results import rank_key
 from batchml.sweeps.summary import SweepSnapshot
 
 _READERS = 4  # sweeps that are read at once
+_MOMENT = 0.02  # seconds
 _ENDED_PACE = 10.0  # seconds after which an ended sweep is read again: a top-up reopens it
 _WHOLE_PACE = 4.0  # seconds after which times and costs are new, though nothing has happened
 _CONTROL_PACE = 15.0  # seconds between two rounds of a sweep that has no controller of its own
@@ -146,12 +147,15 @@ class SweepReader:
     # --- one sweep --------------------------------------------------------------------------
 
     def read(self, word: str, patience: float | None = None) -> SweepReading | None:
-        """The sweep that a word names; None if it takes longer than `patience` seconds.
+        """The sweep that a word names; None if it takes longer than `patience` seconds. A former
+        reading is returned after a moment: the page's script asks for a newer one.
 
         Raises NotFound, and what the handle raises.
         """
         entry = self._find(word)
         future: Future[SweepReading] = self._pool.submit(partial(self._read, entry))
+        if patience is not None and entry.reading is not None:
+            patience = min(patience, _MOMENT)
         if not wait([future], patience).done:
             return entry.reading
         return future.result()

@@ -108,13 +108,33 @@ def _usd(value: Value) -> str:
 
 
 def _params(found: FoundRun, _: int) -> Value:
-    return " ".join(f"{name}={_param_text(found, name)}" for name in found.params) or None
+    return " ".join(f"{name}={text}" for name, text in _params_of(found).texts.items()) or None
 
 
-def _param_text(found: FoundRun, name: str) -> str:
-    """The value of a parameter; of an array with the numbers of its children."""
-    value = shown_params(found.params, found.run, found.record).get(name, "")
-    return f"{value}{UNUSED if name in unused_params(found) else ''}"
+class _ShownParams(NamedTuple):
+    found: FoundRun | None
+    params: dict[str, object]
+    texts: dict[str, str]
+
+
+_newest = _ShownParams(None, {}, {})
+
+
+def _params_of(found: FoundRun) -> _ShownParams:
+    """The parameters of a run, and their texts: of an array with the numbers of its children.
+
+    Those of the newest run are kept: a row has many columns of parameters.
+    """
+    global _newest
+    kept = _newest
+    if kept.found is not found:
+        params, unused = found.params, set(unused_params(found))
+        shown = shown_params(params, found.run, found.record)
+        texts = {
+            name: f"{shown.get(name, '')}{UNUSED if name in unused else ''}" for name in params
+        }
+        kept = _newest = _ShownParams(found, params, texts)
+    return kept
 
 
 FACTS: Mapping[str, Column] = {
@@ -148,10 +168,10 @@ DEFAULT = ("id", "name", "queue", "status", "class", "code", "age", "ran")
 
 def param_column(name: str) -> Column:
     def value(found: FoundRun, _: int) -> Value:
-        known = found.params.get(name)
+        known = _params_of(found).params.get(name)
         return known if known is None or isinstance(known, int | float) else str(known)
 
-    return Column(name, value, lambda found, _: _param_text(found, name))
+    return Column(name, value, lambda found, _: _params_of(found).texts.get(name, ""))
 
 
 def metric_column(metric: MetricValue) -> Column:
