@@ -60,7 +60,7 @@ batchml.views.run = () => {
   const wait = async () => {
     round += 1;
     await log.read();
-    if (!document.hidden && !isUseFinal) { const wasOver = isOver; isUseFinal = (await use.read()) && wasOver; }
+    if (!document.hidden && !isUseFinal && round % 4 === 1) { const wasOver = isOver; use.read().then((isRead) => { isUseFinal = isRead && wasOver; }); }
     if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
     if (!isOver && !document.hidden && round % 4 === 0) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
     setTimeout(wait, isOver && log.isOver() && isFinal ? 15000 : 500);
