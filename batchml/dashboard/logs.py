@@ -26,6 +26,7 @@ from batchml.runs.watch.events import (
     PollingPaused,
     RunEvent,
     RunMessage,
+    StatusChanged,
 )
 
 MOST_LINES = 100_000  # kept of a run; the newest
@@ -153,6 +154,14 @@ def _shown(text: str) -> str:
     return visible(_SEQUENCE.sub("", cut))
 
 
+def _has_no_log_yet(event: RunEvent) -> bool:
+    """Whether the run waits, so that there is nothing to read."""
+    if not isinstance(event, StatusChanged):
+        return False
+    status = event.run.status
+    return not (status.is_terminal or status.holds_resources or event.run.attempts)
+
+
 class _Follower:
     """A thread that follows one run until it ends, or until `stop` is set."""
 
@@ -175,7 +184,7 @@ class _Follower:
                 with self._lock:
                     self._lines.take(event)
                     deque(self._metrics.watch((event,)), maxlen=0)
-                if isinstance(event, PollingPaused | ContactLost):
+                if isinstance(event, PollingPaused | ContactLost) or _has_no_log_yet(event):
                     self._first.set()
                 if self._now() - self.asked_at > _UNASKED:
                     self.stop.set()

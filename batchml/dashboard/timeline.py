@@ -153,7 +153,7 @@ def draw_timeline(spans: Sequence[StateSpan], marks: Sequence[TimelineMark]) -> 
     said = "; ".join(f"{span.name} {_dwell(span)}" for span in spans[:20])
     # For the script: the cursor that the charts share, and the time that they are zoomed in to.
     shared = (tag("rect", class_="zoomed", y=0, height="100%", width=0),
-              tag("line", class_="moment", y1=0, y2="100%", x1="-10", x2="-10"))  # fmt: skip
+              tag("line", class_="moment", y1=0, y2="100%", visibility="hidden"))  # fmt: skip
     picture = tag("svg", *bars, *dots, *shared, role="img", data_begin=begin,
                   data_end=begin + int(whole), aria_label=f"Timeline: {said}", width="100%",
                   height=40 if dots else 24, class_="spans")  # fmt: skip

@@ -7,9 +7,16 @@ from typing import Any, cast
 from batchml.dashboard.logs import MOST_CHARACTERS, MOST_LINES, FollowedLogs, LogLines
 from batchml.errors import ServiceUnreachable
 from batchml.handles import RunHandle
-from batchml.model.run import Record
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.search import FoundRun
-from batchml.runs.watch.events import ContactLost, LogOpened, OutputLine, PollingPaused, RunEvent
+from batchml.runs.watch.events import (
+    ContactLost,
+    LogOpened,
+    OutputLine,
+    PollingPaused,
+    RunEvent,
+    StatusChanged,
+)
 
 
 class FakeRun:
@@ -134,4 +141,19 @@ def test_the_curves_are_of_the_same_lines_and_say_whether_there_may_be_more() ->
     series, is_whole = logs.series(cast(RunHandle, run), 60.0)
     assert is_whole and series["loss"].values == [0.5, 0.25]
     assert _ask(logs, run)["total"] == 2 and run.watched == 1
+    logs.stop()
+
+
+def test_a_run_that_waits_has_no_log_that_is_still_being_read() -> None:
+    waits = Run("a", "lenet", "gpu", JobStatus.RUNNABLE)
+    begins = threading.Event()
+
+    def events() -> Iterator[RunEvent]:
+        yield StatusChanged(waits)
+        begins.wait()
+
+    logs = FollowedLogs(lambda: 0.0)
+    run = FakeRun("a", events)
+    assert logs.series(cast(RunHandle, run), 60.0) == ({}, True)
+    begins.set()
     logs.stop()

@@ -129,3 +129,5 @@ def test_another_run_that_failed_is_a_link() -> None:
     made = remedy(failed(), f"batchml explain {OTHER}")
     assert made == Remedy(None, ("See the run 0a1b2c3d", f"/run/{OTHER}"))
     assert remedy(failed(), "batchml top").link == ("See the cluster", "/cluster")
+    queue = remedy(failed(), "batchml ls --queue 'a&b' --env dev")
+    assert queue.link == ("See the runs of the queue a&b", "/?q=a%26b")

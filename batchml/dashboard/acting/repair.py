@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -151,6 +152,8 @@ def _link(found: FoundRun, verb: str, words: Sequence[str]) -> tuple[str, str] |
     """The place in the dashboard that has what a command would print."""
     if verb in _CLUSTER:
         return "See the cluster", "/cluster"
+    if verb == "ls" and words[:1] == ["--queue"] and len(words) == 2:
+        return f"See the runs of the queue {words[1]}", f"/?{urlencode({'q': words[1]})}"
     if verb not in ("logs", "explain", "show") or not words:
         return None
     run_id, _, child = words[0].partition(":")

@@ -23,8 +23,8 @@ batchml.views.run = () => {
   on("moment", ({moment}) => {
     const line = one("line.moment", timeline() || undefined);
     if (!line) return;
-    const at = moment === null ? "-10" : `${part(moment)}%`;
-    line.setAttribute("x1", at); line.setAttribute("x2", at);
+    line.setAttribute("visibility", moment === null ? "hidden" : "visible");
+    if (moment !== null) for (const end of ["x1", "x2"]) line.setAttribute(end, `${part(moment)}%`);
   });
   let zoomed = null;
   const showZoom = () => {
