@@ -99,7 +99,7 @@ class Page:
 
     def close(self) -> None:
         """Close the tab."""
-        self._browser.ask("Page.close", self._session)
+        self._browser.ask("Page.close", self.session)
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that matches, as a person would."""
