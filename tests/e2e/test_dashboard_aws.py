@@ -1,5 +1,7 @@
 """The dashboard of an environment in AWS, which denies at first: moto is AWS."""
 
+import signal
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -53,3 +55,25 @@ def test_a_denial_names_the_action_and_goes_once_it_is_allowed(
         dashboard.process.terminate()
         assert dashboard.process.stderr is not None
         assert "Traceback" not in dashboard.process.stderr.read()
+
+
+def test_pages_open_and_ctrl_c_ends_while_aws_does_not_answer(cli: Cli, chromium: Browser) -> None:
+    """Connections are taken, and nothing is ever answered."""
+    (cli.folder / "batchml.toml").write_text(CONFIG)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cli.environ |= {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "AKIAMOTOMOTOMOTOMOTO", "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }  # fmt: skip
+        with running(cli, "--env", "dev") as dashboard:
+            page = chromium.visit(dashboard.link)
+            for path in ("/cluster", "/submit", "/cost"):
+                wait_for(page, "location.pathname !== '/enter'")
+                page.go(f"{dashboard.base}{path}")
+                wait_for(page, f"location.pathname === '{path}' && document.querySelector('main')")
+            wait_for(page, "document.querySelector('[aria-busy] .panel-note')")
+            dashboard.process.send_signal(signal.SIGINT)
+            assert dashboard.process.wait(20) == 0
+            assert dashboard.process.stderr is not None
+            assert "Traceback" not in dashboard.process.stderr.read()
