@@ -396,3 +396,45 @@ def test_memory_of_a_child_is_limited_and_the_next_runs(
     ended = eats.exit()
     assert (ended["code"], ended["oom"]) == (137, True)
     assert child(bench.attempt(runner), 3, "true", needs=NEEDS).exit()["code"] == 0
+
+
+def test_a_stop_reaches_a_child_that_its_runtime_has_not_begun(bench: Bench) -> None:
+    runner = bench.runner()
+    first = runtime_of(bench, runner, 0)
+    os.kill(first, signal.SIGSTOP)
+    made = child(bench.attempt(runner), 1, "sleep", "300")
+    wait_for(lambda: first in find_processes(made.task_id), "the child is handed over")
+    made.stop()
+    wait_for(lambda: has_pending(first, signal.SIGTERM), "the stop has been forwarded")
+    os.kill(first, signal.SIGCONT)
+    assert made.exit(20)["code"] == 143
+    assert runtime_of(bench, runner, 2) != first
+
+
+def has_pending(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(
+        int(found, 16) >> number - 1 & 1 for found in re.findall(r"S\w+Pnd:\s+(\w+)", status)
+    )
+
+
+def test_a_child_whose_runner_has_gone_ends_with_the_code_of_its_program(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"""
+import os, sys
+sys.path.insert(0, {_ROOT!r})
+from batchml.local.executors.runner.fork_server import ForkServer
+forker = ForkServer()
+env = {{"PATH": {os.environ["PATH"]!r}, "BATCHML_TASK": "t", "AWS_BATCH_JOB_ARRAY_INDEX": "0",
+        "AWS_BATCH_JOB_ID": "a:0"}}
+pid = forker.start([sys.executable, "-m", "batchml.runtime.run", "cat", {str(gate)!r}], env, 1)
+assert forker.link >= 0
+forker.dismiss()  # it serves no other
+open({str(gate)!r}, "w").close()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=_ROOT, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -269,7 +269,7 @@ def _array_of(env: Mapping[str, str]) -> str:
     """The array of which the attempt runs a child; empty for any other job."""
     if not env.get("AWS_BATCH_JOB_ARRAY_INDEX"):
         return ""
-    return f"{env.get('AWS_BATCH_JOB_ID', '').rpartition(':')[0]}"
+    return env.get("AWS_BATCH_JOB_ID", "").rpartition(":")[0]
 
 
 def is_ours(command: list[str]) -> bool:
@@ -339,6 +339,7 @@ def _serve(
     command: list[str], env: dict[str, str], link: socket.socket, taken: mmap.mmap
 ) -> NoReturn:
     """Serve an attempt, and further ones from `link` for as long as nothing of one is left."""
+    from batchml.runtime.entry.stopping import signals_blocked
     from batchml.runtime.health.checks import remember_disks
     from batchml.runtime.run import run_once
 
@@ -358,7 +359,14 @@ def _serve(
         null = os.open(os.devnull, os.O_RDWR)
         _use_output(null, null)
         os.close(null)
-        link.send(b"%d" % code)
+        # A signal for the next attempt may come at once. It must end this process, as it ends one
+        # that was just forked; `run_once` ignores signals at its end.
+        with signals_blocked():
+            try:
+                link.send(b"%d" % code)
+            except OSError:  # the runner has ended, or wants no other attempt
+                os._exit(code)
+            _reset_signals()
         data, received, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
         if not data:  # the runner has ended
             os._exit(0)

@@ -80,9 +80,12 @@ class ServerLink:
         self.kills: set[str] = set()
         self.attempts: list[tuple[dict[str, Any], list[int]]] = []
 
-    def drain(self, timeout: float | None = 0) -> None:
-        """Receive everything that has come. `timeout` None: wait for something."""
-        for source, _ in self._epoll.poll(timeout):
+    def drain(self, timeout: float | None = 0) -> bool:
+        """Receive everything that has come; False for nothing within `timeout`. None: wait for
+        something.
+        """
+        ready = self._epoll.poll(timeout)
+        for source, _ in ready:
             if source == self._signals:
                 received = signals_in(self._signals)
                 self.children += signal.SIGCHLD in received
@@ -90,6 +93,7 @@ class ServerLink:
                 self.killed |= signal.SIGUSR1 in received
             else:
                 self._receive()
+        return bool(ready)
 
     def _receive(self) -> None:
         while self.server is not None:

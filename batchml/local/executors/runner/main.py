@@ -79,12 +79,8 @@ class Runner:
                     raise
             if link.server is None or link.terminated:
                 return
-            if self._kind.keeps_process:
-                link.drain(self._rest_after)
-                if not link.attempts:
-                    self._kind.rest()
-            else:
-                link.drain(None)
+            if not link.drain(self._rest_after if self._kind.keeps_process else None):
+                self._kind.rest()
 
     def _run_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if message.get("spec") is None:
