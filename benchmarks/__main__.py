@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import results
-from benchmarks.rows import Curve, Finding, LeftOut, Row, headline, is_wanted, number, table
+from benchmarks import page, results
+from benchmarks.rows import Curve, Finding, LeftOut, Row, headline, is_wanted, table
 from benchmarks.running import Benchmark, run
 
 LIMIT = 14.5 * 60  # seconds
@@ -26,6 +26,7 @@ BENCHMARKS = (
     Benchmark("array", 60),
     Benchmark("server", 40),
     Benchmark("logs", 40),
+    Benchmark("curves", 180),
     Benchmark("workspace", 60),
     Benchmark("sweep_trial", 20),
     Benchmark("sweep_local", 40),
@@ -88,9 +89,7 @@ def report(found: Sequence[Finding], before: results.Results) -> str:
     lines = [*headline(rows, kept), ""]
     lines += [table(rows, kept)] if rows else []
     for each in found:
-        if isinstance(each, Curve):
-            lines.append(f"{each.title}: x{number(each.growth())} a unit at the largest size")
-        elif isinstance(each, LeftOut):
+        if isinstance(each, LeftOut):
             lines.append(f"{'FAILED' if each.failed else 'left out'}: {each.name}: {each.why}")
     return "\n".join(lines)
 
@@ -116,6 +115,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{machine.kind}, {kept.versions}, commit {results.commit()}")
     print(report(found, before))
     print(f"Kept in {results.save(kept).relative_to(results.ROOT)}.")
+    page.write(kept)
+    print(f"Shown in {page.PAGE.relative_to(results.ROOT)}.")
     return int(any(isinstance(each, LeftOut) and each.failed for each in found))
 
 

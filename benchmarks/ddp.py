@@ -212,8 +212,8 @@ def compare_launchers(python: Path, pairs: int, epochs: int) -> Iterator[Finding
 
 def measure(full: bool) -> Iterator[Finding]:
     python = interpreter("pytorch")
-    yield from compare_launchers(python, 5 if full else 2, 200 if full else 80)
-    yield from compare_nodes(python, 5 if full else 2, 50 if full else 20, full)
+    yield from compare_launchers(python, 5 if full else 1, 200 if full else 50)
+    yield from compare_nodes(python, 5 if full else 1, 50 if full else 20, full)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def sent_again(starter: Starter, folder: str) -> float:
 
 
 def measure(full: bool) -> Iterator[Finding]:
-    rounds, python = 5 if full else 2, interpreter("pytorch")
+    rounds, python = 5 if full else 1, interpreter("pytorch")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "rank.py"
         script.write_text(RANK)

@@ -237,7 +237,7 @@ def _merge(folder: Path) -> Iterator[Finding]:
             token = {"nextToken": answer["nextToken"]}
 
     lines = STREAMS * LINES_EACH
-    sort = f"cd {folder} && sort --merge --numeric-sort --batch-size=1000 s* > /dev/null"
+    sort = f"cd {folder} && sort --merge --numeric-sort s* > /dev/null"
     pairs = [(lines / _seconds(everything), lines / _shell(sort)) for _ in range(PAIRS)]
     yield paired(
         "logs/merge", f"FilterLogEvents of {STREAMS} streams", "lines/s", pairs,

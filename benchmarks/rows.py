@@ -58,7 +58,7 @@ class Curve(Struct, frozen=True, kw_only=True, tag="curve"):
     how: str  # how it was measured
     points: list[tuple[int, float]]  # size, cost
     peers: dict[str, list[tuple[int, float]]] = {}
-    whole: bool = False  # the cost of one act on all, which may grow with the size
+    whole: bool = False  # the cost of one act on all, which may grow as they do
 
     def growth(self) -> float:
         """How many times as much a unit costs at the largest size as at the second smallest. The

@@ -212,9 +212,9 @@ def same_trials(problem: Problem, seeds: Sequence[int]) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def ask_times(counts: Sequence[int], peer: bool) -> dict[str, list[tuple[int, float]]]:
+def ask_times(counts: Sequence[int], peers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
     """CPU ms of one suggestion of TPE from ledgers of some lengths, of which a few trials have
-    just changed: ours, alone and of 64 at once, and Optuna's where it is."""
+    just changed: ours, alone and of 64 at once, and Optuna's at the sizes of `peers`."""
     problem = problems.MIXED8CURVES
     found: dict[str, list[tuple[int, float]]] = {"alone": [], "of 64 at once": []}
     for count in counts:
@@ -224,7 +224,7 @@ def ask_times(counts: Sequence[int], peer: bool) -> dict[str, list[tuple[int, fl
         alone_ = [_cpu(spec, _grown(trials), 1) for _ in range(15)]
         found["alone"].append((count, median(alone_) * 1000))
         found["of 64 at once"].append((count, _cpu(spec, _grown(trials), 64) / 64 * 1000))
-        if peer and find_spec("optuna"):
+        if count in peers and find_spec("optuna"):
             found.setdefault("Optuna", []).append((count, _optuna_ask(problem, trials)))
     return found
 

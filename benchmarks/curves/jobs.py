@@ -163,7 +163,7 @@ def finished_jobs(full: bool) -> Iterator[Curve]:
     ):
         yield Curve(
             name=f"curves/finished_{name}", title=title, axis="finished jobs", unit=unit,
-            how=f"{more}; {how}", points=found[name],
+            how=f"{more}; {how}", points=found[name], whole=name in ("start", "memory"),
         )  # fmt: skip
 
 
