@@ -15,6 +15,7 @@ import ipaddress
 import re
 import secrets as random
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -110,7 +111,7 @@ def check(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
         return refusal
     if head.header("sec-fetch-site") not in _FROM_HERE:
         is_link = head.header("sec-fetch-dest") == "document" and head.method == "GET"
-        go = "/" + head.path.lstrip("/\\") if is_link else ""
+        go = "/" + quote(head.path.lstrip("/\\")) if is_link else ""
         return RequestRefusal(403, "Another site asked for this page.", go)
     if not _same(head.cookie(known.cookie_name), known.cookie):
         return RequestRefusal(401, "Open the link that `batchml dashboard` has printed.")

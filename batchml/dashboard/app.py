@@ -16,6 +16,7 @@ from collections.abc import (
     Mapping,
     MutableMapping,
 )
+from contextlib import suppress
 from functools import partial
 from traceback import format_exception
 from typing import Any
@@ -62,8 +63,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MAX_BODY = 1 << 20  # bytes of a request
 ALIVE = "/alive"  # tells that a tab is open, and whether it may read
 QUESTION_HEADER = "x-batchml-question"
-_THREADS = 24  # for panels and for actions
+_THREADS = 24  # for panels
 _PAGE_THREADS = 12  # for whole pages, which do not wait for panels
+_ACT_THREADS = 12  # for actions, which wait for neither
 _PATIENCE = 1.0  # seconds; then a panel asks again for its answer
 _MOST_FIELDS = 1000  # of a query
 _FAULT = "This is a fault of batchml: {}: {}. The terminal of the dashboard has more."
@@ -166,6 +168,7 @@ class Dashboard:
         self._entered = entered
         self._questions = Questions(patience)
         self._panel_threads, self._page_threads = Workers(_THREADS), Workers(_PAGE_THREADS)
+        self._act_threads = Workers(_ACT_THREADS)
         # (path, idempotency key) -> its answer, the newest last
         self._done: dict[tuple[str, str], asyncio.Task[Response]] = {}
 
@@ -181,7 +184,7 @@ class Dashboard:
         response = await self.answer(head, scope.get("query_string", b"").decode("latin-1"), body)
         if self._known.is_remote:
             response = await asyncio.to_thread(compressed, response, head)
-        await _send(response, send, with_body=head.method != "HEAD")
+        await _send(response, receive, send, with_body=head.method != "HEAD")
 
     async def answer(
         self, head: RequestHead, query: str = "", body: bytes | None = b""
@@ -258,7 +261,7 @@ class Dashboard:
         task = self._done.get((query.path, key))
         if task is None:
             task = self._done[query.path, key] = asyncio.create_task(
-                self._page(query, self._panel_threads)
+                self._page(query, self._act_threads)
             )
             for each in list(self._done)[:-_KEPT_ANSWERS]:
                 if self._done[each].done():
@@ -364,7 +367,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-async def _send(response: Response, send: Send, *, with_body: bool) -> None:
+async def _send(response: Response, receive: Receive, send: Send, *, with_body: bool) -> None:
     headers = {"content-type": response.kind, **_HEADERS, **response.headers}
     if response.stream is None:
         headers["content-length"] = str(len(response.body))
@@ -378,6 +381,26 @@ async def _send(response: Response, send: Send, *, with_body: bool) -> None:
     if response.stream is None:
         await send({"type": "http.response.body", "body": response.body if with_body else b""})
         return
-    async for part in response.stream:
+    sending = asyncio.ensure_future(_send_parts(response.stream, send))
+    leaving = asyncio.ensure_future(_wait_until_left(receive))
+    try:
+        # The server drops what is sent to a browser that has left, without an error: a stream
+        # without an end would go on.
+        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not sending.done():
+            sending.cancel()
+    with suppress(asyncio.CancelledError):
+        await sending
+
+
+async def _send_parts(stream: AsyncIterator[bytes], send: Send) -> None:
+    async for part in stream:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import pytest
@@ -247,6 +247,61 @@ def test_many_slow_panels_do_not_keep_a_page_from_opening() -> None:
     assert asyncio.run(ask()).body == b"<p>hello</p>"
 
 
+def test_many_slow_panels_do_not_keep_an_action_from_being_done() -> None:
+    go = threading.Event()
+
+    def slow(query: PageQuery) -> Html:
+        go.wait(30)
+        return tag("p", "at last")
+
+    def cancel(query: PageQuery) -> dict[str, Any]:
+        return {"done": 1}
+
+    async def ask() -> bytes:
+        app = Dashboard(KNOWN, [route("/slow", slow), route("/act/cancel", cancel)], no_events,
+                        patience=0.0)  # fmt: skip
+        for number in range(100):
+            name = ("x-batchml-question", f"q{number}")
+            await app.answer(RequestHead("GET", "/slow", (HOST, COOKIE, name)))
+        head = RequestHead("POST", "/act/cancel", (*ACT, ("idempotency-key", "a")))
+        found = await asyncio.wait_for(app.answer(head, "", b"{}"), 20)
+        go.set()
+        return found.body
+
+    assert asyncio.run(ask()) == b'{"done":1}'
+
+
+def test_a_stream_ends_when_its_browser_has_left() -> None:
+    async def ask() -> list[str]:
+        left, told = asyncio.Event(), []
+
+        async def events(query: PageQuery) -> AsyncIterator[bytes]:
+            try:
+                yield b"event: hello\n\n"
+                await asyncio.Event().wait()  # nothing more happens
+            finally:
+                told.append("the stream has ended")
+
+        async def receive() -> dict[str, Any]:
+            if told:
+                await left.wait()
+                return {"type": "http.disconnect"}
+            told.append("asked")
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                told.append("sent")
+                left.set()
+
+        headers = [(name.encode(), value.encode()) for name, value in (HOST, COOKIE)]
+        scope = {"type": "http", "method": "GET", "path": "/events", "headers": headers}
+        await asyncio.wait_for(Dashboard(KNOWN, [], events)(scope, receive, send), 20)
+        return told
+
+    assert asyncio.run(ask()) == ["asked", "sent", "the stream has ended"]
+
+
 def test_a_fault_of_ours_is_a_sentence_and_not_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(query: PageQuery) -> Html:
         raise KeyError("<script>\x1b[31m")
@@ -287,6 +342,9 @@ def test_a_link_of_another_site_has_a_way_on_that_stays_here() -> None:
     from_there = (HOST, COOKIE, ("sec-fetch-site", "cross-site"))
     link = (*from_there, ("sec-fetch-dest", "document"))
     assert b'href="/run/x"' in Rig().ask("GET", "/run/x", *link).body
+    # A browser leaves tabs and newlines of an address out.
+    for path in ("/\t/evil.test", "/\n//evil.test", "/a?\t#"):
+        assert b'href="/%' in Rig().ask("GET", path, *link).body.replace(b"/a", b"/"), path
     for path in ("//evil.test/", "/\\\\evil.test/", "/\\\\/evil.test"):
         body = Rig().ask("GET", path, *link).body
         assert b'href="/evil.test' in body, path
