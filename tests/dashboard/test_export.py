@@ -126,6 +126,35 @@ def test_other_folders_and_files_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine/thesis.tex").read_text() == "years"
 
 
+def test_folders_beside_an_export_are_kept_unless_an_export_has_left_them(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").write_text("years")
+    (tmp_path / ".a.part").symlink_to("home")
+    (tmp_path / ".b.old").symlink_to("home")
+    for name in (".c.part", ".d.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").write_text("mine")
+    for name in "abcd":
+        with pytest.raises(UsageError, match="is in the way"):
+            export(tmp_path / name, a="1")
+    assert (tmp_path / "home/thesis.tex").read_text() == "years"
+    assert all((tmp_path / each / "notes").exists() for each in (".c.part", ".d.old"))
+    # Of exports that were killed
+    (tmp_path / ".e.part/x").mkdir(parents=True)
+    (tmp_path / ".e.part/.lock").touch()
+    export(tmp_path / "e", a="1")
+    (tmp_path / "e").rename(tmp_path / ".e.old")
+    export(tmp_path / "e", a="2")
+    assert (tmp_path / "e/a/x.html").read_text() == "2" and not (tmp_path / ".e.old").exists()
+
+
+def test_a_link_in_an_export_is_not_lost(tmp_path: Path) -> None:
+    export(tmp_path / "out", a="1")
+    (tmp_path / "out/data").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="data is not of the export"):
+        export(tmp_path / "out", a="2")
+
+
 def test_nothing_half_done_is_left(tmp_path: Path) -> None:
     target = tmp_path / "out"
     export(target, a="1")

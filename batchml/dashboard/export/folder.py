@@ -43,12 +43,14 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
     """A folder beside `target`, which takes its place at the end, and is removed on any error.
 
     Raises UsageError if `target` exists and is neither empty nor an export, has files that are not
-    of the export, or cannot be written.
+    of the export, or cannot be written, or a folder that the export needs beside it is not its own.
     """
     target = Path(os.path.realpath(target))
     check_target(target)
-    part = target.parent / f".{target.name}.part"
+    part, old = (target.parent / f".{target.name}.{each}" for each in ("part", "old"))
     try:
+        _check_left(part, target)
+        _check_left(old, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir(exist_ok=True)
         with (part / _LOCK).open("w") as lock:
@@ -61,7 +63,7 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
                 folder = ExportFolder(part)
                 yield folder
                 folder.seal()
-                _replace(part, target)
+                _replace(part, target, old)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -86,14 +88,26 @@ def check_target(target: Path) -> None:
         raise UsageError(
             f"--export {target}: the folder is neither empty nor an export. Name another one."
         ) from error
-    for folder, _, names in os.walk(target):
-        for name in names:
+    for folder, below, names in os.walk(target):
+        links = [each for each in below if Path(folder, each).is_symlink()]
+        for name in (*names, *links):
             path = Path(folder, name).relative_to(target).as_posix()
             if path not in own:
                 raise UsageError(
                     f"--export {target}: {path} is not of the export, and would be lost. Move it, "
                     "or name another folder."
                 )
+
+
+def _check_left(folder: Path, target: Path) -> None:
+    """Raises UsageError if a folder that the export needs is there, and no export has left it."""
+    names = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    is_left = folder.is_dir() and (not names or names & {_LOCK, MANIFEST})
+    if folder.is_symlink() or (folder.exists() and not is_left):
+        raise UsageError(
+            f"--export {target}: {folder} is in the way, and would be lost. Move it, or name "
+            "another folder."
+        )
 
 
 def _clear(part: Path) -> None:
@@ -104,9 +118,8 @@ def _clear(part: Path) -> None:
             each.unlink()
 
 
-def _replace(part: Path, target: Path) -> None:
+def _replace(part: Path, target: Path, old: Path) -> None:
     """Put the new folder in place of the old one, which stays if that fails."""
-    old = target.parent / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     had_old = target.exists()
     if had_old:
