@@ -9,11 +9,13 @@ import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from batchml.dashboard.app import Response
 from batchml.dashboard.html import Html, tag, visible
+from batchml.dashboard.outputs import file_response
 from batchml.errors import BatchmlError, LogDamaged
 from batchml.handles import RunHandle
 from batchml.runs.metrics.series import Metrics, Series
@@ -30,6 +32,7 @@ from batchml.runs.watch.events import (
 )
 
 MOST_LINES = 100_000  # kept of a run; the newest
+MOST_KEPT = 32_000_000  # characters of these lines
 MOST_LOGS = 8  # followed or kept at a time
 MOST_CHARACTERS = 4000  # of a line that is shown; the file for download has the whole line
 _PLAIN = 500  # lines in a page without scripts
@@ -48,7 +51,8 @@ class LogLines:
     def __init__(self, name: str = "") -> None:
         """`name`: of this reading; another one may give the lines of children in another order."""
         self.name = name
-        self._lines: deque[Line] = deque(maxlen=MOST_LINES)
+        self._lines: deque[Line] = deque()
+        self._size = 0  # characters of these lines
         self.total = 0  # lines so far, with those that are no longer kept
         self.notice = ""
         self.is_over = False
@@ -72,8 +76,12 @@ class LogLines:
             self.notice = ""
 
     def _add(self, timestamp: int, child: str, text: str) -> None:
-        self._lines.append((timestamp, child, _shown(text)))
+        shown = _shown(text)
+        self._lines.append((timestamp, child, shown))
+        self._size += len(shown)
         self.total += 1
+        while len(self._lines) > MOST_LINES or self._size > MOST_KEPT:
+            self._size -= len(self._lines.popleft()[2])
 
     def document(self, after: int) -> dict[str, Any]:
         """The lines after the first `after` of them. `first` is the number of the first line here.
@@ -133,16 +141,17 @@ def _with_child(child: str, text: str) -> str:
 
 def log_file(handle: RunHandle) -> Response:
     """The whole log as a file to save: the lines as they were printed, no matter how many."""
-    parts = []
-    try:
-        for line in handle.logs():
-            parts.append(_with_child(line.child, line.text))
-    except LogDamaged as error:
-        parts.append(f"# {error}")
     name = "".join(each for each in handle.job_id[:8] if each.isalnum()) or "run"
-    headers = {"content-disposition": f'attachment; filename="{name}.log"'}
-    return Response("\n".join([*parts, ""]).encode("utf-8", "replace"),
-                    "application/octet-stream", headers=headers)  # fmt: skip
+
+    def write(path: Path) -> None:
+        with path.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+            try:
+                for line in handle.logs():
+                    file.write(f"{_with_child(line.child, line.text)}\n")
+            except LogDamaged as error:
+                file.write(f"# {error}\n")
+
+    return file_response(f"{name}.log", write)
 
 
 def _shown(text: str) -> str:
@@ -186,8 +195,6 @@ class _Follower:
                     deque(self._metrics.watch((event,)), maxlen=0)
                 if isinstance(event, PollingPaused | ContactLost) or _has_no_log_yet(event):
                     self._first.set()
-                if self._now() - self.asked_at > _UNASKED:
-                    self.stop.set()
                 if self.stop.is_set():
                     return
         except BatchmlError as error:
@@ -241,6 +248,11 @@ class FollowedLogs:
             self._followers.move_to_end(handle.job_id)
             self._drop()
         return found
+
+    def drop_left(self) -> None:
+        """End what no tab has asked for lately, also while nothing is asked."""
+        with self._lock:
+            self._drop()
 
     def _drop(self) -> None:
         """Forget the logs beyond `most`, and those that nobody has asked for."""

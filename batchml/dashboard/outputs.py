@@ -8,7 +8,7 @@ the program of the run has written them.
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -98,21 +98,30 @@ def outputs_panel(handle: RunHandle, env_option: str) -> Html:
 def output_response(handle: RunHandle, key: str) -> Response:
     """A file of the outputs, as an attachment. Raises NotFound."""
     entry = _find(handle.list_outputs(), key)
+
+    def write(path: Path) -> None:
+        try:
+            handle.fetch_output(entry, path)
+        except Unreadable as error:
+            raise NotFound("File", entry.name, [], f"{error}.") from error
+
+    return file_response(entry.name, write)
+
+
+def file_response(name: str, write: Callable[[Path], None]) -> Response:
+    """A file to save, which is written on the disk first. Raises what `write` raises."""
     folder = tempfile.TemporaryDirectory(prefix="batchml-")
     path = Path(folder.name) / "file"
     try:
-        handle.fetch_output(entry, path)
+        write(path)
         size = path.stat().st_size
-    except Unreadable as error:
-        folder.cleanup()
-        raise NotFound("File", entry.name, [], f"{error}.") from error
     except BaseException:
         folder.cleanup()
         raise
     return Response(
         kind="application/octet-stream",
         headers={
-            "content-disposition": attachment(entry.name),
+            "content-disposition": attachment(name),
             "content-length": str(size),
             "cache-control": "no-store",
         },

@@ -63,6 +63,10 @@ class Pages:
         self._cells = runs.RunCells()
         self._logs = logs.FollowedLogs(clock.monotonic)
 
+    def drop_left(self) -> None:
+        """End the threads that follow logs which no tab shows."""
+        self._logs.drop_left()
+
     def stop(self) -> None:
         """End the threads that follow logs."""
         self._logs.stop()
@@ -207,6 +211,7 @@ async def _serve(
     while not over.is_set() and not serving.done():
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), _LOOK)
+        pages.drop_left()
         if is_idle(clock.monotonic() - last, has_listeners=hub.has_listeners):
             say("No page was open for an hour: the dashboard ends.")
             break

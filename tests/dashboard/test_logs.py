@@ -1,11 +1,19 @@
 """The logs that the pages show: which lines are kept, and how often a run is followed."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from batchml.dashboard.logs import MOST_CHARACTERS, MOST_LINES, FollowedLogs, LogLines
-from batchml.errors import ServiceUnreachable
+from batchml.dashboard.logs import (
+    MOST_CHARACTERS,
+    MOST_KEPT,
+    MOST_LINES,
+    FollowedLogs,
+    LogLines,
+    log_file,
+)
+from batchml.errors import LogDamaged, ServiceUnreachable
 from batchml.handles import RunHandle
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.search import FoundRun
@@ -63,6 +71,28 @@ def test_of_a_very_long_log_the_newest_lines_are_kept() -> None:
     assert (found["first"], found["oldest"], found["lines"][0]) == (5, 5, (1, "", "5"))
 
 
+def test_of_very_long_lines_only_some_are_kept() -> None:
+    found = _lines(*(["x" * MOST_CHARACTERS] * (MOST_KEPT // MOST_CHARACTERS + 3)))
+    assert (found.document(0)["oldest"], found.total) == (3, MOST_KEPT // MOST_CHARACTERS + 3)
+
+
+def test_a_log_to_save_has_all_lines_as_they_were_printed() -> None:
+    class Run(FakeRun):
+        def logs(self) -> Iterator[OutputLine]:
+            yield OutputLine(1, "10%\r50%\x1b[0m\udcff")
+            yield OutputLine(1, "x" * (1 << 20), "3")
+            raise LogDamaged("its end is missing")
+
+    async def read() -> bytes:
+        found = log_file(cast(RunHandle, Run("1a/..", lambda: iter(()))))
+        assert found.headers["content-disposition"].startswith('attachment; filename="1a.log"')
+        assert found.stream is not None
+        return b"".join([part async for part in found.stream])
+
+    last = b"\n# its end is missing\n"
+    assert asyncio.run(read()) == b"10%\r50%\x1b[0m?\n3 | " + b"x" * (1 << 20) + last
+
+
 def test_a_line_is_shown_as_a_terminal_leaves_it() -> None:
     link = "see \x1b]8;;javascript:alert(1)\x1b\\here\x1b]8;;\x07 \x1b[2K\x1b]0;title"
     progress, shown, ended = _lines("10%\r 50%\r100%\r", link, "a\r\n").document(0)["lines"]
@@ -111,7 +141,9 @@ def test_following_ends_when_no_tab_asks_any_more() -> None:
     clock[0] = 1000.0
     _ask(logs, shown)
     assert (left.stops[0].is_set(), shown.stops[0].is_set()) == (True, False)
-    logs.stop()
+    clock[0] = 2000.0
+    logs.drop_left()
+    assert shown.stops[0].is_set()
 
 
 def test_a_run_that_cannot_be_followed_says_why_and_is_tried_again() -> None:
