@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from batchml.dashboard.acting.tools import Tools
-from batchml.errors import BatchmlError
+from batchml.dashboard.acting.tools import Tools, start_notebook
+from batchml.dashboard.app import PageQuery
+from batchml.dashboard.server.workers import Workers
+from batchml.errors import BatchmlError, UsageError
 
 STAYS = """
 import json, os, sys, time
 print(json.dumps({"pid": os.getpid(), "words": sys.argv[1:]}, indent=2), flush=True)
 time.sleep(600)
+"""
+SLOW = """
+import pathlib, sys, time
+if "slow" in sys.argv:
+    pathlib.Path("begun").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
 """
 FAILS = """
 import json
@@ -40,6 +49,23 @@ def test_a_command_stays_is_found_again_and_ends_with_the_dashboard(tmp_path: Pa
     assert other["pid"] != first["pid"] and is_alive(first["pid"])
     tools.close()
     assert not is_alive(first["pid"]) and not is_alive(other["pid"])
+
+
+def test_a_command_that_starts_slowly_holds_up_no_other(tmp_path: Path) -> None:
+    tools = rig(tmp_path, SLOW + STAYS)
+    slow = Workers(1).submit(lambda: tools.open("slow"))
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    assert tools.open("quick")["words"] == ["quick"] and not slow.done()
+    (tmp_path / "go").touch()
+    assert slow.result(60)["words"] == ["slow"]
+    tools.close()
+
+
+def test_the_image_of_a_notebook_is_no_path(tmp_path: Path) -> None:
+    query = PageQuery("/act/notebook", body={"options": {"image": "../../other"}})
+    with pytest.raises(UsageError, match="give the name of an image"):
+        start_notebook(rig(tmp_path, FAILS), query)
 
 
 def test_a_command_ends_when_the_dashboard_is_killed(tmp_path: Path) -> None:

@@ -269,10 +269,16 @@ def _read_submit(body: Body) -> SubmitOptions:
         except ValueError as error:
             raise UsageError(f"command: {command}: a quotation mark is missing.") from error
     if image:
-        if not _IMAGE.fullmatch(image):
-            raise UsageError(f"image: {image}: give the name of an image, or . for the job's own.")
-        found["image"] = image
+        found["image"] = read_image(image)
     return found
+
+
+def read_image(given: str) -> str:
+    """The name of an image in a request: never a path. Raises UsageError."""
+    image = given.strip()
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"image: {image}: give the name of an image, or . for the job's own.")
+    return image
 
 
 def preview_submit(client: Client, query: PageQuery) -> Html:

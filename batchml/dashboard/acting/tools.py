@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.dashboard.act import ActionField, PageAction, done, read_text, read_texts, shell
-from batchml.dashboard.acting.submit import option_fields
+from batchml.dashboard.acting.submit import option_fields, read_image
 from batchml.dashboard.app import PageQuery
 from batchml.errors import BatchmlError, UsageError
 from batchml.model.group import HELD_TAG, NOTEBOOK
@@ -53,7 +53,7 @@ class Tools:
         self._folder, self._options, self._patience = folder, tuple(options), patience
         self._program = tuple(program)
         self._open: dict[tuple[str, ...], _OpenTool] = {}
-        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
         self._is_closed = False
 
     def open(self, *words: str) -> dict[str, Any]:
@@ -61,7 +61,8 @@ class Tools:
 
         Raises BatchmlError with the command's message if it ends without a document.
         """
-        with self._lock:  # a second tab that asks meanwhile gets the same process
+        # A second tab that asks meanwhile gets the same process; another command does not wait.
+        with self._locks.setdefault(words, threading.Lock()):
             known = self._open.get(words)
             if known is not None and known.process.poll() is None:
                 return known.document
@@ -218,6 +219,6 @@ def start_notebook(tools: Tools, query: PageQuery) -> dict[str, Any]:
             raise UsageError(f"{name}: cannot be set here.")
         flag = option_rows()[name].flag if name in option_rows() else f"--{name}"
         if text.strip():
-            words.append(f"{flag}={text.strip()}")
+            words.append(f"{flag}={read_image(text) if name == 'image' else text.strip()}")
     started = json.loads(tools.ask(*tools.with_options("notebook", "--new", "--detach", *words)))
     return done("The notebook was submitted.", f"/run/{read_text(started, 'jobId')}")
