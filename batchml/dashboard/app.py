@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from traceback import format_exception
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import msgspec
 from msgspec import Struct
@@ -82,6 +82,8 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+_PLAIN = "plain"  # the parameter of a browser that has no scripts
+_USE_SECOND = "This browser has no scripts: use the second link of the terminal."
 _WORTH_GZIP = 1000  # bytes
 _IMMUTABLE = "private, max-age=31536000, immutable"
 _STATUS = {
@@ -271,12 +273,17 @@ class Dashboard:
     def _enter(self, head: RequestHead, query: PageQuery) -> Response:
         """Exchange the token for the cookie and the secret to act, or show the page that does so.
 
-        The page has the token in its fragment, which no server and no log sees. Browsers without
-        scripts send it as a parameter, and may only read.
+        The page has the token in its fragment, which no server and no log sees. Browsers that do
+        not find the name of that link send it as a parameter: one that says what it loads gets the
+        page, too, and one without scripts the cookie alone, with which it may only read.
         """
         token = str((query.body if head.method == "POST" else query.params).get("token", ""))
         if not token and head.method != "POST":
-            return _to_response(_entry_page())
+            return _to_response(_entry_page(_USE_SECOND))
+        if head.header("sec-fetch-dest") == "document" and _PLAIN not in query.params:
+            address = f"{ENTER}?{urlencode({'token': token, _PLAIN: '1'})}"
+            page = _entry_page(tag("a", "Go on without scripts", href=address))
+            return Response(str(page).encode(), headers={"cache-control": "no-store"})
         if not self._exchanges or not check_token(token, self._known):
             return refused(
                 RequestRefusal(401, "This link has been used. Start `batchml dashboard` again.")
@@ -314,12 +321,9 @@ def failed(error: BatchmlError) -> Response:
     return Response(str(error_page(str(error))).encode(), status=status)
 
 
-def _entry_page() -> Html:
-    return error_page(
-        "Opening ...",
-        tag("noscript", "This browser has no scripts: use the second link of the terminal."),
-        script="enter.js",
-    )
+def _entry_page(plain: Html | str) -> Html:
+    """The page whose script exchanges the token of its address. `plain`: for want of scripts."""
+    return error_page("Opening ...", tag("noscript", plain), script="enter.js")
 
 
 def _to_response(made: Answer) -> Response:

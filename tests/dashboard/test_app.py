@@ -88,6 +88,18 @@ def test_a_browser_without_scripts_enters_by_a_link_and_gets_no_secret() -> None
     assert KNOWN.act.encode() not in entered.body
 
 
+def test_a_browser_with_scripts_enters_by_either_link_to_act() -> None:
+    rig, given = Rig(), f"token={KNOWN.token}"
+    document = ("sec-fetch-dest", "document")
+    page = rig.ask("GET", "/enter", HOST, document, query=given)
+    assert (page.status, page.headers["cache-control"]) == (200, "no-store")
+    assert b"/static/enter." in page.body and "set-cookie" not in page.headers
+    assert KNOWN.act.encode() not in page.body
+    # Its scripts are off: the link within the page.
+    plain = rig.ask("GET", "/enter", HOST, document, query=f"{given}&plain=1")
+    assert (plain.status, plain.headers["location"]) == (303, "/")
+
+
 def test_the_entry_page_has_no_token() -> None:
     page = Rig().ask("GET", "/enter", HOST)
     assert page.status == 200 and KNOWN.token.encode() not in page.body

@@ -1,7 +1,7 @@
 "use strict";
-// Exchange the token, which is in the fragment of the first URL, for the cookie and the secret to act.
+// Exchange the token, which is in the fragment of the first link and a parameter of the second, for the cookie and the secret to act.
 (async () => {
-  const token = location.hash.slice(1);
+  const token = location.hash.slice(1) || new URLSearchParams(location.search).get("token") || "";
   history.replaceState(null, "", "/enter");
   const answer = await fetch("/enter", {
     method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({token}),
