@@ -1,5 +1,6 @@
 """The rules of Batch for jobs with one container, `engine.step`: docs/behaviours.md B1-B34."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -428,6 +429,26 @@ def test_a_queue_with_many_jobs_is_deleted_while_calls_are_answered() -> None:
     assert "q" not in w.state.queues and not w.state.jobs and not w.state.lines
     assert set(w.status(running, array, *waiting)) == {"FAILED"}
     assert w.jobs[waiting[-1]].status_reason == "JobQueue deleted"
+
+
+def test_a_server_that_is_killed_while_it_deletes_a_queue_goes_on_with_it(tmp_path: Path) -> None:
+    w = world(vcpus=1, journal=tmp_path / "journal.db")
+    running, *waiting = [w.submit() for _ in range(2300)]
+    late = w.submit(dependsOn=[{"jobId": waiting[-1]}])
+    w.start(running)
+    w.call("UpdateJobQueue", jobQueue="q", state="DISABLED")
+    w.call("DeleteJobQueue", jobQueue="q")
+    left = len(w.state.jobs)
+    assert 1000 < left < 2300
+    while "q" in w.state.queues:
+        assert w.busy() == [running] and next_deadline(w.state) == 0
+        w.restart()  # a server that starts goes on at once
+        assert len(w.state.jobs) < left or "q" not in w.state.queues
+        left = len(w.state.jobs)
+    w.restart()
+    assert set(w.state.jobs) == {running} and not w.state.lines
+    w.end(running, 143)
+    assert set(w.status(running, *waiting, late)) == {"FAILED"}
 
 
 def test_a_queue_made_again_does_not_run_the_jobs_of_the_old_one() -> None:

@@ -1,5 +1,6 @@
 """`batchml.local.batch.persistent_heap`: a priority queue that never changes in place."""
 
+import gc
 import math
 
 from hypothesis import given
@@ -76,3 +77,20 @@ def test_a_heap_knows_how_much_it_holds(keys: list[int]) -> None:
     line = persistent_heap.from_items((key, -key) for key in keys)
     assert persistent_heap.size(line) == len(keys)
     assert persistent_heap.size(persistent_heap.pop(line)) == max(0, len(keys) - 1)
+
+
+@given(st.lists(st.integers(), unique=True), st.integers(0, 50))
+def test_heaps_of_items_are_merged(keys: list[int], most: int) -> None:
+    parts = (keys[:most], keys[most:])
+    heaps = [persistent_heap.from_items((key, -key) for key in part) for part in parts]
+    assert drained(persistent_heap.merge(*heaps)) == [(key, -key) for key in sorted(keys)]
+
+
+def test_a_heap_of_very_many_items_is_made_changed_and_freed() -> None:
+    """Each item is the only child of the one before, and nothing recurses as deeply."""
+    heap = persistent_heap.from_items((key, key) for key in range(300_000))
+    heap = persistent_heap.push(persistent_heap.pop(heap), -1, -1)
+    assert heap is not None and (heap[1], persistent_heap.size(heap)) == (-1, 300_000)
+    assert sum(1 for _ in persistent_heap.items(heap)) == 300_000
+    gc.collect()
+    del heap
