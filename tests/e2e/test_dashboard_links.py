@@ -61,6 +61,19 @@ def test_the_browser_is_opened_by_a_private_file(
         process.kill()
 
 
+def test_the_second_link_opens_a_page_that_may_act_and_hides_its_token(
+    cli: Cli, chromium: Browser
+) -> None:
+    """For browsers with scripts that do not find names below .localhost."""
+    with running(cli) as dashboard:
+        assert dashboard.plain_link.startswith("http://127.0.0.1:")
+        page = chromium.visit(dashboard.plain_link)
+        wait_for(page, READY)
+        assert page.evaluate("Boolean(localStorage.getItem('act'))")
+        assert page.evaluate("location.href") == f"http://127.0.0.1:{dashboard.port}/"
+        assert page.complaints == []
+
+
 def test_another_address_is_announced_with_a_warning_and_answers(
     cli: Cli, chromium: Browser
 ) -> None:
