@@ -213,11 +213,17 @@ class _Follower:
             return self._lines.document(after)
 
     def series(self, patience: float) -> tuple[dict[str, Series], bool]:
-        """The metrics of the lines so far, and whether those are all that there are now."""
+        """The metrics of the lines so far, and whether those are all that there are now.
+
+        Of a run that has ended these are all when its watching is over: the logs of its attempts
+        and children come one after the other.
+        """
         self.asked_at = self._now()
         is_whole = self._first.wait(patience)
         with self._lock:
-            return self._metrics.series, is_whole
+            run = self._handle.seen.run if self._handle.seen else None
+            has_ended = run is not None and run.status.is_terminal
+            return self._metrics.series, self._lines.is_over if has_ended else is_whole
 
 
 class FollowedLogs:

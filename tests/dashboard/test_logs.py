@@ -189,3 +189,27 @@ def test_a_run_that_waits_has_no_log_that_is_still_being_read() -> None:
     assert logs.series(cast(RunHandle, run), 60.0) == ({}, True)
     begins.set()
     logs.stop()
+
+
+def test_the_curves_of_a_run_that_has_ended_are_whole_when_all_its_logs_were_read() -> None:
+    goes_on = threading.Event()
+
+    def events() -> Iterator[RunEvent]:
+        yield OutputLine(1, "loss=0.5", "0")
+        yield PollingPaused()
+        goes_on.wait()
+        yield OutputLine(2, "loss=0.25", "1")
+
+    run = FakeRun("a", events)
+    run.seen = FoundRun(Run("a", "many", "gpu", JobStatus.SUCCEEDED), run.seen.record)
+    logs = FollowedLogs(lambda: 0.0)
+    series, is_whole = logs.series(cast(RunHandle, run), 60.0)
+    assert list(series) == ["loss:0"] and not is_whole
+    goes_on.set()
+    while not run.stops:
+        pass
+    run.stops[0].set()  # the watching ends, as it does by itself after the end of a run
+    while not is_whole:
+        series, is_whole = logs.series(cast(RunHandle, run), 60.0)
+    assert list(series) == ["loss:0", "loss:1"]
+    logs.stop()

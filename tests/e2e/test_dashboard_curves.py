@@ -108,7 +108,7 @@ def test_children_of_an_array_are_curves_of_one_chart(cli: Cli, chromium: Browse
         wait_for(page, f"{CHARTS} === 1")
         page.click(".curve .buttons button:last-child")
         heads = "[...document.querySelectorAll('.values thead th')].map(each => each.textContent)"
-        assert page.evaluate(heads) == ["Step", "child 0", "child 1", "child 2"]
+        wait_for(page, f"{heads}.join() === 'Step,child 0,child 1,child 2'")
 
 
 OVER = """(() => { const found = document.querySelector('#curves .u-over');

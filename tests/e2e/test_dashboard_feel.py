@@ -152,7 +152,7 @@ HOUR = """(async (rounds) => {
         known.revision += 1;
         batchml.emit('runs', known);
         batchml.emit('cluster', {text: ''});
-        batchml.emit('open');
+        batchml.emit('open', {revision: known.revision});
         await Promise.all([...document.querySelectorAll('[data-panel]')].map(batchml.refresh));
         await new Promise(requestAnimationFrame);
     }

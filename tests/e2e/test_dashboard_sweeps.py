@@ -62,7 +62,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def act(page: Page, label: str, **fields: str) -> None:
     """Press a button, fill its fields, and confirm."""
     button = (
-        f"[...document.querySelectorAll('.open-action')].find(b => b.textContent === {label!r})"
+        "[...document.querySelectorAll('#sweep-actions .open-action')]"
+        f".find(b => b.textContent === {label!r})"
     )
     wait_for(page, f"{button} && !{button}.hidden")
     page.evaluate(f"{button}.click()")
