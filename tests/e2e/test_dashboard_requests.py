@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.dashboard.access import ACT
 from batchml.dashboard.acting.tools import Tools
@@ -21,10 +22,9 @@ OTHERS = ("/", "/enter", "/events", "/alive", "/no-such-page", "/static/app.js",
 
 def all_paths(cli: Cli) -> list[str]:
     """The path of each route, with `x` for its parts, and those that are no routes."""
-    clock = SystemClock()
-    nothing = None
-    hub = Hub(nothing, clock.monotonic, pace=1.0)  # type: ignore[arg-type]
-    pages = Pages(nothing, hub, clock, Tools(cli.folder), pace=1.0)  # type: ignore[arg-type]
+    clock, client = SystemClock(), Client("local", cli.folder, environ=cli.environ)
+    hub = Hub(client, clock.monotonic, pace=1.0)
+    pages = Pages(client, hub, clock, Tools(cli.folder), pace=1.0)
     found = [re.sub(r"\\(.)", r"\1", each.path.pattern.replace("([^/]+)", "x"))
              for each in pages.routes()]  # fmt: skip
     assert len(found) > 40 and any(each.startswith(ACT) for each in found)
