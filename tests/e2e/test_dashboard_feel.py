@@ -161,11 +161,16 @@ HOUR = """(async (rounds) => {
 
 def _held(chromium: Browser, page: Page) -> tuple[int, int, float]:
     """Nodes, listeners and MiB of a page, without what it no longer needs."""
-    for _ in range(2):
-        chromium.ask("HeapProfiler.collectGarbage", page.session)
-    counted = chromium.ask("Memory.getDOMCounters", page.session)
-    used = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
-    return counted["nodes"], counted["jsEventListeners"], used
+    found = []
+    for _ in range(3):  # the least, as an answer may have been on its way to its place
+        page.evaluate("Promise.all([...document.querySelectorAll('[data-panel]')]"
+                      ".map(batchml.refresh)).then(() => null)")  # fmt: skip
+        for _ in range(2):
+            chromium.ask("HeapProfiler.collectGarbage", page.session)
+        counted = chromium.ask("Memory.getDOMCounters", page.session)
+        used = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
+        found.append((counted["nodes"], counted["jsEventListeners"], used))
+    return min(found)
 
 
 def test_a_page_that_stays_open_does_not_grow(cli: Cli, chromium: Browser) -> None:
