@@ -17,7 +17,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' data:; "
     "form-action 'none'; base-uri 'none'"
 )
-_OF_SERVER = ("data-panel", "data-live", "data-keep")
+_OF_SERVER = ("data-panel", "data-live")
 _CURVES = ("data-series", "data-lines")  # places that a script fills; it is filled for others, too
 
 Attributes = dict[str, str | None]

@@ -107,10 +107,10 @@
       (one("[data-first]", form) || one("[name]", form) || one(".close-action", form)).focus();
     } else if (event.target.closest?.(".close-action")) event.target.closest("dialog").close();
   });
-  document.addEventListener("close", (event) => {
-    const panel = event.target.closest?.("[data-missed]");
-    if (panel) { panel.removeAttribute("data-missed"); refresh(panel); }
-  }, true);
+  // A panel that was not replaced while it was in the user's hands.
+  const follow = () => { for (const panel of all("[data-missed]")) { panel.removeAttribute("data-missed"); refresh(panel); } };
+  document.addEventListener("close", follow, true);
+  for (const name of ["pointerup", "pointercancel", "keyup"]) document.addEventListener(name, () => setTimeout(follow)); // after the click
   document.addEventListener("submit", async (event) => {
     const form = event.target.closest("form[data-act]");
     if (!form) return;

@@ -94,10 +94,12 @@ const batchml = (() => {
 
   // Replace the content of every element with data-panel by the HTML that its path gives. While it is asked
   // for, or if that failed, the old content stays, greyed, with its age and the reason; it is asked for again.
+  // What is in a user's hands stays: an open confirmation, and a button that is pressed but not yet let go.
+  const isHeld = (element) => one("dialog[open]", element) || element.matches(":active");
   const panels = new WeakMap(); // element -> {asked, again, seen, timer, failures}
   const refresh = (element) => {
     if (!element?.dataset.panel) return Promise.resolve();
-    if (one("dialog[open]", element)) { element.dataset.missed = ""; return Promise.resolve(); } // act.js refreshes it later
+    if (isHeld(element)) { element.dataset.missed = ""; return Promise.resolve(); } // act.js refreshes it later
     if (!panels.has(element)) panels.set(element, {failures: 0});
     const panel = panels.get(element);
     if (panel.asked) panel.again = true;
@@ -118,9 +120,8 @@ const batchml = (() => {
     };
     try {
       const content = await getHtml(element.dataset.panel, waiting);
-      const isKept = element.contains(document.activeElement) && element.dataset.keep !== undefined;
-      if (one("dialog[open]", element)) element.dataset.missed = "";
-      else if (!isKept) replaceContent(element, content);
+      if (isHeld(element)) element.dataset.missed = "";
+      else replaceContent(element, content);
       element.removeAttribute("data-stale");
       panel.seen = performance.now();
       panel.failures = 0;

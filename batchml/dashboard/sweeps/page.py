@@ -69,8 +69,7 @@ def sweep_page(
     return page(
         f"{name}: sweep", tag("h1", name), note(""),
         tag("p", "", id="sweep-trouble", role="alert", hidden=True),
-        tag("div", data_panel=f"/sweep/{quote(key)}/actions", data_keep=True,
-            id="sweep-actions"),
+        tag("div", data_panel=f"/sweep/{quote(key)}/actions", id="sweep-actions"),
         tag(
             "div",
             _card("Best trial", place["summary"], "rest"), _card("Trials", place["standing"],
