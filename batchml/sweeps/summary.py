@@ -10,9 +10,9 @@ from batchml.sweeps.control.totals import (
     Money,
     SweepTotals,
     began_at,
+    busy_seconds,
     count_ended,
     count_in_flight,
-    idle_seconds,
     limits_now,
 )
 from batchml.sweeps.results import ConfirmedTrial, confirmed_trials, pareto_front
@@ -135,6 +135,8 @@ def make_snapshot(
 def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> float | None:
     """Seconds to the end at the rate so far, or until the hours of `limits.hours` are over.
 
+    The rate is that of the time in which trials ran: what passed before the first one had a host,
+    or while the sweep was stopped, says nothing of what is left.
     None while no trial is in flight: the sweep may be paused.
     """
     state = totals.state
@@ -149,20 +151,12 @@ def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> f
     estimates = []
     # The first trials do not give the rate where trials end at rungs and continue later.
     has_rate = over and not totals.spec.early_stop.ends_at_rungs
-    if has_rate and (wanted is not None or state.stopping is not None):
-        estimates.append(_busy_seconds(totals, now) * max(0, total - over) / over)
+    busy = busy_seconds(state.trials.values(), now) if has_rate else 0.0
+    if busy and (wanted is not None or state.stopping is not None):
+        estimates.append(busy * max(0, total - over) / over)
     if limit is not None:
         estimates.append(max(0.0, limit - hours) * 3600)
     return min(estimates, default=None)
-
-
-def _busy_seconds(totals: SweepTotals, now: float) -> float:
-    """Seconds in which trials were in flight, without the time between an end and a reopening."""
-    state, begun = totals.state, began_at(totals.state)
-    if begun is None:
-        return 0.0
-    idle = max(state.paused_seconds, idle_seconds(state.trials.values(), begun, now))
-    return max(0.0, now - begun - idle)
 
 
 def make_summary(totals: SweepTotals, snapshot: SweepSnapshot) -> SweepSummary:

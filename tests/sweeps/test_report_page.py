@@ -21,6 +21,7 @@ from batchml.model.sweep import (
     TrialReport,
     TrialState,
 )
+from batchml.sweeps.control.events import SweepReopened
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.data import (
     BEST,
@@ -254,6 +255,13 @@ def test_a_sweep_without_trials_and_one_that_just_began_have_a_page() -> None:
     some = told(20, until=1.0)
     some.ended = None
     assert make_document(started(), some, BEGAN + 1)["counts"] == {"WAITING": 20}
+
+
+def test_time_between_an_end_and_a_reopening_does_not_count_as_taken() -> None:
+    state = told(20, until=10.0)
+    assert make_document(started(), state, BEGAN + 500)["head"]["took"] == 500
+    state.apply(SweepReopened("topped up", BEGAN + 400, paused=300.0))
+    assert make_document(started(), state, BEGAN + 500)["head"]["took"] == 200
 
 
 def test_nothing_in_a_sweep_can_end_the_script_or_become_markup() -> None:

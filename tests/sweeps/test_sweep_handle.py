@@ -17,7 +17,7 @@ from batchml.sweeps.control.inbox import (
     TopUpRequest,
     pending_requests,
 )
-from batchml.sweeps.control.totals import idle_seconds
+from batchml.sweeps.control.totals import busy_seconds
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.stores import SweepStore
 from batchml.sweeps.view import SweepView
@@ -81,12 +81,13 @@ def test_a_picture_is_short_words(context: Context, store: SweepStore) -> None:
 
 
 def spans(*found: tuple[float, float | None]) -> list[Trial]:
-    ended = TrialState.DONE
+    """Trials that began and ended then; that of None still runs."""
+    ended, planned_at = TrialState.DONE, -500.0
     return [
-        Trial(
-            number, {}, 0, planned_at=start, stopped_at=end,
-            state=TrialState.RUNNING if end is None else ended,
-        )
+        Trial(number, {}, 0, planned_at=planned_at, state=TrialState.RUNNING, resumed_at=start)
+        if end is None
+        else Trial(number, {}, 0, planned_at=planned_at, state=ended, seconds=end - start,
+                   stopped_at=end)
         for number, (start, end) in enumerate(found)
     ]  # fmt: skip
 
@@ -94,15 +95,16 @@ def spans(*found: tuple[float, float | None]) -> list[Trial]:
 @pytest.mark.parametrize(
     ("trials", "seconds"),
     [
-        (spans((0, 10), (0, 20), (15, 30)), 70),
+        (spans((0, 10), (0, 20), (15, 30)), 30),
         (spans((0, 10), (60, None)), 50),
-        (spans((60, None), (0, 10), (5, 40)), 20),
-        (spans((0, None)), 0),
-        (spans(), 100),
+        (spans((60, None), (0, 10), (5, 40)), 80),
+        (spans((0, None)), 100),
+        ([Trial(0, {}, 0, planned_at=3.0)], 0),
+        (spans(), 0),
     ],
 )
-def test_time_in_which_no_trial_was_under_way_is_idle(trials: list[Trial], seconds: float) -> None:
-    assert idle_seconds(trials, 0, 100) == seconds
+def test_time_in_which_no_trial_ran_is_not_busy(trials: list[Trial], seconds: float) -> None:
+    assert busy_seconds(trials, 100) == seconds
 
 
 def test_that_the_local_server_is_down_is_said_and_what_brings_it_back(context: Context) -> None:

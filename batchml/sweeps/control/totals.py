@@ -310,21 +310,21 @@ def _exceeded_failures(state: SweepState, allowed: SweepLimits, tally: Tally) ->
     return None
 
 
-# --- Idle time ------------------------------------------------------------------------------------
+# --- Busy time ------------------------------------------------------------------------------------
 
 
-def idle_seconds(trials: Iterable[Trial], begun: float, until: float) -> float:
-    """Seconds between `begun` and `until` in which no trial waited or ran."""
-    spans = sorted((each.planned_at, _end(each, until)) for each in trials)
-    idle, busy_until = 0.0, begun
-    for start, end in (*spans, (until, until)):
-        idle += max(0.0, min(start, until) - busy_until)
+def busy_seconds(trials: Iterable[Trial], until: float) -> float:
+    """Seconds before `until` in which a trial ran. A trial that ran more than once, such as before
+    and after a stop of the sweep, counts as if it had run without a break until its last end."""
+    spans = sorted((end - trial.ran(until), end)
+                   for trial in trials if (end := _end(trial, until)) is not None)  # fmt: skip
+    busy, busy_until = 0.0, -inf
+    for start, end in spans:
+        busy += max(0.0, end - max(start, busy_until))
         busy_until = max(busy_until, end)
-    return idle
+    return busy
 
 
-def _end(trial: Trial, until: float) -> float:
-    """When a trial was no longer in flight; `until` if it still is."""
-    if trial.state.is_in_flight:
-        return until
-    return trial.planned_at if trial.stopped_at is None else trial.stopped_at
+def _end(trial: Trial, until: float) -> float | None:
+    """When a trial ran last; None while it waits."""
+    return until if trial.resumed_at is not None else trial.stopped_at

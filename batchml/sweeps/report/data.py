@@ -335,7 +335,7 @@ def make_document(
     saved, in_full = saved_steps(candidates, spec.early_stop)
     done = [trial for trial in best_first if trial.state is TrialState.DONE]
     return {
-        "head": _head(sweep, state, began, end, now),
+        "head": _head(sweep, state, began, hours, now),
         "goals": [{"metric": goal.metric, "direction": goal.direction} for goal in spec.goals],
         "counts": {each.value: count for each, count in state.counts.items() if count},
         "limits": _limits(limits, trials, hours, end, sweep.hourly),
@@ -365,7 +365,7 @@ def make_document(
 
 
 def _head(
-    sweep: StartedSweep, state: SweepState, began: float, end: float, now: float
+    sweep: StartedSweep, state: SweepState, began: float, hours: float, now: float
 ) -> dict[str, Any]:
     status = "ended" if state.ended else "stopping" if state.stopping else "as of now"
     stopping = state.stopping.why if state.stopping else ""
@@ -383,7 +383,7 @@ def _head(
         "status": status,
         "why": state.ended.why if state.ended else stopping,
         "began": began,
-        "took": round_off(max(0.0, end - began), 5),
+        "took": round_off(hours * 3600, 5),
         "written": now,
         "trials": len(state.trials),
         "notices": [notice.words for notice in state.notices.values()],
