@@ -1,12 +1,13 @@
 """The dashboard as a person uses it, in a real browser."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser, Page, browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 
@@ -63,7 +64,19 @@ def test_runs_appear_and_change_without_a_reload(cli: Cli, chromium: Browser) ->
                 f"row.innerText.includes('young') && row.innerText.includes('{state}'))",
             )
             if state == "RUNNING":
+                _times_grow(first)
                 assert cli("cancel", job).code == 0
+
+
+def _times_grow(page: Page) -> None:
+    """On the page of a running run, though nothing happens to it. Goes back to the list."""
+    row = "[...document.querySelectorAll('#runs tr a')].find(a => a.textContent === 'young')"
+    page.evaluate(f"{row}.click()")
+    for panel, words in (("state", "Ran"), ("timeline", "so far")):
+        shown = f"document.querySelector('[data-panel$={panel}]')?.innerText"
+        before = wait_for(page, f"{shown}?.includes('{words}') && {shown}")
+        wait_for(page, f"{shown} !== {json.dumps(before)}")
+    page.evaluate("history.back()")
 
 
 def test_the_server_ends_with_ctrl_c_and_tells_its_tabs(cli: Cli, chromium: Browser) -> None:

@@ -56,13 +56,19 @@ batchml.views.run = () => {
   });
   on("missed", read);
   on("cluster", () => { if (one("[data-waits]")) for (const panel of all("[data-panel$=state]")) refresh(panel); });
+  // Times, use and cost of a run grow without an event. Text that the user has selected stays.
+  const PACES = [["state", 4], ["usage", 4], ["timeline", 12], ["cost", 20], ["explanation", 60]]; // rounds, of half a second each
+  const renew = (name) => {
+    const panel = one(`[data-live][data-panel$=${name}]`), chosen = getSelection();
+    if (!(chosen.type === "Range" && panel?.contains(chosen.anchorNode))) refresh(panel);
+  };
   let round = 0;
   const wait = async () => {
     round += 1;
     await log.read();
     if (!document.hidden && !isUseFinal && round % 4 === 1) { const wasOver = isOver; use.read().then((isRead) => { isUseFinal = isRead && wasOver; }); }
     if (!document.hidden && !isFinal) { const wasOver = isOver; isFinal = (await curves.read()) && wasOver; }
-    if (!isOver && !document.hidden && round % 4 === 0) for (const panel of all("[data-live][data-panel$=usage]")) refresh(panel);
+    if (!isOver && !document.hidden) for (const [name, pace] of PACES) if (round % pace === 0) renew(name);
     setTimeout(wait, isOver && log.isOver() && isFinal ? 15000 : 500);
   };
   wait();
