@@ -28,7 +28,8 @@ class ActionField(Struct, frozen=True, kw_only=True):
     `name` is its key in the body, below the key `under` if that is given. On the command line it is
     `flag` and `prefix` with the value: `-p lr=0.1` has the flag "-p" and the prefix "lr=".
     `choices` are the values of a list, with their labels. A field with `is_flag` is a checkbox.
-    `is_more`: among the options that are folded at first. `is_first`: has the focus at first.
+    `is_more`: among the options that are folded at first. `is_first`: has the focus at first;
+    `selected` is the part of its value that is selected then (all of it if None).
     """
 
     name: str
@@ -44,6 +45,7 @@ class ActionField(Struct, frozen=True, kw_only=True):
     is_number: bool = False
     is_more: bool = False
     is_first: bool = False
+    selected: str | None = None
 
 
 class PageAction(Struct, frozen=True, kw_only=True):
@@ -130,7 +132,7 @@ def _field(field: ActionField) -> Html:
     about = {
         "name": field.name, "data_under": field.under or None, "data_flag": field.flag,
         "data_prefix": field.prefix or None, "data_value": visible(before),
-        "data_first": field.is_first,
+        "data_first": field.is_first, "data_selected": field.selected,
     }  # fmt: skip
     if field.is_flag:
         box = tag("input", type="checkbox", checked=field.value == "true", **about)

@@ -1,5 +1,6 @@
 """The page of one run: what happened, why, what it printed, what it used, what it costs."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,7 +208,7 @@ def request_panel(found: FoundRun) -> Html:
     run, record = found.run, found.record
     return facts([
         ("Job id", found.shown_id),
-        ("Command", tag("code", " ".join(found.command)) if found.command else None),
+        ("Command", tag("code", shlex.join(found.command)) if found.command else None),
         ("Parameters", chips(found.params.items()) if found.params else None),
         ("Image", run.image if run else None),
         ("Resources", _resources(run) if run else None),

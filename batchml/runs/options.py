@@ -245,8 +245,8 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     fields of the job, with the keys of job.toml. `array` is a number of children, `max_cost` is in
     USD. `provided_params` are the names of parameters that get their values later, so that they
     need no default. `own_tags` are tags that batchml sets; users cannot. `folder` is the folder
-    whose files are sent with a command; "" is the current folder. `files` are sent besides: path
-    in the code -> content. `queue_at` names the line of a
+    whose files are sent with a command, and from which an image is made; "" is the current
+    folder. `files` are sent besides: path in the code -> content. `queue_at` names the line of a
     script that names the queue, for messages.
     """
 
@@ -500,7 +500,7 @@ def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str
             msgspec.to_builtins(request.spec), "The job", provided_params=request.provided_params
         )
         name = spec.name or name_of(spec.command)
-        return msgspec.structs.replace(spec, name=name), context.folder, ""
+        return msgspec.structs.replace(spec, name=name), Path(request.folder or context.folder), ""
     job = request.job
     if job is None and not request.command and (context.folder / "job.toml").is_file():
         job = "."

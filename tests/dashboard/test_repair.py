@@ -1,5 +1,6 @@
 """What helps after a failure: which button or link the page has for the command of `explain`."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from batchml.dashboard.act import PageAction
 from batchml.dashboard.acting.repair import Remedy, remedy_for, suspects
+from batchml.dashboard.acting.runs import rerun_action
 from batchml.jobs.find import KnownJob, load_job
 from batchml.model.explanation import Explanation
 from batchml.model.run import Attempt, JobStatus, Record, Run
@@ -107,6 +109,56 @@ def test_a_value_that_occurs_in_the_error_is_the_one_to_change() -> None:
     assert values(made.action) == {}  # the user's to decide
     first = [each.name for each in made.action.fields if each.is_first]
     assert first == ["optimizer"]
+
+
+def typed(*command: str, image: str = ".") -> FoundRun:
+    """A run of a command without a job, whose image was made of the folder's files."""
+    run = Run("a1b2", "ad", "gpu", JobStatus.FAILED, created_at=1, exit_code=2, command=command,
+              image="batchml/python:1",
+              attempts=(Attempt(1, 2, exit_code=2),))  # fmt: skip
+    spec = {"image": image, "command": list(command)}
+    return FoundRun(run, Record(code="s3://b/c.tar", spec=spec, command=command))
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "selected"),
+    [
+        ("bad-argument", "train.py: error: argument --lr: invalid float value: 'O.1'", "O.1"),
+        ("unknown-flag", "train.py: error: unrecognized arguments: --epoch=3", "--epoch"),
+        ("missing-file", "No such file or directory: '/data/mnist'", "/data/mnist"),
+        ("bad-argument", "the following arguments are required: --out", ""),
+    ],
+)
+def test_a_wrong_word_of_a_command_is_selected_in_the_form_of_its_rerun(
+    cause: str, error: str, selected: str
+) -> None:
+    found = typed("python", "train.py", "--lr", "O.1", "--epoch=3", "--data", "/data/mnist")
+    again = f"batchml submit --name ad --image python -- {shlex.join(found.command)}"
+    for command in ("batchml logs a1b2", again if cause == "missing-file" else ""):
+        made = remedy_for(found, Explanation(cause, error, (), "", command), "", list, Path("/"))
+        assert made.action is not None and made.action.path == "/act/rerun"
+        assert made.action.label == "Run again corrected"
+        (field,) = [each for each in made.action.fields if each.name == "command"]
+        assert field.value == "python train.py --lr O.1 --epoch=3 --data /data/mnist"
+        assert (field.is_first, field.is_more, field.selected) == (True, False, selected)
+
+
+def test_the_command_of_a_run_without_parameters_stands_in_the_form_of_its_rerun() -> None:
+    made = rerun_action(typed("python", "train.py", "a b"), "")
+    (field,) = [each for each in made.fields if each.name == "command"]
+    assert (field.value, field.flag, field.is_more) == ("python train.py 'a b'", "--", False)
+
+
+def test_a_module_that_a_command_misses_is_a_rerun_with_the_image_made_anew() -> None:
+    found = typed("python", "train.py", image="python")
+    made = remedy(found, "batchml submit --name ad --image . -- python train.py --env dev")
+    assert made.action is not None and made.action.path == "/act/rerun"
+    assert values(made.action) == {"image": ".", "code": "true"}
+    assert made.action.label.startswith("Run again with an image made of its files now")
+    wrong = remedy(found, "batchml submit --name ad --image ../x -- python train.py")
+    assert values(wrong.action) == {"code": "true"}  # no path becomes a field
+    other = remedy(found, "batchml submit --name ad --image . -- python3 train.py")
+    assert values(other.action)["command"] == "python3 train.py"
 
 
 @pytest.mark.parametrize(

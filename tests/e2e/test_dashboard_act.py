@@ -128,6 +128,29 @@ def test_a_job_is_submitted_by_its_form_fails_and_runs_again_corrected(
     assert [each["params"]["lr"] for each in newest] == [0.5, 0.2]
 
 
+def test_a_command_that_the_program_refused_is_corrected_on_the_page(
+    cli: Cli, chromium: Browser
+) -> None:
+    check = 'test "$1" = 0.1 || { echo "sh: error: argument --lr: no number: \'$1\'"; exit 2; }'
+    job = cli("submit", "--json", "--", "sh", "-c", check, "--lr", "O.1").json["jobId"]
+    assert cli("wait", job).code == 2
+    with running(cli) as dashboard:
+        page = dashboard.enter(chromium)
+        open_run(page, job)
+        press(page, "Run again corrected")
+        chosen = "(it => it.value.slice(it.selectionStart, it.selectionEnd))"
+        wait_for(page, f"document.activeElement.name === 'command' && {OPEN}")
+        assert page.evaluate(f"{chosen}(document.activeElement)") == "O.1"
+        page.evaluate("document.execCommand('insertText', false, '0.1')")
+        shown = page.evaluate(f"{OPEN}.querySelector('.command code').textContent")
+        assert shown.startswith(f"batchml rerun {job[:8]} -- sh -c ") and shown.endswith(" 0.1")
+        press(page, "Submit", "dialog[open]")
+        wait_for(page, f"location.pathname !== '/run/{job}'")
+        wait_for(page, "document.querySelector('main').innerText.includes('succeeded')")
+        press(page, "Run again")
+        wait_for(page, f"{OPEN}.innerText.includes('an hour')")
+
+
 def test_the_repair_that_explain_recommends_is_a_button(cli: Cli, chromium: Browser) -> None:
     assert cli("submit", "--wait", "--name", "big", "--", "sh", "-c", "kill -9 $$").code == 137
     job = cli("ls", "--json").json[0]["jobId"]

@@ -11,13 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
 from batchml.model.numbering import format_ranges, parse_ranges
-from batchml.model.run import JobStatus, Record, Run
+from batchml.model.run import FUNCTION_TAG, JobStatus, Record, Run
 from batchml.runs.compare.facts import compare
-from batchml.runs.rerun.rules import MAPPING, SIZE, limit_to_children, make_rerun, record_spec
+from batchml.runs.rerun.rules import (
+    MAPPING,
+    SIZE,
+    changeable_command,
+    limit_to_children,
+    make_rerun,
+    record_spec,
+)
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
 from batchml.runtime.protocol.variables import ARRAY_MAP
@@ -62,6 +70,21 @@ def test_a_parameter_does_not_change_a_flag_that_the_command_has(
     assert str(caught.value).endswith(f"batchml submit '/a b' -- {new}")
     for other in ([*command, "{params}"], ["t", "$BATCHML_PARAM_NUM_LEAVES"], ["t"]):
         make_rerun(run(), replace(record, spec={**spec, "command": other}), {"num_leaves": "63"})
+
+
+def test_another_command_takes_the_parameters_that_it_names() -> None:
+    wanted = make_rerun(run(), RECORD, {"lr": "1"}, command=("python", "t.py", "{lr}"))
+    assert wanted.spec.command == ("python", "t.py", "{lr}")
+    assert make_rerun(run(), None, command=("ls",)).spec.command == ("ls",)
+    part = limit_to_children(make_rerun(run(array_size=50), RECORD, command=("ls",)), [7, 9])
+    assert part.spec.command == ("sh", "-c", MAPPING, "sh", "ls")
+
+
+def test_the_command_that_may_be_changed_has_its_parameters_as_names() -> None:
+    assert changeable_command(FoundRun(run(), RECORD)) == SPEC.command
+    assert changeable_command(FoundRun(run(), None)) == ("python", "train.py", "--lr", "0.1")
+    assert changeable_command(FoundRun(run(tags={FUNCTION_TAG: "f"}), None)) == ()
+    assert changeable_command(FoundRun(run(command=(BY_DOCUMENT, "x")), None)) == ()
 
 
 def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None:

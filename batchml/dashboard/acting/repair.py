@@ -15,15 +15,25 @@ from msgspec.structs import replace
 
 from batchml.dashboard.act import PageAction, action_button
 from batchml.dashboard.acting.runs import can_run_again, read_rerun_flags, rerun_action
-from batchml.dashboard.acting.submit import SubmitPreset, read_flags, submit_action
+from batchml.dashboard.acting.submit import (
+    SubmitPreset,
+    is_image_name,
+    read_flags,
+    submit_action,
+)
 from batchml.dashboard.html import Html, join, tag
 from batchml.dashboard.layout import command_line
+from batchml.explain.suggest import own_image
 from batchml.jobs.find import KnownJob
 from batchml.model.explanation import Explanation
 from batchml.model.names import short_id
+from batchml.runs.rerun.rules import changeable_command
 from batchml.runs.search import FoundRun
 
 _CLUSTER = ("top", "queue", "compute")  # commands whose answer is on the page of the cluster
+_OF_ARGUMENTS = ("bad-argument", "unknown-flag")
+_OF_COMMAND = ("missing-file", "missing-command", "exception")  # if a word of it is in the error
+_CORRECTED = "Run again corrected"
 _IN_ERROR = "This value occurs in the error."
 
 
@@ -68,7 +78,11 @@ def remedy_for(
     verb, rest = (words[1], words[2:]) if words[:1] == ["batchml"] and words[1:] else ("", [])
     if verb == "rerun" and rest:
         return Remedy(_rerun(found, rest, env_option))
-    if verb == "submit" and rest:
+    if verb == "submit" and rest and rest[0].startswith("-"):  # a command without a job
+        again = _submit_command(found, why, rest, env_option)
+        if again is not None:
+            return Remedy(again)
+    elif verb == "submit" and rest:
         return Remedy(_submit(found, why, rest, env_option, jobs(), here))
     link = _link(found, verb, rest)
     has_failed = found.run is not None and found.run.status.value == "FAILED"
@@ -87,15 +101,50 @@ def _rerun(found: FoundRun, words: Sequence[str], env_option: str) -> PageAction
     return None if preset is None else rerun_action(found, env_option, preset)
 
 
+def _submit_command(
+    found: FoundRun, why: Explanation, words: Sequence[str], env_option: str
+) -> PageAction | None:
+    """The rerun that does the same as a command such as `submit --image . -- python train.py`."""
+    at = words.index("--") if "--" in words else len(words)
+    preset, command = read_rerun_flags(words[:at]), tuple(words[at + 1 :])
+    present = changeable_command(found)
+    if preset is None or not can_run_again(found) or not present:
+        return None
+    if preset.get("name") == found.name:
+        del preset["name"]
+    image = preset.pop("image", "")
+    if image and not is_image_name(image):
+        image = ""  # the run's own, by its reference
+    if found.run is not None and image == own_image(found.run.image):
+        image = ""
+    if image:
+        preset["image"] = image
+    if found.code:
+        preset["code"] = "true"
+    sent = found.command
+    other = command if command and command not in (present, tuple(sent)) else None
+    is_plain = not image and other is None
+    suspect = suspect_in_command(found, why) if is_plain else None
+    made = rerun_action(found, env_option, preset, command=other, suspect=suspect)
+    if suspect is not None:
+        return replace(made, label=_CORRECTED)
+    if other is None:
+        return made
+    return replace(made, label=f"Run again with the command {shlex.join(other)}")
+
+
 def _run_again(found: FoundRun, why: Explanation, env_option: str) -> PageAction:
     """A rerun after an error of the program: with other values, or with corrected code."""
     hints = dict.fromkeys(suspects(found, why), _IN_ERROR)
+    suspect = None if hints else suspect_in_command(found, why)
     preset = {}
     if found.run is not None and found.run.children.get("SUCCEEDED"):
         preset["failed"] = "true"
-    if found.code and not hints:
+    if found.code and not hints and suspect is None:
         preset["code"] = "true"
-    made = rerun_action(found, env_option, preset, hints)
+    made = rerun_action(found, env_option, preset, hints, suspect=suspect)
+    if suspect is not None:
+        return replace(made, label=_CORRECTED)
     if not hints:
         return made
     return replace(made, label=f"Run again with another {' or '.join(hints)}")
@@ -113,6 +162,31 @@ def suspects(found: FoundRun, why: Explanation) -> list[str]:
         if _has_word(text, word) and (not is_number or _has_word(text, name)):
             names.append(name)
     return names[:3]
+
+
+def suspect_in_command(found: FoundRun, why: Explanation) -> str | None:
+    """The word of the command that seems to be wrong: its value if the error has that, else its
+    flag. "" if the program refused its arguments, and none of them is in the error; None if
+    nothing says that the command is wrong."""
+    text = " ".join((why.verdict, *why.evidence))
+    command = changeable_command(found)
+    flags, values, flag = [], [], ""
+    for word in command[1:]:
+        name, equals, own = word.partition("=")
+        is_flag = name.startswith("-") and not re.fullmatch(r"-[\d.].*", name)
+        value = own if is_flag and equals else "" if is_flag else word
+        flag = name if is_flag else flag
+        is_number = re.fullmatch(r"[-+.\deE]+", value) is not None
+        is_known = (len(value) > 1 and not is_number) or (flag and _has_word(text, flag.strip("-")))
+        if is_flag and _has_word(text, name):
+            flags.append(name)
+        # A program names itself before its message: `train.py: error: ...`.
+        if value and is_known and _has_word(re.sub(rf"{re.escape(value)}: error", "", text), value):
+            values.append(value)
+    if why.cause in _OF_ARGUMENTS:
+        found_words = [*flags, *values] if why.cause == "unknown-flag" else [*values, *flags]
+        return next(iter(found_words), "") if command else None
+    return values[0] if values and why.cause in _OF_COMMAND else None
 
 
 def _has_word(text: str, word: str) -> bool:

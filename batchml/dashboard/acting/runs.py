@@ -15,22 +15,32 @@ from batchml.dashboard.act import (
     read_text,
     shell,
 )
-from batchml.dashboard.acting.submit import option_fields, param_fields, preview_html, read_options
+from batchml.dashboard.acting.submit import (
+    command_field,
+    image_field,
+    option_fields,
+    param_fields,
+    preview_html,
+    read_command_and_image,
+    read_options,
+)
 from batchml.dashboard.acting.tools import tool_actions
 from batchml.dashboard.app import PageQuery
 from batchml.dashboard.html import Html
 from batchml.handles import RunHandle
 from batchml.model.names import short_id
 from batchml.runs.options import SubmitOptions
+from batchml.runs.rerun.rules import changeable_command
 from batchml.runs.search import FoundRun
 
 # What a rerun changes, in the words of its button.
 _WORDS = {
     "memory": "{} of memory", "vcpus": "{} vCPUs", "gpus": "{} GPUs", "timeout": "{} of time",
     "attempts": "{} attempts", "max_cost": "a budget of ${}", "queue": "the queue {}",
-    "failed": "the failed children only", "resume": "its checkpoint",
+    "image": "the image {}", "failed": "the failed children only", "resume": "its checkpoint",
     "code": "the code as it is now",
 }  # fmt: skip
+_CORRECT = "Correct it here, then submit."
 _CHANGED = ("memory", "vcpus", "gpus", "timeout", "queue", "attempts", "max_cost", "name")
 
 
@@ -66,11 +76,20 @@ def cancel_action(found: FoundRun, env_option: str) -> PageAction:
 
 def rerun_action(
     found: FoundRun, env_option: str, preset: Mapping[str, str] | None = None,
-    hints: Mapping[str, str] = {},
+    hints: Mapping[str, str] = {}, command: Sequence[str] | None = None,
+    suspect: str | None = None,
 ) -> PageAction:  # fmt: skip
     """The form of a rerun. `preset`: values for options and checkboxes, other than the run's;
-    `hints`: of parameters."""
+    `hints`: of parameters; `command`: another one than the run's. `suspect`: the part of the
+    command that seems to be wrong, "" if that is not known."""
     run, given = found.run, preset or {}
+    present = changeable_command(found)
+    fields = []
+    if present:
+        fields.append(command_field(
+            present, command, is_more=bool(found.params), suspect=suspect,
+            hint="As in a shell." if suspect is None else _CORRECT,
+        ))  # fmt: skip
     word = short_id(found.shown_id)
     flags = []
     if run is not None and run.children.get("FAILED"):
@@ -81,15 +100,17 @@ def rerun_action(
         flags.append(("code", "With the code as it is now"))
     changes = " and ".join(_WORDS.get(name, f"{name} {{}}").format(value)
                            for name, value in given.items())  # fmt: skip
+    changes = changes.replace("the image .", "an image made of its files now")
     return PageAction(
         label=f"Run again with {changes}" if changes else "Run again",
         question=f"Run {_who(found)} again?", path="/act/rerun", body={"run": found.job_id},
         command=shell("batchml", "rerun", word) + env_option, confirm="Submit",
         preview="/preview/rerun",
         fields=(
-            *param_fields(found.params, hints=hints),
+            *param_fields(found.params, hints=hints), *fields,
             *(ActionField(name=name, label=label, flag=f"--{name}", is_flag=True,
                           value=given.get(name, ""), present="") for name, label in flags),
+            *([image_field(given.get("image", ""))] if found.code else []),
             *option_fields(_CHANGED, _present(found), given),
         ),
     )  # fmt: skip
@@ -117,7 +138,7 @@ def read_rerun_flags(words: Sequence[str]) -> dict[str, str] | None:
         name = rest.pop(0).removeprefix("--").replace("-", "_")
         if name in ("failed", "resume", "code"):
             preset[name] = "true"
-        elif name in _CHANGED and rest:
+        elif name in (*_CHANGED, "image") and rest:
             preset[name] = rest.pop(0)
         else:
             return None
@@ -125,7 +146,8 @@ def read_rerun_flags(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def rerun(client: Client, query: PageQuery) -> dict[str, Any]:
-    """The route /act/rerun: `run`, `params`, `options`, `failed`, `resume`, `code`."""
+    """The route /act/rerun: `run`, `params`, `command`, `image`, `options`, and the
+    checkboxes `failed`, `resume`, `code`."""
     handle, flags, options = _read_rerun(client, query.body)
     again = handle.rerun(**flags, **options)
     if again is None:
@@ -146,7 +168,8 @@ def _read_rerun(
     client: Client, body: Mapping[str, Any]
 ) -> tuple[RunHandle, dict[str, bool], SubmitOptions]:
     flags = {name: read_flag(body, name) for name in ("failed", "resume", "code")}
-    return client.run(read_text(body, "run")), flags, read_options(body, _CHANGED)
+    options = read_command_and_image(body, read_options(body, _CHANGED))
+    return client.run(read_text(body, "run")), flags, options
 
 
 def cancel(client: Client, query: PageQuery) -> dict[str, Any]:

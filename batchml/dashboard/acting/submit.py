@@ -65,16 +65,21 @@ def param_fields(
     return found
 
 
-def command_field(present: Sequence[str], given: Sequence[str] | None = None) -> ActionField:
-    """A field for the command; `given` in place of the `present` one."""
+def command_field(
+    present: Sequence[str], given: Sequence[str] | None = None, *, is_more: bool = True,
+    suspect: str | None = None, hint: str = "Run this in place of the job's command.",
+) -> ActionField:  # fmt: skip
+    """A field for the command; `given` in place of the `present` one. `suspect`: the part of a word
+    that is selected, as it seems to be wrong."""
+    is_first = given is not None or suspect is not None
     return ActionField(
-        name="command", label="Command", value=_typed(present if given is None else given),
-        present=_typed(present), flag="--", is_more=given is None, is_first=given is not None,
-        hint="Run this in place of the job's command.",
+        name="command", label="Command", value=typed_command(present if given is None else given),
+        present=typed_command(present), flag="--", is_more=is_more and not is_first,
+        is_first=is_first, selected=suspect or "", hint=hint,
     )  # fmt: skip
 
 
-def _typed(words: Sequence[str]) -> str:
+def typed_command(words: Sequence[str]) -> str:
     """A command as people type it. Braces of parameters need no quotes, as no shell reads it."""
     return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
 
@@ -187,7 +192,7 @@ def _cells(job: KnownJob, folder: Path) -> tuple[Html | str, ...]:
     if job.spec is None:
         return job.name, tag("span", *job.mistakes[:1], class_="problem"), "", "", where
     spec = job.spec
-    return link, spec.image, " ".join(spec.command), _resources(spec), where
+    return link, spec.image, typed_command(spec.command), _resources(spec), where
 
 
 def _resources(spec: JobSpec) -> str:
@@ -205,7 +210,7 @@ def job_page(job: KnownJob, env: str, env_option: str, *, read_only: bool) -> Ht
         raise UsageError("\n".join([f"{job.folder}/job.toml has mistakes:", *job.mistakes]))
     about = facts([
         ("Image", spec.image),
-        ("Command", tag("code", " ".join(spec.command))),
+        ("Command", tag("code", typed_command(spec.command))),
         ("Asks for", _resources(spec)),
         ("Folder", str(job.folder)),
     ])  # fmt: skip
@@ -261,7 +266,11 @@ def submit(client: Client, query: PageQuery) -> dict[str, Any]:
 
 def _read_submit(body: Body) -> SubmitOptions:
     """The options of /act/submit. Raises UsageError."""
-    found = read_options(body, _OPTIONS)
+    return read_command_and_image(body, read_options(body, _OPTIONS))
+
+
+def read_command_and_image(body: Body, found: SubmitOptions) -> SubmitOptions:
+    """The options with the `command` and `image` of a body. Raises UsageError."""
     command, image = read_text(body, "command", "").strip(), read_text(body, "image", "").strip()
     if command:
         try:
@@ -271,6 +280,11 @@ def _read_submit(body: Body) -> SubmitOptions:
     if image:
         found["image"] = read_image(image)
     return found
+
+
+def is_image_name(given: str) -> bool:
+    """Whether it is the name of an image, or `.`: no path, no reference."""
+    return _IMAGE.fullmatch(given) is not None
 
 
 def read_image(given: str) -> str:

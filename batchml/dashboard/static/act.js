@@ -97,6 +97,14 @@
     place.append(" ", link);
     link.focus();
   };
+  // Typing replaces what is selected: all of a value, or the word of a command that is wrong.
+  const selectIn = (field) => {
+    if (!field.matches("input[type=text], textarea")) return;
+    const part = field.dataset.selected, at = part ? field.value.indexOf(part) : -1;
+    if (part === undefined) field.select();
+    else if (at < 0) field.setSelectionRange(field.value.length, field.value.length);
+    else field.setSelectionRange(at, at + part.length);
+  };
   document.addEventListener("click", (event) => {
     const opener = event.target.closest?.(".open-action");
     if (opener) {
@@ -104,7 +112,9 @@
       begin(form);
       dialog.showModal();
       // Not on the button that acts: Enter alone must not do it.
-      (one("[data-first]", form) || one("[name]", form) || one(".close-action", form)).focus();
+      const first = one("[data-first]", form) || one("[name]", form) || one(".close-action", form);
+      first.focus();
+      selectIn(first);
     } else if (event.target.closest?.(".close-action")) event.target.closest("dialog").close();
   });
   // A panel that was not replaced while it was in the user's hands.

@@ -12,11 +12,15 @@ _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
 _PROGRAM = re.compile(r".*\.(py|sh)|python[0-9.]*|bash|sh|torchrun", re.DOTALL)
 
 
-class SubmitCommand(CheckedCommand):
-    """The command `submit`: its usage ends with `-- COMMAND`, its errors have hints."""
+class CommandAfterOptions(CheckedCommand):
+    """A command whose usage ends with `-- COMMAND`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+class SubmitCommand(CommandAfterOptions):
+    """The command `submit`: its errors have hints."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)

@@ -15,6 +15,7 @@ from batchml.aws.naming import make_platform
 from batchml.context import Context, open_cache
 from batchml.errors import NothingToRerun, UsageError
 from batchml.model.group import GROUP_TAG
+from batchml.model.image import parse_own_image
 from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import load_runs
@@ -323,8 +324,8 @@ def prepare_again(
 
     With `failed`, only the children of an array that failed run again; None if nothing failed. With
     `resume` the new run, or each child, goes on from its checkpoint. With `code` it gets the files
-    that the folder of its code has now. The parameters, changes, tags and cost limit of `request`
-    replace those of the run.
+    that the folder of its code has now. The command, parameters, changes, tags and cost limit of
+    `request` replace those of the run.
 
     Raises UsageError, ConfigError, and NotFound for code or checkpoints that do not exist.
     """
@@ -340,7 +341,8 @@ def prepare_again(
     if child:
         (found,) = load_runs(context, [parent])
     groups, images = _groups_and_images(context, found)
-    wanted = make_rerun(found.run, found.record, request.params, groups)
+    _check_changes(found, request, has_groups=bool(groups or images))
+    wanted = make_rerun(found.run, found.record, request.params, groups, request.command or ())
     if child:
         children = [int(child)]
     elif failed and wanted.array:
@@ -367,9 +369,23 @@ def prepare_again(
         for each in made.workers
     )
     made = replace(made, record=_at_commit(made.requests, made.record, commit), workers=workers)
-    made = _with_notice(made, changed_image_notice(context, found.record, wanted.spec))
+    if "image" not in request.changes:
+        made = _with_notice(made, changed_image_notice(context, found.record, wanted.spec))
     is_same = made.archive is not None and made.archive.name == wanted.code.rpartition("/")[2]
     return _with_notice(made, _SAME_CODE if is_same else "")
+
+
+def _check_changes(found: "FoundRun", request: RunRequest, *, has_groups: bool) -> None:
+    """Raise UsageError for a command or an image that the run cannot get."""
+    image = request.changes.get("image", "")
+    if image and has_groups:
+        raise UsageError("--image: each group of a run keeps its image. Submit the job again.")
+    if image and parse_own_image(image) is not None and not (found.record and found.record.folder):
+        raise UsageError(
+            f"--image {image}: the history of this machine does not have the folder of the run."
+        )
+    if request.command and FUNCTION_TAG in found.tags:
+        raise UsageError("The run calls a function, and takes no command.")
 
 
 _SAME_CODE = "The code is the same as before."
@@ -472,6 +488,7 @@ def _prepare(
         command=spec.command,
         params=changes.params,
         changes=changes.changes,
+        folder=found.record.folder if found.record and "image" in changes.changes else "",
         tags={**wanted.tags, **changes.tags},
         own_tags=wanted.own_tags,
         files=dict(files),
@@ -484,7 +501,8 @@ def _prepare(
     )
     before = found.record.queue if found.record else found.run.queue if found.run else ""
     queue = str(changes.changes.get("queue") or before)
-    check_kept_image(context, spec.image, before, queue)
+    if "image" not in changes.changes:
+        check_kept_image(context, spec.image, before, queue)
     made = prepare(context, request, dry_run=dry_run, images=images)
     if wanted.own_tags and not made.store.is_read:
         raise UsageError(
@@ -500,7 +518,8 @@ def _prepare(
         *_children_notices(wanted), *made.notices,
     )  # fmt: skip
     first = _as_before(made.requests, made.record, found)
-    kept = replace(first, spec=record_spec(made.spec, found.record))
+    kept = replace(first, spec=record_spec(made.spec, found.record),
+                   other=first.other or bool(changes.command))  # fmt: skip
     return replace(made, record=kept, workers=tuple(workers), notices=notices)
 
 

@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.errors import UsageError
 from batchml.model.group import GROUP_TAG, HEALTH, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import to_name
 from batchml.model.numbering import format_ranges, original_id, original_numbers, parse_ranges
-from batchml.model.run import DATA_VARIABLE, Record, Run
+from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, Record, Run
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
 from batchml.runs.watch.logs import AttemptOutput
@@ -142,8 +143,9 @@ def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 
 # The options that may replace values of the run.
 CHANGEABLE = (
-    "params", "name", "queue", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
+    "params", "name", "queue", "image", "vcpus", "memory", "gpus", "neurons", "launch", "attempts",
     "retry_on", "auto_resume", "timeout", "idle_after", "max_cost", "tags", "include_secrets",
+    "command",
 )  # fmt: skip
 
 # Prefixes of environment variables that every run gets anew.
@@ -191,8 +193,9 @@ def make_rerun(
     record: Record | None,
     params: Mapping[str, str] = {},
     groups: Sequence[Group] = (),
+    command: Sequence[str] = (),
 ) -> RerunSpec:
-    """The request for the same run.
+    """The request for the same run, with another `command` if there is one.
 
     `run` is None for a run that AWS Batch has forgotten. `groups` are the groups of a group run
     that another machine submitted. Raises UsageError for changed `params` if the history does not
@@ -210,6 +213,7 @@ def make_rerun(
     notices = []
     if record is not None and record.spec:
         spec, code = _spec_from_record(record), record.code
+        spec = replace(spec, command=tuple(command)) if command else spec
         _check_flags(spec, record, params)
         if not environment:
             notices.append("The history does not have the variables of --set-env: set them again.")
@@ -220,6 +224,7 @@ def make_rerun(
         )
     elif run is not None:
         spec = with_nodes_of(_spec_from_run(run), run, groups)
+        spec = replace(spec, command=tuple(command)) if command else spec
         code = environment.get("BATCHML_CODE", "")
         notices.append(
             "The run was not submitted from this machine: its secrets, shared memory and rules for "
@@ -280,6 +285,14 @@ def _with_flag(command: Sequence[str], name: str, value: str) -> tuple[tuple[str
         if at + 1 < len(command):
             return (*command[: at + 1], value, *command[at + 2 :]), f"{word} {command[at + 1]}"
     return tuple(command), ""
+
+
+def changeable_command(found: FoundRun) -> tuple[str, ...]:
+    """The command of a run, with `{lr}` for its parameters; () if a rerun takes no other one."""
+    run, spec = found.run, found.record.spec if found.record else {}
+    command = tuple(map(str, spec.get("command") or (run.command if run else ())))
+    is_document = command[:1] == (BY_DOCUMENT,)
+    return () if FUNCTION_TAG in found.tags or is_document else plain_command(command)
 
 
 def limit_to_children(wanted: RerunSpec, indices: Sequence[int]) -> RerunSpec:
