@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-ENTER = "/enter"  # the page that exchanges the token of the first URL for the cookie
+ENTER = "/enter"  # the page that exchanges the token of a link for the cookie
 STATIC = "/static/"  # scripts and styles, which hold no data
 ACT = "/act/"  # paths below it change something
 ACT_HEADER = "x-batchml-act"
@@ -62,14 +62,14 @@ class RequestRefusal(Struct, frozen=True):
 class AccessSecrets(Struct, frozen=True):
     """The names and secrets of one running dashboard.
 
-    `name` is a random name below `.localhost`, which has cookies of its own. `token` is in the
-    first URL, and is exchanged for the others. `allowed` are further names, given with --host;
-    `any_address`: every IP address is one, as rebinding needs a name.
+    `name` is a random name below `.localhost`, which has cookies of its own. Each of `tokens` is
+    in one link of the terminal, and is exchanged for the others. `allowed` are further names, given
+    with --host; `any_address`: every IP address is one, as rebinding needs a name.
     """
 
     port: int
     name: str
-    token: str
+    tokens: tuple[str, ...]
     cookie: str
     act: str
     allowed: tuple[str, ...] = ()
@@ -94,12 +94,18 @@ class AccessSecrets(Struct, frozen=True):
 
 
 def make_secrets(
-    port: int, allowed: Iterable[str] = (), *, any_address: bool = False, read_only: bool = False
+    port: int,
+    allowed: Iterable[str] = (),
+    *,
+    links: int = 1,
+    any_address: bool = False,
+    read_only: bool = False,
 ) -> AccessSecrets:
-    """New secrets of 256 bits each, for a server on this port."""
+    """New secrets of 256 bits each, for a server on this port, with a token for each link."""
     return AccessSecrets(
-        port, f"batchml-{random.token_hex(6)}.localhost", random.token_urlsafe(32),
-        random.token_urlsafe(32), random.token_urlsafe(32), tuple(allowed), any_address,
+        port, f"batchml-{random.token_hex(6)}.localhost",
+        tuple(random.token_urlsafe(32) for _ in range(links)), random.token_urlsafe(32),
+        random.token_urlsafe(32), tuple(allowed), any_address,
         read_only,
     )  # fmt: skip
 
@@ -118,9 +124,11 @@ def check(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:
     return _check_act(head, known) if head.path.startswith(ACT) else None
 
 
-def check_token(given: str, known: AccessSecrets) -> bool:
-    """Whether this is the token of the first URL."""
-    return _same(given, known.token)
+def take_token(given: str, tokens: Iterable[str]) -> tuple[str, ...] | None:
+    """The tokens that are left when this one is used; None if it is none of them."""
+    known = tuple(tokens)
+    left = tuple(each for each in known if not _same(given, each))
+    return left if len(left) < len(known) else None
 
 
 def _check_host(head: RequestHead, known: AccessSecrets) -> RequestRefusal | None:

@@ -36,7 +36,7 @@ from batchml.dashboard.access import (
     RequestHead,
     RequestRefusal,
     check,
-    check_token,
+    take_token,
 )
 from batchml.dashboard.html import Html, tag
 from batchml.dashboard.layout import (
@@ -155,18 +155,17 @@ class Dashboard:
         routes: list[Route],
         events: Callable[[PageQuery], AsyncIterator[bytes]],
         touch: Callable[[], None] = lambda: None,
-        exchanges: int = 1,
         entered: Callable[[], None] = lambda: None,
         patience: float = _PATIENCE,
     ) -> None:
-        """`touch` is called by each allowed request. `exchanges`: how often the token is taken;
-        `entered` is called each time. `patience`: seconds for which a request waits for a panel.
+        """`touch` is called by each allowed request, `entered` when a token is used; each works
+        once. `patience`: seconds for which a request waits for a panel.
         """
         self._known = known
         self._routes = routes
         self._events = events
         self._touch = touch
-        self._exchanges = exchanges
+        self._tokens = known.tokens  # that were not used yet
         self._entered = entered
         self._questions = Questions(patience)
         self._panel_threads, self._page_threads = Workers(_THREADS), Workers(_PAGE_THREADS)
@@ -284,11 +283,12 @@ class Dashboard:
             address = f"{ENTER}?{urlencode({'token': token, _PLAIN: '1'})}"
             page = _entry_page(tag("a", "Go on without scripts", href=address))
             return Response(str(page).encode(), headers={"cache-control": "no-store"})
-        if not self._exchanges or not check_token(token, self._known):
+        left = take_token(token, self._tokens)
+        if left is None:
             return refused(
                 RequestRefusal(401, "This link has been used. Start `batchml dashboard` again.")
             )
-        self._exchanges -= 1
+        self._tokens = left
         self._entered()
         name, value = self._known.cookie_name, self._known.cookie
         cookie = {"set-cookie": f"{name}={value}; HttpOnly; SameSite=Strict; Path=/"}

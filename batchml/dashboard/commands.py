@@ -88,25 +88,25 @@ def dashboard(
         return
     listeners = listen(port, address)
     known = make_secrets(
-        listeners[0].getsockname()[1], address.allowed, any_address=address.is_any,
-        read_only=read_only,
+        listeners[0].getsockname()[1], address.allowed, links=3 if address.bind else 2,
+        any_address=address.is_any, read_only=read_only,
     )  # fmt: skip
-    link = f"http://{known.name}:{known.port}{ENTER}#{known.token}"
+    link = f"http://{known.name}:{known.port}{ENTER}#{known.tokens[0]}"
     opening = BrowserOpening(link, say, by_file=not open_link)
 
     def begin() -> None:
         print_line(link)
-        print_line(f"http://{LOOPBACK}:{known.port}{ENTER}?token={known.token}")
+        print_line(f"http://{LOOPBACK}:{known.port}{ENTER}?token={known.tokens[1]}")
         words = ("The first link is for a browser, the second one for a browser without scripts, "
                  "or that does not find the first.")  # fmt: skip
         if address.bind:
-            print_line(f"http://{address.name}:{known.port}{ENTER}#{known.token}")
+            print_line(f"http://{address.name}:{known.port}{ENTER}#{known.tokens[2]}")
             words += " The third is for other machines."
         if address.is_open:
             say(f"Warning: other machines reach this page at http://{address.name}:{known.port}/. "
                 "The connection is not encrypted: who can read it can act as you. "
                 f"`ssh -L {known.port}:localhost:{known.port}` is safer.")  # fmt: skip
-        say(f"{words} A link works once. Ctrl-C ends it.")
+        say(f"{words} Each works once. Ctrl-C ends it.")
         sys.stdout.flush()
         if not no_open:
             opening.start()
@@ -115,7 +115,7 @@ def dashboard(
     try:
         serve(
             client, known, listeners, SystemClock(), is_local=context.settings.is_local,
-            exchanges=1 + no_open + bool(address.bind), begin=begin, entered=opening.close,
+            begin=begin, entered=opening.close,
             opened=Tools(client.folder, ("--env", client.env, *own_project)),
         )  # fmt: skip
     finally:

@@ -167,7 +167,7 @@ class Pages:
 
 def serve(
     client: Client, known: AccessSecrets, listeners: list[socket.socket], clock: Clock, *,
-    is_local: bool, exchanges: int, begin: Callable[[], None], entered: Callable[[], None],
+    is_local: bool, begin: Callable[[], None], entered: Callable[[], None],
     opened: Tools,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C, the end of the terminal, or an hour without a page."""
@@ -176,14 +176,14 @@ def serve(
     hub = Hub(client, clock.monotonic, pace=pace)
     pages = Pages(client, hub, clock, opened, pace=pace, read_only=known.read_only)
     try:
-        asyncio.run(_serve(hub, pages, known, listeners, clock, exchanges, begin, entered))
+        asyncio.run(_serve(hub, pages, known, listeners, clock, begin, entered))
     finally:
         opened.close()
 
 
 async def _serve(
     hub: Hub, pages: Pages, known: AccessSecrets, listeners: list[socket.socket], clock: Clock,
-    exchanges: int, begin: Callable[[], None], entered: Callable[[], None],
+    begin: Callable[[], None], entered: Callable[[], None],
 ) -> None:  # fmt: skip
     import uvicorn
 
@@ -194,7 +194,7 @@ async def _serve(
         last = clock.monotonic()
         hub.touch()
 
-    app = Dashboard(known, pages.routes(), pages.events, touch, exchanges, entered)
+    app = Dashboard(known, pages.routes(), pages.events, touch, entered)
     config = uvicorn.Config(
         app, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
         http="h11", loop="asyncio", server_header=False, timeout_graceful_shutdown=1,

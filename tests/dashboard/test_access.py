@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from batchml.dashboard.access import AccessSecrets, RequestHead, check, check_token, make_secrets
+from batchml.dashboard.access import AccessSecrets, RequestHead, check, make_secrets, take_token
 
 # Fixed values, because pytest's workers must collect tests of the same names.
-KNOWN = AccessSecrets(8123, "batchml-0a1b2c3d4e5f.localhost", "t" * 43, "c" * 43, "a" * 43)
+KNOWN = AccessSecrets(8123, "batchml-0a1b2c3d4e5f.localhost", ("t" * 43,), "c" * 43, "a" * 43)
 COOKIE = ("cookie", f"{KNOWN.cookie_name}={KNOWN.cookie}")
 HOST = ("host", "127.0.0.1:8123")
 SAME = ("origin", "http://127.0.0.1:8123")
@@ -61,7 +61,7 @@ def test_without_the_cookie_only_the_entry_and_static_files_are_answered() -> No
 
 @pytest.mark.parametrize(
     "cookie", ["", "x", f"{KNOWN.cookie_name}=", f"{KNOWN.cookie_name}={KNOWN.cookie}x",
-               f"batchml-9={KNOWN.cookie}", f"{KNOWN.cookie_name}={KNOWN.token}",
+               f"batchml-9={KNOWN.cookie}", f"{KNOWN.cookie_name}={KNOWN.tokens[0]}",
                f"{KNOWN.cookie_name}={KNOWN.cookie}; {KNOWN.cookie_name}={KNOWN.cookie}"],
 )  # fmt: skip
 def test_a_wrong_cookie_reads_nothing(cookie: str) -> None:
@@ -106,9 +106,13 @@ def test_read_only_refuses_every_action() -> None:
 
 
 def test_secrets_are_long_and_differ() -> None:
-    one, other = make_secrets(8123), make_secrets(8123)
-    values = {one.token, one.cookie, one.act, other.token, other.cookie, other.act}
-    assert len(values) == 6 and min(map(len, values)) >= 43
+    one, other = make_secrets(8123, links=3), make_secrets(8123)
+    values = {*one.tokens, one.cookie, one.act, *other.tokens, other.cookie, other.act}
+    assert len(values) == 8 and min(map(len, values)) >= 43
     assert one.name != other.name
-    assert check_token(KNOWN.token, KNOWN) and not check_token("", KNOWN)
-    assert not check_token("\ud800", KNOWN)
+
+
+def test_a_token_works_once_and_leaves_those_of_the_other_links() -> None:
+    assert take_token("b", "abc") == ("a", "c")
+    for given in ("", "\ud800", "d"):
+        assert take_token(given, "abc") is None

@@ -40,7 +40,7 @@ class TerminalBrowser:
         self._base = self._cookie = ""
 
     def enter(self, dashboard: RunningDashboard) -> str:
-        """The first page, by the program itself; the second use of the token is for the cookie."""
+        """The first page, by the program itself; the first link is for the cookie."""
         page = self._print([dashboard.plain_link])
         self._base = dashboard.plain_link.partition("/enter")[0]
         asked = Request(
