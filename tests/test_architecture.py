@@ -24,11 +24,17 @@ COMMANDS = tuple(
 BORDERS = {
     "boto3": ("aws/session.py",),
     # local/secrets.py asks the user's own AWS for secrets, when a job first names one.
-    "botocore": ("aws/session.py", "aws/errors.py", "local/server/protocol.py", "local/secrets.py"),
+    "botocore": (
+        "aws/session.py",
+        "aws/errors.py",
+        "aws/batch/direct.py",
+        "local/server/protocol.py",
+        "local/secrets.py",
+    ),
     "typer": ("cli", *COMMANDS),
     "rich": ("cli", *COMMANDS),
     "uvicorn": ("local/server/daemon.py", "local/server/app.py", "dashboard/service.py"),
-    "sqlite3": ("local/store/journal.py",),
+    "sqlite3": ("local/store/journal.py", "history_index.py"),
     "immutables": ("local",),
     "docker": ("local/executors/docker.py", "aws/ecr.py"),
     "optuna": ("sweeps/samplers/optuna.py",),

@@ -1,7 +1,8 @@
 """Sessions with AWS: credentials, clients for a region, the caller's identity.
 
-No other module imports the AWS SDK. botocore makes the clients, not boto3: it makes the same
-clients in two thirds of the time.
+No other module imports the AWS SDK, except `batch/direct` for its exceptions. botocore makes the
+clients, not boto3: it makes the same clients in two thirds of the time. What everyday commands ask
+the embedded AWS Batch is sent without botocore.
 
 Sources: STS API Reference, GetCallerIdentity; EC2 API Reference, DescribeRegions; IAM User Guide,
 "IAM identifiers".
@@ -20,11 +21,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from batchml.aws.batch.direct import OPERATIONS, DirectClient, Endpoint, Waiting
 from batchml.aws.credentials_help import AwsCaller, explain_mfa
 from batchml.aws.errors import call, no_credentials, translate_credential_errors
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 
 _MODELS = ("batch", "ecs", "logs", "sts")
+_RECORDING = "BATCHML_RECORDING"
 _TRIES = 5  # of a call whose answer was cut off
 _SILENT_TRIES = 3  # of a call that the embedded server does not answer, all within `limit`
 _METADATA_WAIT = 0.3  # seconds; on EC2 the metadata service answers within milliseconds
@@ -111,26 +114,46 @@ class Session:
         """
         key = (service, attempts, region)
         if key not in self._clients:
-            if self._access.endpoint:
-                client = self._session.create_client(service, **self._arguments(attempts, region))
-                # botocore calls this to decide whether to send a call again, with the same
-                # invocation id.
-                client.meta.events.register_first("needs-retry", self._after_failure)
-                self._silence.watch(client)
+            is_recorded = bool(os.environ.get(_RECORDING))
+            if self._access.endpoint and service in OPERATIONS and not is_recorded:
+                self._clients[key] = self._direct_client(service, attempts, region)
             else:
-                with translate_credential_errors(self._caller):
-                    self._prepare_providers()
-                    arguments = self._arguments(attempts, region)
-                    client = self._session.create_client(service, **arguments)
-                client.meta.events.register_first("before-call", self._before_call)
-                client.meta.events.register_last("after-call", self._after_call)
-            self._record(client)
-            self._clients[key] = client
+                self._clients[key] = self._sdk_client(service, attempts, region)
         return self._clients[key]
+
+    def _direct_client(self, service: str, attempts: int, region: str) -> DirectClient:
+        access, silence = self._access, self._silence
+        return DirectClient(
+            Endpoint(
+                access.endpoint, region or access.region, service,
+                access.access_key_id, access.secret_access_key,
+            ),
+            attempts,
+            Waiting(access.limit / _SILENT_TRIES, access.notice, silence.tell, silence.answered),
+            self._after_failure,
+            lambda: self._sdk_client(service, attempts, region),
+        )  # fmt: skip
+
+    def _sdk_client(self, service: str, attempts: int, region: str) -> Any:
+        if self._access.endpoint:
+            client = self._session.create_client(service, **self._arguments(attempts, region))
+            # botocore calls this to decide whether to send a call again, with the same
+            # invocation id.
+            client.meta.events.register_first("needs-retry", self._after_failure)
+            self._silence.watch(client)
+        else:
+            with translate_credential_errors(self._caller):
+                self._prepare_providers()
+                arguments = self._arguments(attempts, region)
+                client = self._session.create_client(service, **arguments)
+            client.meta.events.register_first("before-call", self._before_call)
+            client.meta.events.register_last("after-call", self._after_call)
+        self._record(client)
+        return client
 
     def _record(self, client: Any) -> None:
         """Record the calls if the user wants that. Raises UsageError if the file is unusable."""
-        path = os.environ.get("BATCHML_RECORDING")
+        path = os.environ.get(_RECORDING)
         if path:
             from batchml.aws.recording import CallRecorder
 
@@ -344,7 +367,7 @@ class _Silence:
     def watch(self, client: Any) -> None:
         events = client.meta.events
         events.register_last("before-call", self._begin)
-        events.register_first("after-call", self._answered)
+        events.register_first("after-call", self._note_answer)
         events.register_first("after-call-error", self._end)
 
     def _begin(self, context: dict[str, Any], **_: Any) -> None:
@@ -361,11 +384,11 @@ class _Silence:
                 if left > 0:
                     self._lock.wait(left)
                 else:
-                    self._tell()
+                    self.tell()
                     self._calls.clear()
             self._is_watched = False
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         if not self._has_reported:
             self._has_reported = True
             self._access.tell(self._access.describe_silence())
@@ -374,8 +397,11 @@ class _Silence:
         with self._lock:
             self._calls.pop(id(context), None)
 
-    def _answered(self, context: dict[str, Any], **_: Any) -> None:
+    def _note_answer(self, context: dict[str, Any], **_: Any) -> None:
         self._end(context)
+        self.answered()
+
+    def answered(self) -> None:
         if self._has_reported:
             self._has_reported = False
             self._access.tell("The embedded AWS Batch answers again.")

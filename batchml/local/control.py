@@ -72,12 +72,15 @@ def _find_serving(home: Home) -> ServerEndpoint | None:
     endpoint = find_server(home)
     if endpoint is None:
         return None
-    try:
-        socket.create_connection(("127.0.0.1", endpoint.port), timeout=NOTICE).close()
-    except TimeoutError:
-        return endpoint
-    except OSError:
-        return None
+    # socket.create_connection would import Python's tables of Unicode first.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.settimeout(NOTICE)
+        try:
+            connection.connect(("127.0.0.1", endpoint.port))
+        except TimeoutError:
+            return endpoint
+        except OSError:
+            return None
     return endpoint
 
 
