@@ -3,27 +3,35 @@
 A run has a line before it is sent, a line with its job id (or the reason why it has none), and a
 line when its end was read. The lines with the same key together are the record of the run; lines of
 the first version have no key, but a job id. The torn line of a killed client is skipped. A line can
-also forget an environment: its lines before that do not count.
+also forget an environment: its lines before that do not count. `history_index` finds the lines of a
+run.
 """
 
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.errors import StateDamaged
 from batchml.model.run import MetricRange, Record, Run, RunName, classify
 from batchml.runtime.storage.files import sync_path
 
-TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
-_COMPARED = 256  # bytes before the new lines, which tell whether the file has only grown
+_RECENT = 500  # runs
+_MOST_ALIKE = 300  # runs of one name
+_MOST = 1024 * 1024  # bytes of a line
+
+if TYPE_CHECKING:
+    from batchml.history_index import IndexedRun, RunIndex
+
+    _Rows = Iterator[IndexedRun]
 
 
 class History:
@@ -31,8 +39,8 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
-        self._part: _ReadPart | None = None
+        self._lock = threading.RLock()
+        self._index: RunIndex | None = None
 
     @property
     def size(self) -> int:
@@ -94,33 +102,92 @@ class History:
 
     def unconfirmed(self, env: str) -> list[Record]:
         """The submissions that may or may not have reached AWS, the oldest first."""
-        return [
-            record
-            for run in self._runs()
-            if run.env == env and not run.job_id and not run.refused
-            if (record := run.read()) and record.is_open
-        ]
+        history = self._opened()
+        rows = history.find("env = ? AND job_id = '' AND refused = ''", [env], "unconfirmed")
+        return [record for record in history.records(rows) if record.is_open][::-1]
 
     def newest_first(self, env: str | None = None) -> list[Record]:
         """All submissions to an environment, or to all environments, and refused submissions."""
-        return _newest_first(env, self._runs())
+        history = self._opened()
+        return list(history.records(history.walk(_scope(env), "1")))
+
+    def since(self, env: str, at: int) -> list[Record]:
+        """The records of `newest_first` whose submission was at a time (ms) or later."""
+        history = self._opened()
+        return list(history.records(history.find("env = ? AND at >= ?", [env, at])))
 
     def recent(self, env: str | None = None) -> list[Record]:
-        """The newest few hundred records of `newest_first`, without reading the whole file."""
-        return _newest_first(env, _group_by_run(self._lines(TAIL)))
+        """The newest few hundred records of `newest_first`."""
+        history = self._opened()
+        return list(islice(history.records(history.walk(_scope(env), "1")), _RECENT))
 
-    def names(self, env: str) -> list[RunName]:
-        """The names of the runs of `newest_first`. To decode all fields would take longer."""
-        return [run.name() for run in reversed(self._runs()) if run.env == env]
+    def names(self, env: str) -> "HistoryNames":
+        """The names of the runs of `newest_first`. Each is read when it is used."""
+        return HistoryNames(self._opened(), env)
+
+    def group(self, env: str, key: str) -> list[RunName]:
+        """The run with this key, and the workers of which it is the head."""
+        history = self._opened()
+        rows = history.find(
+            """+env = ? AND place IN (
+                SELECT place FROM runs WHERE key != '' AND key = ?
+                UNION SELECT place FROM runs WHERE gang != '' AND gang = ?
+            )""",
+            [env, key, key],
+        )
+        return list(history.names(rows))
 
     def projects(self) -> list[str]:
         """The projects of all runs, those of the newest runs first."""
-        runs = reversed(self._runs())
-        return list(dict.fromkeys(run.head.project for run in runs if run.head.project))
+        rows = self._opened().query(
+            "SELECT project FROM runs WHERE project != '' GROUP BY project ORDER BY max(place) DESC"
+        )
+        return [project for (project,) in rows]
+
+    def metric_names(self, env: str) -> set[str]:
+        """The names of the metrics of the runs of an environment; of children without a number."""
+        rows = self._opened().query(
+            "SELECT name FROM metric_names WHERE EXISTS (SELECT 1 FROM metrics m JOIN runs r"
+            " ON r.place = m.place WHERE m.metric = number AND r.env = ?)",
+            [env],
+        )
+        return {name for (name,) in rows}
 
     def records(self, env: str | None = None) -> "HistoryRecords":
         """The records of `newest_first` that have a job id. Each is decoded when it is used."""
-        return HistoryRecords(run for run in self._runs() if env is None or run.env == env)
+        return HistoryRecords(self._opened(), env)
+
+    def find(self, env: str, job_id: str) -> Record | None:
+        """The record of a run of an environment; None if it was not submitted from here."""
+        return self.records(env).get(job_id)
+
+    def _opened(self) -> "_OpenHistory":
+        """The file and its index, which takes in new lines first. Raises StateDamaged."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return _OpenHistory(None, None)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        with self._lock:
+            if self._index is None:
+                # Imported late: a program that only submits needs no database.
+                from batchml.history_index import RunIndex
+
+                self._index = RunIndex(self.path)
+            history = _OpenHistory(descriptor, self._index)
+            try:
+                self._index.take_in(descriptor)
+            except OSError as error:
+                raise self._unreadable(error) from error
+        return history
+
+    def _unreadable(self, error: OSError) -> StateDamaged:
+        return StateDamaged(
+            f"The history {self.path} cannot be read: {error.strerror}. It has the names and "
+            "parameters of the runs that this machine submitted, not the runs themselves. Make "
+            "it readable or move it away, then repeat the command."
+        )
 
     def _append_observed(self, records: list[Record]) -> None:
         """Write what AWS Batch has answered. This creates no state folder."""
@@ -148,59 +215,6 @@ class History:
         finally:
             os.close(descriptor)
 
-    def _runs(self) -> "list[_RunLines]":
-        """The lines of all runs. Only lines that are new since the last call are read.
-
-        The file only grows, unless somebody edits it: then its inode or its size differs, or the
-        bytes before the new ones, and all of it is read again.
-        """
-        with self._lock, self._opened() as file:
-            if file is None:
-                return []
-            inode, known = os.fstat(file.fileno()).st_ino, self._part
-            if known is not None and known.inode == inode:
-                file.seek(known.size - len(known.tail))
-                if file.read(len(known.tail)) != known.tail:
-                    known = None
-            else:
-                known = None
-            if known is None:
-                known = _ReadPart(_RunGroups(), inode, 0, b"")
-                file.seek(0)
-            data = file.read()
-            known.groups.add(data.splitlines())
-            known.size += len(data)
-            known.tail = (known.tail + data)[-_COMPARED:]
-            # A line that is not whole yet is read again when it is.
-            self._part = known if known.tail.endswith(b"\n") else None
-            return known.groups.runs()
-
-    def _lines(self, last: int) -> list[bytes]:
-        """The lines that begin in the last `last` bytes of the file."""
-        with self._opened() as file:
-            if file is None:
-                return []
-            size = os.fstat(file.fileno()).st_size
-            if size <= last:
-                return file.read().splitlines()
-            file.seek(size - last)
-            return file.read().splitlines()[1:]  # the first may be the rest of a line
-
-    @contextmanager
-    def _opened(self) -> Iterator[BinaryIO | None]:
-        """The file, or None if there is none. Raises StateDamaged."""
-        try:
-            with open(self.path, "rb") as file:
-                yield file
-        except FileNotFoundError:
-            yield None
-        except OSError as error:
-            raise StateDamaged(
-                f"The history {self.path} cannot be read: {error.strerror}. It has the names and "
-                "parameters of the runs that this machine submitted, not the runs themselves. Make "
-                "it readable or move it away, then repeat the command."
-            ) from error
-
 
 def _to_json_line(value: Any) -> bytes:
     """One line of JSON. Lone surrogates become "?"."""
@@ -222,128 +236,214 @@ def _replace_surrogates(value: Any) -> Any:
     )
 
 
-class _LineFields(RunName, frozen=True, gc=False):
-    """The fields of a line that identify its run; the decoder skips the other fields."""
-
-    env: str = ""
-    forgotten: str = ""
-
-
-class _RunLines(Struct, gc=False):
-    """The lines of one run, and the fields of `_LineFields` of all of them together."""
-
-    head: _LineFields
-    job_id: str
-    refused: str
-    lines: list[bytes]
-    moved: str = ""
-
-    @property
-    def env(self) -> str:
-        return self.head.env
-
-    def name(self) -> RunName:
-        head = self.head
-        return RunName(
-            head.key, self.job_id, head.name, head.job_name, self.refused, head.gang, self.moved,
-            head.fallback, head.project, head.tags,
-        )  # fmt: skip
-
-    def add(self, head: _LineFields, line: bytes) -> None:
-        if head.moved:  # the run continues as another job, so the first job's end is not its end
-            self.moved, self.refused, self.lines = head.moved, "", []
-        elif self.moved and head.job_id == self.moved:
-            return
-        self.job_id = head.job_id or self.job_id
-        self.refused = head.refused or self.refused
-        self.lines.append(line)
-
-    def read(self) -> Record | None:
-        """Decode the record of the lines: if two lines have a field, the later value counts."""
-        members = b",".join(body for line in self.lines if (body := line.strip()[1:-1].strip()))
-        try:
-            return _RECORD.decode(b"{" + members + b"}")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None  # damaged, or of another version
-
-
-_HEAD = msgspec.json.Decoder(_LineFields)
+_NAME = msgspec.json.Decoder(RunName)
 _RECORD = msgspec.json.Decoder(Record)
 
 
-class _RunGroups:
-    """Lines grouped by run, in the order of each run's first line.
+def _decode_record(lines: Iterable[bytes]) -> Record | None:
+    """The record of a run's lines: if two lines have a field, the later value counts."""
+    members = b",".join(body for line in lines if (body := line.strip()[1:-1].strip()))
+    try:
+        return _RECORD.decode(b"{" + members + b"}")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # damaged, or of another version
 
-    Lines that cannot be read, and lines of a run without a first line, are skipped.
+
+class _OpenHistory:
+    """The open file with an index that has all its lines; both None if there is no file."""
+
+    def __init__(self, descriptor: int | None, index: "RunIndex | None") -> None:
+        self._descriptor = descriptor
+        self._index = index
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def walk(self, scope: Mapping[str, str], condition: str, values: Sequence[Any] = ()) -> "_Rows":
+        """The runs for which an SQL condition holds, the newest first; see `RunIndex.walk`."""
+        return self._index.walk(scope, condition, values) if self._index else iter(())
+
+    def find(self, condition: str, values: Sequence[Any] = (), by: str = "") -> "_Rows":
+        return self._index.find(condition, values, by) if self._index else iter(())
+
+    def query(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        return self._index.query(text, values) if self._index else []
+
+    def records(self, rows: "_Rows") -> Iterator[Record]:
+        return (record for row in rows if (record := self.record(row)) is not None)
+
+    def record(self, row: "IndexedRun") -> Record | None:
+        return _decode_record(self._read(place, size) for place, size in row.spans())
+
+    def names(self, rows: "_Rows") -> Iterator[RunName]:
+        return map(self._name, rows)
+
+    def _name(self, row: "IndexedRun") -> RunName:
+        first = next((size for place, size in row.spans() if place == row.place), None)
+        line = self._read(row.place, first or _MOST).partition(b"\n")[0]
+        try:
+            head = _NAME.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # the file was edited a moment ago
+            head = RunName(row.key, name=row.name, project=row.project)
+        return replace(head, job_id=row.job_id, refused=row.refused, moved=row.moved)
+
+    def _read(self, place: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, place) if self._descriptor is not None else b""
+
+
+class HistoryNames:
+    """The names of an environment's runs, the newest first."""
+
+    def __init__(self, history: _OpenHistory, env: str) -> None:
+        self._history = history
+        self._env = env
+
+    def __iter__(self) -> Iterator[RunName]:
+        return self._history.names(self._history.walk(_scope(self._env), "1"))
+
+    def named(self, word: str, project: str = "") -> list[RunName]:
+        """The runs that have this key or name, or a job id that begins so.
+
+        Of a name, the newest of the project and of no project, and one of other projects; without
+        `project` the newest of all.
+        """
+        start, end = word.lower(), f"{word.lower()}\U0010ffff"
+        key = word.rpartition("-")[2]  # of a name in AWS
+        alike = "SELECT place FROM runs INDEXED BY by_name WHERE env = ? AND name = ?"
+        newest = f"{alike} %s LIMIT {_MOST_ALIKE}"
+        by_name = [(newest % "ORDER BY place DESC", [self._env, word])]
+        if project:
+            of_project = newest % "AND project = ? ORDER BY place DESC"
+            by_name = [(of_project, [self._env, word, each]) for each in (project, "")]
+            values = [self._env, word, project]
+            by_name += [
+                (f"{alike} AND project {sign} ? AND project != '' LIMIT 1", values) for sign in "<>"
+            ]
+        parts = [
+            ("SELECT place FROM runs WHERE key != '' AND key IN (?, ?)", [word, key]),
+            ("SELECT place FROM runs WHERE job_name != '' AND job_name = ?", [word]),
+            ("SELECT place FROM runs WHERE job_id != '' AND job_id BETWEEN ? AND ?", [start, end]),
+            ("SELECT place FROM runs WHERE moved != '' AND moved BETWEEN ? AND ?", [start, end]),
+            *((f"SELECT place FROM ({text})", values) for text, values in by_name),
+        ]
+        rows = self._history.find(
+            f"+env = ? AND place IN ({' UNION '.join(text for text, _ in parts)})",
+            [self._env, *(value for _, values in parts for value in values)],
+        )
+        return list(self._history.names(rows))
+
+    def newest(self, project: str, count: int) -> list[RunName]:
+        """The newest `count` runs of a project, "" for all, that `ls` lists and that were sent."""
+        condition = "is_listed AND (job_id != '' OR refused = '')"
+        rows = self._history.walk(_scope(self._env, project), condition)
+        return list(islice(self._history.names(rows), count))
+
+
+class MetricBound(NamedTuple):
+    """A condition for one of several values of a metric; `columns` of the index's `metrics`."""
+
+    name: str
+    columns: tuple[str, ...]
+    sign: str
+    bound: float
+
+    def to_sql(self) -> tuple[str, list[Any]]:
+        """The condition, also true of runs whose metrics have to be read."""
+        least_known = 2 if self.columns != ("last",) else 1
+        holds = " OR ".join(f"{each} IS NULL OR {each} {self.sign} ?" for each in self.columns)
+        text = f"""place IN (
+            SELECT place FROM runs WHERE metrics_known < 2 AND status != 'lost'
+                AND metrics_known < {least_known}
+            UNION ALL SELECT place FROM metrics WHERE ({holds})
+                AND metric = (SELECT number FROM metric_names WHERE name = ?)
+        )"""
+        return text, [*(self.bound for _ in self.columns), self.name]
+
+
+class RunQuery(Struct, frozen=True):
+    """Runs with a job id; a field with its default matches all. Some runs may not match.
+
+    `statuses`: of AWS Batch, of runs whose end is known. Runs that have moved match all of them.
     """
 
-    def __init__(self) -> None:
-        self._found: dict[str, _RunLines] = {}
-        self._key_of: dict[str, str] = {}  # job id -> key, for lines that have only the job id
+    project: str = ""
+    queue: str = ""
+    name: str = ""
+    since: int = 0
+    statuses: frozenset[str] = frozenset()
+    metrics: tuple[MetricBound, ...] = ()
 
-    def add(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            try:
-                head = _HEAD.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if head.forgotten:
-                self._found = {
-                    each: run for each, run in self._found.items() if run.env != head.forgotten
-                }
-                continue
-            if head.key and head.job_id:
-                self._key_of[head.job_id] = head.key
-            identity = head.key or self._key_of.get(head.job_id, head.job_id)
-            run = self._found.get(identity)
-            if run is not None:
-                run.add(head, line)
-            elif head.env and identity:
-                self._found[identity] = _RunLines(head, head.job_id, head.refused, [line])
-
-    def runs(self) -> list[_RunLines]:
-        return list(self._found.values())
-
-
-def _group_by_run(lines: Iterable[bytes]) -> list[_RunLines]:
-    groups = _RunGroups()
-    groups.add(lines)
-    return groups.runs()
-
-
-class _ReadPart(Struct, gc=False):
-    """The part of the file that was read: its groups, its size, and its last bytes."""
-
-    groups: _RunGroups
-    inode: int
-    size: int
-    tail: bytes
-
-
-def _newest_first(env: str | None, runs: Iterable[_RunLines]) -> list[Record]:
-    """The records of these runs, the newest first."""
-    chosen = [run for run in runs if env is None or run.env == env]
-    return [record for run in reversed(chosen) if (record := run.read())]
+    def to_sql(self) -> tuple[str, list[Any]]:
+        """The condition for all fields but the project."""
+        parts, values = ["job_id != ''"], list[Any]()
+        if self.since:
+            parts.append("at >= ?")
+            values.append(self.since)
+        if self.queue:
+            parts.append("(queue = ? OR moved != '')")
+            values.append(self.queue)
+        if self.name:
+            parts.append("(name = ? OR key = ? OR substr(job_name, 1, length(?)) = ?)")
+            values += [self.name, self.name.rpartition("-")[2], self.name, self.name]
+        if self.statuses:
+            ends = [each for each in ("SUCCEEDED", "FAILED") if each in self.statuses]
+            marks = ", ".join("?" * len(ends))
+            parts.append(
+                f"(status IN ('', {marks}) OR moved != '')"
+                if ends
+                else "place IN (SELECT place FROM runs WHERE status = ''"
+                " UNION ALL SELECT place FROM runs WHERE moved != '')"
+            )
+            values += ends
+        for bound in self.metrics:
+            text, needed = bound.to_sql()
+            parts.append(text)
+            values += needed
+        return " AND ".join(parts), values
 
 
 class HistoryRecords:
-    """Records by job id, the newest first. Each is decoded once, when it is first used."""
+    """Records by job id, the newest first. Each is decoded when it is used."""
 
-    def __init__(self, runs: Iterable[_RunLines]) -> None:
-        self._lines = {run.job_id: run for run in runs if run.job_id}
+    def __init__(self, history: _OpenHistory, env: str | None) -> None:
+        self._history = history
+        self._env = env
         self._read: dict[str, Record | None] = {}
 
     def get(self, job_id: str) -> Record | None:
         if job_id not in self._read:
-            lines = self._lines.get(job_id)
-            self._read[job_id] = lines.read() if lines else None
+            condition, values = "job_id != '' AND job_id = ?", [job_id]
+            if self._env is not None:
+                condition, values = f"{condition} AND +env = ?", [job_id, self._env]
+            row = next(self._history.find(condition, values), None)
+            self._read[job_id] = self._history.record(row) if row else None
         return self._read[job_id]
 
     def __iter__(self) -> Iterator[Record]:
-        for job_id in reversed(self._lines):
-            record = self.get(job_id)
-            if record is not None:
-                yield record
+        return self.matching(RunQuery())
+
+    def matching(self, query: RunQuery) -> Iterator[Record]:
+        """The records that match, the newest first, and perhaps some that do not."""
+        scope = _scope(self._env, query.project)
+        return self._history.records(self._history.walk(scope, *query.to_sql()))
+
+    def of_others(self, query: RunQuery) -> dict[str, int]:
+        """The number of runs that match and that `ls` lists, by project, of other projects."""
+        condition, values = query.to_sql()
+        found = dict[str, int]()
+        for sign in "<>":
+            found |= self._history.query(
+                "SELECT project, count(*) FROM runs INDEXED BY by_project WHERE env = ?"
+                f" AND project {sign} ? AND is_listed AND {condition} GROUP BY project",
+                (self._env, query.project, *values),
+            )
+        return found
+
+
+def _scope(env: str | None, project: str = "") -> dict[str, str]:
+    """The scope for `RunIndex.walk`. A project needs an environment."""
+    return {} if env is None else {"env": env, **({"project": project} if project else {})}
 
 
 def _has_end(run: Run) -> bool:

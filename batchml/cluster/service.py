@@ -292,7 +292,9 @@ def narrow(
     """The runs of a project, as in `narrow_to_project`. The history is read only if needed."""
     known = {}
     if not all(row.run.tags for row in snapshot.runs):  # waiting runs that were not described
-        known = {each.job_id: each.project for each in context.history.names(context.env)}
+        names = context.history.names(context.env)
+        ids = [row.run.job_id for row in snapshot.runs if not row.run.tags]
+        known = {each.job_id: each.project for job_id in ids for each in names.named(job_id)}
     return narrow_to_project(snapshot, project, known, queues)
 
 

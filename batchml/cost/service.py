@@ -317,8 +317,8 @@ def list_spending(
     """
     recent = [
         record
-        for record in context.history.newest_first(context.env)
-        if record.at >= since and queue in ("", record.queue)
+        for record in context.history.since(context.env, since)
+        if queue in ("", record.queue)
     ]
     records = {each.job_id: each for each in recent if project in ("", each.project)}
     elsewhere = {each.job_id for each in recent if each.project not in ("", project) and project}

@@ -54,7 +54,7 @@ from batchml.explain.waiting import (
 )
 from batchml.jobs.find import load_job, own_image_files
 from batchml.model.explanation import Explanation
-from batchml.model.group import HELD_TAG
+from batchml.model.group import HELD_TAG, is_listed
 from batchml.model.image import parse_own_image
 from batchml.model.run import (
     NOT_KNOWN,
@@ -79,7 +79,7 @@ from batchml.runs.metrics.usage import (
     idle_seconds,
     read_usage,
 )
-from batchml.runs.names import bare_id, is_listed
+from batchml.runs.names import bare_id
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis, find_local_checkpoints
 from batchml.runs.rerun.rules import PER_RUN
 from batchml.runs.search import FoundRun

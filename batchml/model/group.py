@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.model.fallback import WATCHES_TAG
 from batchml.model.job import Group, Health, JobSpec, Resources
 from batchml.model.names import keyed_name, to_name
+from batchml.model.run import SWEEP_TAG, RunName
 from batchml.model.tables import parse_duration, parse_size
 from batchml.runtime.protocol.launch import (
     HEAD,
@@ -176,6 +178,12 @@ def resources_of(spec: JobSpec, group: Group) -> Resources:
 def is_worker(tags: Mapping[str, str]) -> bool:
     """Whether a job with these tags is a worker of a group run."""
     return bool(tags.get(GANG_TAG)) and tags.get("batchml:key") != tags[GANG_TAG]
+
+
+def is_listed(run: RunName) -> bool:
+    """Whether `ls` lists a run: not trials, controllers and workers, which no user submits."""
+    is_of_sweep_or_watcher = SWEEP_TAG in run.tags or WATCHES_TAG in run.tags
+    return not (run.gang or is_of_sweep_or_watcher or is_worker(run.tags))
 
 
 def _group_spec(spec: JobSpec, group: Group) -> JobSpec:

@@ -16,11 +16,10 @@ from batchml.config.settings import Setting
 from batchml.errors import BatchmlError, OtherAccountOrRegion, UsageError, did_you_mean
 from batchml.model.environment import LOCAL
 from batchml.runs.find import select
-from batchml.runs.names import bare_id
+from batchml.runs.names import KnownRuns, bare_id
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.model.run import RunName
 
 _MIN_ID_PREFIX = 8  # characters: a shorter start of a job id is not searched for in the history
 
@@ -91,13 +90,13 @@ def split_env(context: "Context", word: str) -> tuple[str, str]:
     return (others[0] if others else context.env), word
 
 
-def _has_run(names: "Sequence[RunName]", word: str, project: str) -> bool:
+def _has_run(names: KnownRuns, word: str, project: str) -> bool:
     is_prefix = len(word) >= _MIN_ID_PREFIX
     return any(
         word in (name.key, name.job_name)
         or (word == name.name and name.project in ("", project))
         or (is_prefix and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
-        for name in names
+        for name in names.named(word, project)
         if name.job_id
     )
 
@@ -140,7 +139,7 @@ def _move_notices(context: "Context", job_id: str) -> list[str]:
 
     fallbacks = {
         name.job_id: name.fallback
-        for name in context.history.names(context.env)
+        for name in context.history.names(context.env).named(job_id)
         if name.fallback and not name.moved
     }
     fallback = fallbacks.get(job_id, "")

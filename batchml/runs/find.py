@@ -20,7 +20,6 @@ from batchml.model.run import (
     MetricRange,
     Record,
     Run,
-    RunName,
     first_child_id,
     first_start,
     has_begun,
@@ -370,25 +369,21 @@ def select(context: Context, words: Sequence[str]) -> list[str]:
     for word in words:
         try:
             job_id = _to_aws_child(context, word, select_run(word, history, listed, scope))
-            found.append(_follow_move(context, history, job_id))
+            found.append(current_job_id(context, job_id))
         except NotFound as error:
             others = (import_module(name).suggest(context, word) for name in _SUGGESTERS)
             raise next(filter(None, others), error) from None
     return found
 
 
-def _follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
+def current_job_id(context: Context, job_id: str) -> str:
     """The job id of a run, also after it has moved to another queue as another job."""
+    names = context.history.names(context.env).named(bare_id(job_id))
     if not any(name.fallback for name in names):
         return job_id
     from batchml.runs.fallback.watch import follow_move
 
     return follow_move(context, names, job_id)
-
-
-def current_job_id(context: Context, job_id: str) -> str:
-    """The job id of a run, also after it has moved to another queue as another job."""
-    return _follow_move(context, context.history.names(context.env), job_id)
 
 
 def _to_aws_child(context: Context, word: str, job_id: str) -> str:

@@ -6,13 +6,13 @@ or `@last~2` for the run that was submitted two before the last. `WORD:3` is chi
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple, NoReturn, Protocol
 
 from batchml.config.project import project_name, short_project
 from batchml.errors import NotFound, UsageError
-from batchml.model.fallback import WATCHES_TAG
-from batchml.model.group import is_worker
+from batchml.model.group import is_listed
 from batchml.model.names import bare_name, is_key, short_id, split_key
 from batchml.model.run import SWEEP_TAG, RunName
 
@@ -26,14 +26,25 @@ SURE_PREFIX = 8  # characters of a start for which AWS is not asked about other 
 ListRuns = Callable[[], Iterable[tuple[str, str]]]
 FindProjects = Callable[[Sequence[str]], Mapping[str, str]]
 
+
+class KnownRuns(Protocol):
+    """The runs that this machine submitted to an environment; HistoryNames implements it."""
+
+    def __iter__(self) -> Iterator[RunName]:
+        """All runs, the newest first."""
+
+    def named(self, word: str, project: str = "") -> Sequence[RunName]:
+        """The runs that have this key or name, or a job id that begins so, the newest first.
+
+        Of a name the newest of the project and of no project, and one of other projects.
+        """
+
+    def newest(self, project: str, count: int) -> Sequence[RunName]:
+        """The newest `count` runs of a project, "" for all, that `ls` lists and that were sent."""
+
+
 _MAX_ASKED = 100  # runs of one name whose projects are asked for: one call
 _MAX_KNOWN = 10  # names that an error lists
-
-
-def is_listed(run: RunName) -> bool:
-    """Whether `ls` lists a run: not trials, controllers and workers, which no user submits."""
-    is_of_sweep_or_watcher = SWEEP_TAG in run.tags or WATCHES_TAG in run.tags
-    return not (run.gang or is_of_sweep_or_watcher or is_worker(run.tags))
 
 
 class ProjectScope(NamedTuple):
@@ -67,13 +78,13 @@ ALL_PROJECTS = ProjectScope()
 
 def select_run(
     word: str,
-    history: Sequence[RunName],
+    history: KnownRuns,
     list_runs: ListRuns,
     scope: ProjectScope = ALL_PROJECTS,
 ) -> str:
     """The job id of the run that `word` names.
 
-    `history` has this machine's runs of the environment, newest first. `list_runs` returns (job id,
+    `history` has this machine's runs of the environment. `list_runs` returns (job id,
     name in AWS) of all runs of the environment, newest first; it is called only if the history does
     not have the answer. It also has submissions whose job ids are not in the history: a word can
     name whatever `ls` lists.
@@ -93,33 +104,39 @@ def select_run(
     return _select(word, history, list_runs, scope)
 
 
-def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: ProjectScope) -> str:
+def _select(word: str, history: KnownRuns, list_runs: ListRuns, scope: ProjectScope) -> str:
     if _JOB_ID.fullmatch(word.lower()):
         return word.lower()
     last = _LAST.fullmatch(word)
     if last:
-        sent = [each for each in history if is_listed(each) and (each.job_id or not each.refused)]
-        own = [each for each in sent if scope.project in ("", each.project)]
+        before = int(last[1] or 0)
+        own = history.newest(scope.project, before + 1)
+        others = 0
+        if before >= len(own):
+            sent = (each for each in history if each.job_id or not each.refused)
+            others = sum(map(is_listed, sent)) - len(own)
         if not own and any(
             SWEEP_TAG in each.tags and scope.project in ("", each.project) for each in history
         ):
             hint = "Only sweeps were submitted: `batchml sweeps show @last` shows the last."
             raise NotFound("Run", word, [], hint)
-        record = _nth_last(word, int(last[1] or 0), own, len(sent) - len(own), scope.project)
+        record = _nth_last(word, before, own, others, scope.project)
         return _job_id_of(word, record, list_runs)
-    keyed = [each for each in history if each.key and word in (each.key, each.job_name)]
-    named = keyed or [each for each in history if word in (each.job_name, each.name)]
+    alike = history.named(word, scope.project)
+    keyed = [each for each in alike if each.key and word in (each.key, each.job_name)]
+    named = keyed or [each for each in alike if word in (each.job_name, each.name)]
     chosen = keyed or scope.narrow(named)
     if chosen:  # a refused submission has no run: the word names an older run
         record = next((each for each in chosen if each.job_id or not each.refused), chosen[0])
         return _job_id_of(word, record, list_runs)
-    projects = {each.job_id: each.project for each in history if each.job_id}
+    projects = {each.job_id: each.project for each in alike if each.job_id}
     by_prefix = _ids_with_prefix(word, projects)
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
     found = list(list_runs())
     by_key = [job_id for job_id, name in found if word in (name, split_key(name)[1])]
     by_name = [job_id for job_id, name in found if word == split_key(name)[0]]
+    projects |= _find_known(history, by_name)
     own_ids = by_key or scope.narrow_ids(by_name, projects)
     if own_ids:  # a name comes before ids that happen to start like it
         return own_ids[0]
@@ -130,9 +147,19 @@ def _select(word: str, history: Sequence[RunName], list_runs: ListRuns, scope: P
         own_ids = scope.narrow_ids(by_prefix, projects)
     elsewhere = [*(each.job_id for each in named if each.job_id), *by_name, *by_prefix]
     if elsewhere and not own_ids:
+        projects = {each.job_id: each.project for each in history if each.job_id}
         raise _run_elsewhere(word, elsewhere[0], projects, scope)
-    known = _known_words([*filter(is_listed, history)], found, scope, projects)
-    return _by_prefix(word, own_ids, known)
+    if not own_ids:
+        projects = {each.job_id: each.project for each in history if each.job_id}
+        known = _known_words([*filter(is_listed, history)], found, scope, projects)
+        raise _not_found(word, known)
+    return _by_prefix(word, own_ids)
+
+
+def _find_known(history: KnownRuns, job_ids: Iterable[str]) -> dict[str, str]:
+    """The projects of those of the jobs that were submitted from here, by job id."""
+    asked = islice(job_ids, _MAX_ASKED)
+    return {each.job_id: each.project for job_id in asked for each in history.named(job_id)}
 
 
 def _known_words(
@@ -176,7 +203,7 @@ def _job_id_of(word: str, record: RunName, list_runs: ListRuns) -> str:
 
 
 def _nth_last(
-    word: str, before: int, submitted: list[RunName], others: int, project: str
+    word: str, before: int, submitted: Sequence[RunName], others: int, project: str
 ) -> RunName:
     """The run `before` runs before the last; `others` is the number of runs of other projects."""
     if before < len(submitted):
@@ -201,16 +228,18 @@ def _ids_with_prefix(word: str, job_ids: Iterable[str]) -> list[str]:
     return [job_id for job_id in job_ids if job_id.startswith(word.lower())]
 
 
-def _by_prefix(word: str, ids: list[str], known: Sequence[str]) -> str:
+def _by_prefix(word: str, ids: list[str]) -> str:
     by_prefix = sorted(set(ids))
-    if by_prefix and len(word) < MIN_PREFIX:
+    if len(word) < MIN_PREFIX:
         raise UsageError(f"{word!r} is too short for the start of a job id: give {MIN_PREFIX}.")
     if len(by_prefix) > 1:
         listed = ", ".join(by_prefix[:5])
         raise UsageError(f"{word!r} is the start of {len(by_prefix)} job ids: {listed}. Add more.")
-    if by_prefix:
-        return by_prefix[0]
+    return by_prefix[0]
+
+
+def _not_found(word: str, known: Sequence[str]) -> NotFound:
     hint = "`batchml ls` shows the runs."
     if is_key(word):
         hint = "No submission from here has this key. " + hint
-    raise NotFound("Run", word, known, hint, most=_MAX_KNOWN)
+    return NotFound("Run", word, known, hint, most=_MAX_KNOWN)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
+from math import isnan
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import MAX_DESCRIBE, JobApi
 from batchml.errors import UsageError, did_you_mean
-from batchml.history import History, HistoryRecords
+from batchml.history import History, HistoryRecords, MetricBound, RunQuery
 from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
@@ -37,7 +38,7 @@ from batchml.model.run import (
     times_of,
 )
 from batchml.runs.metrics.conditions import MetricCondition, MetricValue
-from batchml.runs.metrics.series import best_values, first_values
+from batchml.runs.metrics.series import best_values, child_of, first_values
 
 COMMIT_TAG = "batchml:commit"
 # Environment variable of the runs of a sweep: the address of its store, which ends with its key.
@@ -339,6 +340,7 @@ def search(
         and not (found.record and _is_elsewhere(found, filters, left_out))
     )
     without_metrics = replace(filters, metrics=())
+    has_found = False
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
         described = describe_candidates(api, history, chunk, now)
         for found in described if filters.leaves_out_sweeps else complete(described):
@@ -355,7 +357,42 @@ def search(
                     continue
                 measured = with_metrics(found, filters.values, measure)
                 if matches(measured, filters):
+                    has_found = True
                     yield measured
+    if filters.project and not has_found:  # how many others there are is said only then
+        _count_others(records, filters, left_out)
+
+
+def _count_others(records: HistoryRecords, filters: RunFilter, left_out: SkippedRuns) -> None:
+    """Add the runs of other projects that only the history has."""
+    for project, count in records.of_others(_to_query(filters)).items():
+        left_out.passed += count
+        left_out.of_projects[project] = left_out.of_projects.get(project, 0) + count
+
+
+def _to_query(filters: RunFilter) -> RunQuery:
+    """The part of a filter that the index of the history knows; other runs do not match either."""
+    statuses = set[str]()
+    for state in filters.states:
+        if state in JobStatus.__members__:
+            statuses.add(state)
+        else:  # a class: of success or of failure
+            statuses |= {JobStatus.SUCCEEDED.value, JobStatus.FAILED.value}
+    return RunQuery(
+        filters.project, filters.queue, filters.name, filters.since, frozenset(statuses),
+        tuple(_to_bound(each) for each in filters.metrics if not isnan(each.bound)),
+    )  # fmt: skip
+
+
+_COLUMNS = {
+    "last": ("last",), "first": ("first",), "min": ("least",), "max": ("greatest",),
+    "best": ("least", "greatest"),
+}  # fmt: skip
+
+
+def _to_bound(condition: MetricCondition) -> MetricBound:
+    name = child_of(condition.name)[0]
+    return MetricBound(name, _COLUMNS[condition.function], condition.sign, condition.bound)
 
 
 def _is_elsewhere(found: FoundRun, filters: RunFilter, left_out: SkippedRuns) -> bool:
@@ -363,7 +400,8 @@ def _is_elsewhere(found: FoundRun, filters: RunFilter, left_out: SkippedRuns) ->
     if filters.project in ("", found.project):
         return False
     left_out.passed += 1
-    if not (found.is_worker or found.has_moved or found.sweep):
+    # Those of the history are counted by its index, as most of them are never read.
+    if found.record is None and not (found.is_worker or found.has_moved or found.sweep):
         left_out.of_projects[found.project] = left_out.of_projects.get(found.project, 0) + 1
     return True
 
@@ -415,7 +453,7 @@ def _candidates(
 
     kept = (
         FoundRun(run_from_record(record), record)
-        for record in records
+        for record in records.matching(_to_query(filters))
         if record.at >= filters.since
     )
     seen: set[str] = set()

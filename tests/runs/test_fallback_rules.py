@@ -419,7 +419,7 @@ def test_two_moves_from_different_places_leave_one_job(tmp_path: Path, aws: Aws)
     aws.on_submit = aws.hidden.clear
     assert mover.move(place.describe([job_id])[job_id]) == first
     assert [job["jobId"] for job in aws.alive] == [first]
-    assert place.history.names("dev")[0].job_id == first
+    assert next(iter(place.history.names("dev"))).job_id == first
 
 
 def test_no_value_of_a_variable_is_kept_and_the_second_job_has_them_all(
@@ -505,7 +505,7 @@ def test_cancelled_between_its_two_jobs_it_is_found_in_the_other_queue(
     )
     aws.hidden = {now: aws.clock.time + 30}
     assert find_successors(place, place.describe([job_id]).values()) == {job_id: now}
-    assert place.history.names("dev")[0].job_id == now
+    assert next(iter(place.history.names("dev"))).job_id == now
 
 
 def test_left_and_submitted_nowhere_it_is_still_in_the_list(tmp_path: Path, aws: Aws) -> None:

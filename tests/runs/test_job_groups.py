@@ -55,6 +55,7 @@ from tests.runs.test_submission import Aws, place_in, write
 from tests.runs.test_submission import aws as aws
 from tests.runs.test_submit import AMBIGUOUS, Killed, World
 from tests.support.fakes import FakeClock
+from tests.support.known_runs import KnownList
 from tests.support.models import faults
 
 SPEC = JobSpec(
@@ -371,7 +372,7 @@ def test_the_last_run_is_the_head(tmp_path: Path) -> None:
     assert select_run("@last", names, list) == "job-0"
     assert select_run("vit-1", names, list) == "job-2"
     plain = [RunName(key="k", job_id="job-9", name="older")]
-    assert select_run("@last~1", [*names, *plain], list) == "job-9"
+    assert select_run("@last~1", KnownList([*names, *plain]), list) == "job-9"
 
 
 def test_workers_are_listed_only_where_they_are_asked_for() -> None:

@@ -392,8 +392,12 @@ def test_only_runs_of_the_project_are_found_and_the_others_are_counted(history: 
     left_out = SkippedRuns()
     ours = RunFilter(project="ours")
     shown = list(search(api, history, "local", ["default"], ours, left_out=left_out))
-    assert numbers(shown) == [4, 1] and left_out.others == 3
+    assert numbers(shown) == [4, 1]
     assert "DescribeJobs 3" in api.calls  # not the runs whose projects the history has
+    left_out = SkippedRuns()
+    nobodys = RunFilter(project="nobodys")
+    assert not list(search(api, history, "local", ["default"], nobodys, left_out=left_out))
+    assert left_out.of_projects == {"ours": 2, "theirs": 1, "": 2}
     assert numbers(found(api, history)) == [5, 4, 3, 2, 1]
 
 

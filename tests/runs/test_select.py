@@ -5,11 +5,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from batchml.errors import NotFound, UsageError
-from batchml.model.run import Record
-from batchml.runs.names import ProjectScope, select_run
+from batchml.model.run import Record, RunName
+from batchml.runs import names
+from batchml.runs.names import ALL_PROJECTS, ListRuns, ProjectScope
+from tests.support.known_runs import KnownList
 
 IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
 KEY = "2abcdefghijklmnop"
+
+
+def select_run(
+    word: str, history: Iterable[RunName], runs: ListRuns, scope: ProjectScope = ALL_PROJECTS
+) -> str:
+    return names.select_run(word, KnownList(history), runs, scope)
 
 
 def known() -> Iterator[tuple[str, str]]:

@@ -357,8 +357,8 @@ class Kept:
     def __init__(self, *records: Record) -> None:
         self.records = list(records)
 
-    def newest_first(self, env: str | None = None) -> list[Record]:
-        return self.records
+    def find(self, env: str, job_id: str) -> Record | None:
+        return next((each for each in self.records if each.job_id == job_id), None)
 
 
 RECORD = Record(key="key", job_id="j", name="n", job_name="n-key", env="e", queue="q")

@@ -85,4 +85,4 @@ def test_reset_counts_the_runs_of_all_projects_before_it_asks(
     assert app.run(["local", "reset"]) == 2
     said = capsys.readouterr().err
     assert "of all projects: 3 runs of 2 projects (digits, vision). To confirm: --yes." in said
-    assert len(history.names("local")) == 3
+    assert len(list(history.names("local"))) == 3

@@ -91,9 +91,9 @@ def module_of(name: str) -> str:
 ORDER = (
     ("errors", "clock", "resources", "rich_html"),
     ("runtime",), ("model",), ("config",), ("aws", "local"),
-    ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",), ("cluster",),
-    ("explain",), ("sessions",), ("workspace",), ("setup",), ("adopt",), ("sweeps",), ("handles",),
-    ("client",), ("prove", "dashboard"),
+    ("history_index",), ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",),
+    ("cluster",), ("explain",), ("sessions",), ("workspace",), ("setup",), ("adopt",), ("sweeps",),
+    ("handles",), ("client",), ("prove", "dashboard"),
 )  # fmt: skip
 _LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -25,6 +25,7 @@ from batchml.config.project import (
     short_project,
 )
 from batchml.errors import UsageError, did_you_mean
+from batchml.model.group import is_listed
 from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runs.commands.next_commands import short_word
 from batchml.runs.compare.columns import (
@@ -43,7 +44,6 @@ from batchml.runs.find import find, measure_runs
 from batchml.runs.groups.members import record_bills
 from batchml.runs.metrics.conditions import MetricValue, read_condition
 from batchml.runs.metrics.series import NO_METRICS
-from batchml.runs.names import is_listed
 from batchml.runs.search import (
     MAX_OTHERS,
     FoundRun,
@@ -168,7 +168,7 @@ def ls(
             _say_next_commands(context, found)
     elif not left_out.sweeps:  # else the message about sweeps follows
         say(_nothing_found(context, wanted, left_out))
-        say_without_direction(wanted.values, context.history.newest_first(context.env))
+        say_without_direction(wanted.values, context.history.records(context.env))
     if left_out.sweeps:
         say(_about_sweeps(context, all_=all_))
     if left_out.is_cut and not context.settings.is_local:
@@ -238,9 +238,12 @@ def say_without_direction(
     values: "Sequence[MetricValue]", runs: "Iterable[FoundRun | Record]"
 ) -> None:
     """Say which best values are unknown because no run says what the best is."""
-    records = [each.record if isinstance(each, FoundRun) else each for each in runs]
+    names = dict.fromkeys(each.name for each in values if each.function == "best")
+    if not names:
+        return
+    records = (each.record if isinstance(each, FoundRun) else each for each in runs)
     known = {name for record in records if record for name in record.directions}
-    for name in dict.fromkeys(each.name for each in values if each.function == "best"):
+    for name in names:
         if name not in known:
             say(
                 f"best({name}) is unknown: no run says which value is the best. In job.toml: "
@@ -291,8 +294,7 @@ def _about_sweeps(context: "Context", *, all_: bool) -> str:
 
 def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
     """A sentence for each metric of the filter that no run has: it is probably misspelt."""
-    records = context.history.newest_first(context.env) if wanted.metrics else ()
-    known = {name.rpartition(":")[0] or name for record in records for name in record.metrics}
+    known = context.history.metric_names(context.env) if wanted.metrics else set[str]()
     names = dict.fromkeys(condition.name for condition in wanted.metrics)
     return "".join(
         f" No run from here has a metric {name!r}.{did_you_mean(name, known)}"

@@ -461,5 +461,5 @@ def fetch_plan(context: Context, address: str, digest: str) -> FallbackPlan:
 
 def job_id_of(context: Context, key: str) -> str:
     """The current job id of a run of this machine; "" if it was never submitted."""
-    names = context.history.names(context.env)
+    names = context.history.names(context.env).named(key)
     return next((name.job_id for name in names if name.key == key), "")

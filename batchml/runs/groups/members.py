@@ -45,7 +45,7 @@ def worker_ids(context: "Context", found: FoundRun) -> dict[str, str]:
         wanted = set(groups.values())
         known = {
             each.key: each.job_id
-            for each in context.history.names(context.env)
+            for each in context.history.group(context.env, found.key)
             if each.key in wanted
         }
         return {group: known.get(key, "") for group, key in groups.items()}

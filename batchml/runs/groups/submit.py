@@ -174,8 +174,7 @@ def end_late_workers(submitter: Submitter, record: Record, job_id: str) -> None:
 
 def _jobs_of(history: History, record: Record) -> list[RunName]:
     """The jobs in the history of the group run that the workers of `record` belong to."""
-    names = history.names(record.env)
-    return [each for each in names if record.gang in (each.key, each.gang)]
+    return history.group(record.env, record.gang)
 
 
 def _find_head(submitter: Submitter, record: Record) -> Run | None:

@@ -411,9 +411,9 @@ class Listing(Protocol):
 
 
 class RunRecords(Protocol):
-    """The records of an environment's runs; History implements it."""
+    """The records of runs; History implements it."""
 
-    def newest_first(self, env: str | None = None) -> list[Record]: ...
+    def find(self, env: str, job_id: str) -> Record | None: ...
 
 
 def make_recall(listing: Callable[[], Listing], history: RunRecords, env: str) -> Recall:
@@ -424,7 +424,7 @@ def make_recall(listing: Callable[[], Listing], history: RunRecords, env: str) -
     """
 
     def recall(job_id: str) -> Run | None:
-        record = next((each for each in history.newest_first(env) if each.job_id == job_id), None)
+        record = history.find(env, job_id)
         if record is None:
             return None
         if record.job_name:

@@ -111,9 +111,9 @@ def wait_for_runs(
             yield ended[-1]
     finally:
         if ended:
-            ours = {record.job_id for record in context.history.newest_first(context.env)}
+            ours = context.history.records(context.env)
             with suppress(OSError):  # a full disk must not hide the ends
-                context.history.add_ends(run for run in ended if run.job_id in ours)
+                context.history.add_ends(run for run in ended if ours.get(run.job_id))
 
 
 def follow(

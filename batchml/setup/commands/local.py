@@ -362,14 +362,14 @@ def reset(
     elif archive or allow_loss:
         raise UsageError("--archive and --allow-loss need --delete-data.")
     if not yes:
-        _confirm_reset(home, context.history.names(context.env), deletes_data=delete_data)
+        _confirm_reset(home, list(context.history.names(context.env)), deletes_data=delete_data)
     clock = SystemClock()
     control.stop_server(home, clock)
     lock = home.hold() if home.local.is_dir() else None
     sweeps = count_sweeps(home)
     killed = forget(home, clock)
     FallbackPlans.beside(context.history, context.env).clear()
-    runs = len(context.history.names(context.env))
+    runs = len(list(context.history.names(context.env)))
     context.history.forget(context.env)  # the same file has the runs in AWS
     if data is not None:
         data.check("the jobs were deleted, the data stays")  # jobs may have written meanwhile
