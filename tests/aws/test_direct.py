@@ -123,7 +123,7 @@ def test_a_request_is_signed_as_the_server_expects(service: Service) -> None:
     assert JobApi(session).describe(["a"]) == {}
     call(session.client("logs"), "GetLogEvents", logStreamName="s", startFromHead=True)
     first, second = service.requests
-    assert (first.path, first.body) == ("/v1/describejobs", b'{"jobs":["a"]}')
+    assert (first.path, first.body) == ("/v1/describejobs", b'{"jobs": ["a"]}')
     assert second.path == "/"
     assert second.header("x-amz-target") == "Logs_20140328.GetLogEvents"
     for request, name in ((first, "batch"), (second, "logs")):
@@ -151,7 +151,7 @@ def test_all_pages_of_a_list_are_read(service: Service) -> None:
         ok({"jobQueues": [queue | {"jobQueueName": "b"}]}),
     ]
     assert JobApi(service.session()).queues() == ["a", "b"]
-    assert service.requests[1].body == b'{"nextToken":"t"}'
+    assert service.requests[1].body == b'{"nextToken": "t"}'
 
 
 @pytest.mark.parametrize(

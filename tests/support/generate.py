@@ -36,7 +36,7 @@ _KNOWN: dict[str, list[str]] = {
     "resourceArn": ["arn:aws:batch:us-east-1:000000000000:job-queue/q"],
 }  # fmt: skip
 
-_ODD = [
+ODD = [
     "", "a", "*", "a*", "Ref::k", "é😀", "-5", "0", "1", "64", "1_0", "\u0661", "9" * 5000,
     "x" * 300, "arn:aws:batch:::job/", "d:0", "d:99999999999999999999", "q/q", "..", "%2e%2e",
     "../../etc/passwd",
@@ -92,7 +92,7 @@ def fitting(shape: Any, chance: random.Random, often: float, name: str = "", dep
         if name in _KNOWN and chance.random() < 0.8:
             return chance.choice(_KNOWN[name])
         if chance.random() < often:
-            return chance.choice(_ODD)
+            return chance.choice(ODD)
         return chance.choice(
             ["q", "d", "ce", "1", "64", "a" * max(1, shape.metadata.get("min", 1))]
         )
@@ -119,7 +119,7 @@ def malformed(number: int, target: Target) -> Made:
     how = chance.choices(["nothing", "value", "text", "transport"], weights=[40, 30, 15, 15])[0]
     if how == "value":
         for _ in range(chance.choice([1, 1, 2, 4])):
-            params = _spoil(params, chance)
+            params = spoil(params, chance)
     body = json.dumps(params).encode()[:100_000]
     if how == "text":
         body = _garble(body, chance)
@@ -163,7 +163,7 @@ def _tag_path(params: Any) -> str:
     return path
 
 
-def _spoil(value: Any, chance: random.Random) -> Any:
+def spoil(value: Any, chance: random.Random) -> Any:
     """The value with one thing wrong, somewhere in it."""
     if isinstance(value, dict) and value and chance.random() < 0.85:
         changed = dict(value)
@@ -172,20 +172,20 @@ def _spoil(value: Any, chance: random.Random) -> Any:
         if act < 0.15:
             del changed[name]
         elif act < 0.25:
-            odd = chance.choice(_ODD)
+            odd = chance.choice(ODD)
             changed[odd] = changed.pop(name)
         elif act < 0.35:
-            changed[chance.choice(_ODD)] = chance.choice(_WRONG)
+            changed[chance.choice(ODD)] = chance.choice(_WRONG)
         else:
-            changed[name] = _spoil(changed[name], chance)
+            changed[name] = spoil(changed[name], chance)
         return changed
     if isinstance(value, list) and value and chance.random() < 0.7:
         place = chance.randrange(len(value))
         if chance.random() < 0.2 and len(value) <= 3:
             return value * chance.choice([2, 101, 501])
-        return [*value[:place], _spoil(value[place], chance), *value[place + 1 :]]
+        return [*value[:place], spoil(value[place], chance), *value[place + 1 :]]
     if isinstance(value, str) and chance.random() < 0.7:
-        return chance.choice(_ODD)
+        return chance.choice(ODD)
     if isinstance(value, (int, float)) and chance.random() < 0.5:
         return chance.choice([-value, value + 1, value * 10**9, str(value), float(value)])
     return copy.deepcopy(chance.choice(_WRONG))

@@ -2,18 +2,20 @@
 
 To import botocore and make a client of it takes three times as long as all else in a command. The
 operations below are JSON in both directions, without dates, binary values and members with other
-names in the request, and the embedded server checks each request: so nothing of botocore's service
-models is needed. Other operations are sent by botocore, which is also imported to raise its
-exceptions, so that `aws/errors.py` translates one kind of failure.
+names in the request, and the embedded server checks each request as botocore would: so nothing of
+botocore's service models is needed. Other operations are sent by botocore, which is also imported
+to raise its exceptions, so that `aws/errors.py` translates one kind of failure.
 
 Sources: Smithy 2.0, "AWS restJson1" and "AWS JSON 1.1"; AWS General Reference, "Signature Version
 4"; AWS SDKs and Tools Reference Guide, "Retry behavior".
 """
 
 import hashlib
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -161,9 +163,10 @@ class DirectClient:
 
     def _call(self, operation: Operation, **request: Any) -> dict[str, Any]:
         """Send a call until it has an answer that counts. Raises what botocore's client raises."""
-        body = msgspec.json.encode(request)
+        body = json.dumps(request).encode()  # as botocore: with escapes, also of lone surrogates
         headers = {
             "content-type": "application/json",
+            "user-agent": "batchml",  # the server then checks the request as botocore would
             # The same for all attempts, by which the server recognizes a call that is sent again.
             "amz-sdk-invocation-id": os.urandom(16).hex(),
         }
@@ -227,11 +230,12 @@ class DirectClient:
         """An idle connection that the server has not closed, or a new one."""
         if self._process != os.getpid():  # a fork: its parent uses the connections
             self._idle, self._process = [], os.getpid()
-        while self._idle:
-            of, connection = self._idle.pop()
-            if of == address and _is_open(connection):
-                return connection
-            connection.close()
+        with suppress(IndexError):  # not `while self._idle`: another thread may take the last one
+            while True:
+                of, connection = self._idle.pop()
+                if of == address and _is_open(connection):
+                    return connection
+                connection.close()
         try:
             return self.connect(address, self._waiting.limit)
         except TimeoutError as error:

@@ -320,10 +320,16 @@ def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
         )
     operation, params = _READERS[service](request)
     shape = service_model(service).operation_model(operation).input_shape
-    params = clean(shape, params) if shape is not None else {}
+    # aws/batch/direct.py sends what no SDK has checked: nulls and unknown members are mistakes.
+    is_unchecked = request.header("user-agent") == "batchml"
+    if shape is None:
+        params = {}
+    elif not is_unchecked:
+        params = clean(shape, params)
     # Batch's model has maxima that Batch is not known to enforce; the operations check its
     # documented limits.
-    mistakes = list(problems(shape, params, maxima=service != "batch")) if shape is not None else []
+    rules = {"strict": is_unchecked, "maxima": service != "batch"}
+    mistakes = list(problems(shape, params, **rules)) if shape is not None else []
     if mistakes:
         raise _invalid(service, mistakes, request_id)
     return ApiCall(service, operation, params, request_id)
