@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from batchml.model.group import is_listed
 from batchml.model.run import MetricRange, RunName
 
-_VERSION = 1  # of the tables, and of what their columns mean
+_VERSION = 2  # of the tables, and of what their columns mean
 _COMPARED = 256  # bytes before the new lines, which tell whether the file has only grown
 _PART = 16 * 1024 * 1024  # bytes that are read at once
 _MOST_KEPT = 20_000  # changed runs in memory
@@ -34,7 +34,7 @@ _FIRST, _PAGE = 128, 65_536  # runs that are looked up at first, and at most, at
 _LINE = struct.Struct("<QI")  # place and length of a line
 
 _TABLES = """
-    CREATE TABLE read_part (inode INTEGER, size INTEGER, tail BLOB);
+    CREATE TABLE read_part (inode INTEGER, size INTEGER, tail BLOB, changed_at INTEGER);
     CREATE TABLE runs (
         place INTEGER PRIMARY KEY, env TEXT, project TEXT, key TEXT, job_id TEXT, name TEXT,
         job_name TEXT, gang TEXT, moved TEXT, refused TEXT, fallback TEXT, is_listed INTEGER,
@@ -132,7 +132,7 @@ class RunIndex:
         self._database: sqlite3.Connection | None = None
         self._is_in_memory = False
         self._process = 0
-        self._read_part: tuple[int, int, bytes] | None = None  # as `read_part` has it
+        self._read_part: tuple[int, int, bytes, int] | None = None  # as `read_part` has it
 
     def take_in(self, descriptor: int) -> None:
         """Take in the lines that are new in the open file."""
@@ -209,10 +209,10 @@ class RunIndex:
         """Whether this object has taken in the whole file, as the file is now."""
         if self._database is None or self._read_part is None:
             return False
-        inode, size, tail = self._read_part
-        return (inode, size) == (state.st_ino, state.st_size) and os.pread(
-            descriptor, len(tail), size - len(tail)
-        ) == tail
+        inode, size, tail, changed_at = self._read_part
+        # A file that was edited in place may have its size and its end again, but not its time.
+        found = state.st_ino, state.st_size, state.st_ctime_ns
+        return found == (inode, size, changed_at) and _has_tail(descriptor, size, tail)
 
     def _update(self, descriptor: int, state: os.stat_result) -> None:
         database = self._database or self._open()
@@ -237,13 +237,13 @@ class RunIndex:
 
     def _change(self, database: sqlite3.Connection, descriptor: int, state: os.stat_result) -> None:
         """Bring the tables up to date, within a transaction."""
-        known: tuple[int, int, bytes] | None = None
+        known: tuple[int, int, bytes, int] | None = None
         if database.execute("PRAGMA user_version").fetchone() == (_VERSION,):
             known = database.execute("SELECT * FROM read_part").fetchone()
         if known is not None:
-            inode, size, tail = known
-            begin = size - len(tail)
-            if inode != state.st_ino or os.pread(descriptor, len(tail), begin) != tail:
+            inode, size, tail, changed_at = known
+            is_edited = state.st_size == size and state.st_ctime_ns != changed_at
+            if is_edited or inode != state.st_ino or not _has_tail(descriptor, size, tail):
                 known = None
         if known is None:
             for kind, name in database.execute(
@@ -259,9 +259,9 @@ class RunIndex:
             database.execute(f"PRAGMA user_version = {_VERSION}")
         else:
             taken = _Reader(database, is_new=False).read(descriptor, known[1], known[2])
-        self._read_part = (state.st_ino, *taken)
+        self._read_part = (state.st_ino, *taken, os.fstat(descriptor).st_ctime_ns)
         database.execute("DELETE FROM read_part")
-        database.execute("INSERT INTO read_part VALUES (?, ?, ?)", self._read_part)
+        database.execute("INSERT INTO read_part VALUES (?, ?, ?, ?)", self._read_part)
 
     @property
     def _index_path(self) -> Path:
@@ -300,6 +300,11 @@ class RunIndex:
 
 
 # --- Taking in lines ------------------------------------------------------------------------------
+
+
+def _has_tail(descriptor: int, size: int, tail: bytes) -> bool:
+    """Whether these are the last of the file's first `size` bytes."""
+    return os.pread(descriptor, len(tail), size - len(tail)) == tail
 
 
 class _Reader:

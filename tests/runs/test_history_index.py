@@ -274,6 +274,52 @@ def test_an_index_ahead_of_a_history_from_a_backup_is_made_again(history: Histor
     assert times(History(history.path)) == [1]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"train"', b'"trail"'), (key(2).encode(), key(7).encode()), (b'"name"', b'"nam"   ')],
+)
+def test_an_edit_in_place_that_keeps_size_and_end_is_taken_in(
+    history: History, old: bytes, new: bytes
+) -> None:
+    write(history, *range(1, 12))
+    assert len(times(history)) == 11
+    before = os.stat(history.path)
+    text = history.path.read_bytes()
+    half = len(text) // 2  # the end of the file stays
+    edited = text[:half].replace(old, new).ljust(half)[:half] + text[half:]
+    while os.stat(history.path).st_ctime_ns == before.st_ctime_ns:
+        history.path.write_bytes(edited)
+    after = os.stat(history.path)
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size) and edited != text
+    for again in (history, History(history.path)):
+        check(history, again)
+    changed = history.names("local").named("trail" if b"trail" in new else new.decode())
+    assert bool(changed) == (b"nam" not in new)
+
+
+def test_processes_that_take_in_the_same_lines_do_not_make_the_index_again(
+    history: History,
+) -> None:
+    """One waits for the other with a state of the file from before its last lines."""
+    write(history, 1)
+    assert times(history) == [1]
+    other = History(history.path)
+    assert times(other) == [1]
+    index = history._index
+    assert index is not None
+    write(history, 2)
+    with open(history.path, "rb") as file:
+        before = os.fstat(file.fileno())
+        write(history, 3)
+        assert times(other) == [3, 2, 1]
+        made = []
+        assert index._database is not None
+        index._database.set_trace_callback(made.append)
+        index._update(file.fileno(), before)
+    assert not [each for each in made if "CREATE" in each]
+    assert times(history) == [3, 2, 1]
+
+
 def test_a_history_on_a_disk_that_takes_nothing_is_read(history: History) -> None:
     write(history, 1, 2)
     index_of(history).mkdir()  # nothing can be written there, by whatever user
