@@ -195,10 +195,11 @@ class RunIndex:
             assert self._database is not None, "take_in was not called"
             try:
                 return self._database.execute(text, values).fetchall()
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError:  # a page that is read now is damaged
-                self._delete()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):  # held for long, or cannot be read
+                    self._open_in_memory()
+                else:  # a page that is read now is damaged
+                    self._delete()
                 with open(self._path, "rb") as file:
                     self._take_in(file.fileno())
                 return self._database.execute(text, values).fetchall()
@@ -294,7 +295,8 @@ class RunIndex:
 
     def _delete(self) -> None:
         self._close()
-        for path in (self._index_path, Path(f"{self._index_path}-journal")):
+        # The journal first: that of an index which another process makes now must stay.
+        for path in (Path(f"{self._index_path}-journal"), self._index_path):
             with suppress(OSError):
                 path.unlink()
 

@@ -312,7 +312,7 @@ def test_processes_that_take_in_the_same_lines_do_not_make_the_index_again(
         before = os.fstat(file.fileno())
         write(history, 3)
         assert times(other) == [3, 2, 1]
-        made = []
+        made: list[str] = []
         assert index._database is not None
         index._database.set_trace_callback(made.append)
         index._update(file.fileno(), before)
@@ -343,6 +343,43 @@ def test_an_index_that_another_process_holds_is_not_waited_for_for_ever(
     assert times(History(history.path)) == [2, 1]
     holder.execute("ROLLBACK")
     assert times(history) == [2, 1]
+
+
+def test_an_index_that_another_process_holds_while_it_is_read_is_made_in_memory(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchml.history_index._BUSY_LIMIT", 0.05)
+    write(history, 1, 2)
+    names = history.names("local")
+    holder = sqlite3.connect(index_of(history), isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    assert [each.key for each in names] == [key(2), key(1)]
+    holder.execute("ROLLBACK")
+    assert times(History(history.path)) == [2, 1]
+
+
+_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from batchml.history import History
+from tests.runs.test_history_index import times
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+print(times(History(Path(sys.argv[1]))) == list(range(60))[::-1])
+"""
+
+
+@pytest.mark.parametrize("room", [0, 4096, 40_000])
+def test_where_no_more_can_be_written_the_history_is_read(history: History, room: int) -> None:
+    write(history, *range(30))
+    if room == 40_000:  # an index that is there and cannot grow
+        assert len(times(history)) == 30
+    write(history, *range(30, 60))
+    command = [sys.executable, "-c", _ON_A_FULL_DISK, str(history.path), str(room)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert times(History(history.path)) == list(range(60))[::-1]
+    (damage,) = sqlite3.connect(index_of(history)).execute("PRAGMA integrity_check")
+    assert damage == ("ok",)
 
 
 _WRITER = """
