@@ -165,6 +165,20 @@ def test_batch_speaks_for_a_trial_that_said_nothing() -> None:
     assert (trial.seconds, trial.stopped_at, trial.job_id) == (15.0, 125.0, "j:0")
 
 
+def test_who_stopped_a_trial_with_a_signal_is_what_batch_says() -> None:
+    for reason, shown in (
+        ("Cancelled in the dashboard", "Cancelled in the dashboard"),
+        ("Host EC2 (instance i-1) terminated.", "Host EC2 (instance i-1) terminated."),
+        ("Essential container in task exited", messages.SIGNALLED),
+        ("", messages.SIGNALLED),
+    ):
+        killed = messages.add_end(told(0).message, "KILLED", 143, messages.SIGNALLED, again=True)
+        seen = TrialObserved(0, 1, "LOST", 400.0, "j:0", 143, reason)
+        for events in ((MessageReceived(killed), seen), (seen, MessageReceived(killed))):
+            trial = fold(wave(1, 0), *events).trials[0]
+            assert (trial.state, trial.why) == (TrialState.KILLED, shown)
+
+
 def test_one_that_resumes_goes_on_and_one_that_begins_anew_forgets() -> None:
     first: list[Event] = [
         wave(1, 0, 1, target=1),

@@ -163,6 +163,9 @@ DONE, PRUNED, PAUSED = "DONE", "PRUNED", "PAUSED"
 FAILED, DIVERGED, KILLED = "FAILED", "DIVERGED", "KILLED"
 STATES = (DONE, PRUNED, PAUSED, FAILED, DIVERGED, KILLED)
 
+# `why` of an END with KILLED whose cause the trial does not know; AWS Batch may.
+SIGNALLED = "a signal stopped it: it was cancelled, its time was over, or its host is lost"
+
 TAIL = 20  # last lines of output in a message
 MAX_LINE = 500  # characters of each line, and of `why`
 NO_COUNTER = "none"  # `other`, if lines have no counter at all

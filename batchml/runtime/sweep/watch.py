@@ -26,6 +26,7 @@ from batchml.runtime.protocol.sweep import (
     PAUSED,
     PRUNED,
     RUNGS,
+    SIGNALLED,
     Cutoffs,
     PrunerDecision,
     mark_key,
@@ -404,8 +405,7 @@ class TrialWatch:
         is_complete = 0 < self._assignment.limit <= self._step and not self._readings.missing
         ended_well = code == 0 or (is_complete and code == STOPPED and self._end_by < math.inf)
         if (was_signalled or code == STOPPED) and not (is_complete and ended_well):
-            why = "a signal stopped it: it was cancelled, its time was over, or its host is lost"
-            return TrialEnding(KILLED, code or STOPPED, why, was_signalled=True)
+            return TrialEnding(KILLED, code or STOPPED, SIGNALLED, was_signalled=True)
         if self._bad:
             return self._diverged()
         if not ended_well:

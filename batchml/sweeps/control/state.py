@@ -28,6 +28,7 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.model.sweep import RecordedDecision, SweepLimits, Trial, TrialReport, TrialState
+from batchml.runtime.protocol.sweep import SIGNALLED
 from batchml.sweeps.control.events import (
     FAILURES,
     USER,
@@ -52,6 +53,7 @@ Attempt = tuple[int, int]  # number of the batch, attempt
 
 # Ends after which AWS Batch makes no other attempt: messages of later attempts do not count.
 _GOOD_ENDS = frozenset(("DONE", "PRUNED", "DIVERGED", "PAUSED"))
+_EXITED = "Essential container in task exited"  # AWS Batch's reason for any end of a program
 _LOWEST: Rank = (0, 0, 0)
 _step = attrgetter("step")
 
@@ -247,7 +249,7 @@ def _update_state(trial: Trial, history: TrialHistory) -> None:
         trial.job_id = message.get("job") or trial.job_id
     if message and message["kind"] == "end" and (not message.get("again") or _is_over(observed)):
         trial.state = TrialState(message["state"])
-        trial.exit_code, trial.why = message.get("code"), message.get("why", "")
+        trial.exit_code, trial.why = message.get("code"), _why_it_ended(message, observed)
         trial.tail, trial.stopped_at = tuple(message.get("tail") or ()), message["at"]
     elif observed and (not message or _is_over(observed)):
         trial.state, trial.job_id = TrialState(observed.state), observed.job_id or trial.job_id
@@ -260,6 +262,14 @@ def _update_state(trial: Trial, history: TrialHistory) -> None:
         is_between = message and message["kind"] == "end"  # between two attempts
         trial.state = TrialState.RUNNING if message and not is_between else TrialState.WAITING
     _update_times(trial, history)
+
+
+def _why_it_ended(message: Message, observed: TrialObserved | None) -> str:
+    """The trial's own words; but who stopped it with a signal is known to AWS Batch only."""
+    why: str = message.get("why", "")
+    if why == SIGNALLED and observed is not None and _is_over(observed) and observed.why:
+        return why if observed.why.startswith(_EXITED) else observed.why
+    return why
 
 
 def _is_over(observed: TrialObserved | None) -> bool:
