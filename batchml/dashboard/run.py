@@ -16,7 +16,7 @@ from batchml.dashboard.layout import facts, page
 from batchml.dashboard.logs import log_section
 from batchml.dashboard.runs import chips, note, state_mark, state_of
 from batchml.handles import RunHandle
-from batchml.model.run import Run, classify, describe_state, first_start
+from batchml.model.run import OutcomeClass, Run, classify, describe_state, first_start
 from batchml.runs.metrics.series import Series
 from batchml.runs.search import FoundRun
 
@@ -181,17 +181,22 @@ def usage_panel(handle: RunHandle) -> Html:
         )  # fmt: skip
         cells = (
             sample.node.name, run.status.value,
-            *(_of(use.get(name), asked, unit) for name, asked, unit in measured),
+            *(use_words(run, name, use.get(name), asked, unit) for name, asked, unit in measured),
         )  # fmt: skip
         rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
     return tag("div", tag("table", *rows), class_="within", tabindex="0", role="region",
                aria_label="Use by node")  # fmt: skip
 
 
-def _of(used: float | None, asked: float | None, unit: str) -> str:
+def use_words(
+    run: Run, name: str, used: float | None, asked: float | None, unit: str
+) -> str:  # fmt: skip
+    """`1.5 of 2`. The last value was measured before a run had used up its memory."""
     if used is None:
         return "-"
     of = f" of {asked:g}" if asked else ""
+    if name == "memory" and classify(run).outcome is OutcomeClass.OUT_OF_MEMORY:
+        return f"all{of} {unit}, measured before: {used:.4g}"
     return f"{used:.4g}{of} {unit}".rstrip()
 
 

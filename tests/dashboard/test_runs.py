@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.cluster.snapshot import RunRow
-from batchml.dashboard.run import state_panel
+from batchml.dashboard.run import state_panel, use_words
 from batchml.dashboard.runs import matching, search_words
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.search import FoundRun
@@ -48,3 +48,14 @@ def test_a_waiting_run_says_its_place_its_reason_and_the_runs_ahead() -> None:
 def test_the_first_of_a_queue_has_none_ahead_and_a_run_elsewhere_no_place() -> None:
     assert "Ahead of it" not in str(state_panel(WAITS, 10, [row("w", 1)]))
     assert "Position" not in str(state_panel(WAITS, 10, [row("other", 1)]))
+
+
+def test_memory_that_ran_out_was_all_in_use_whatever_the_last_measurement_was() -> None:
+    killed = replace(WAITS, status=JobStatus.FAILED, exit_code=137,
+                     reason="OutOfMemoryError: Container killed due to memory usage")  # fmt: skip
+    shown = use_words(killed, "memory", 1305.0, 2048, "MiB")
+    assert shown == "all of 2048 MiB, measured before: 1305"
+    assert use_words(killed, "cpu", 0.5, 1.0, "") == "0.5 of 1"
+    assert use_words(killed, "memory", None, 2048, "MiB") == "-"
+    running = replace(WAITS, status=JobStatus.RUNNING)
+    assert use_words(running, "memory", 1305.0, 2048, "MiB") == "1305 of 2048 MiB"
