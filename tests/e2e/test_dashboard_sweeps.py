@@ -100,6 +100,7 @@ def test_a_sweep_is_followed_stopped_resumed_and_topped_up(cli: Cli, chromium: B
         page.evaluate("document.querySelector('dialog[open] [type=submit]').click()")
         wait_for(page, f"{STATES}.filter(state => state === 'KILLED').length === 1 && "
                        f"{STATES}.filter(state => state === 'RUNNING').length === 2")  # fmt: skip
+        wait_for(page, "document.querySelector('#trials').innerText.includes('Cancelled in the')")
         # A click on a curve opens the run of its trial.
         wait_for(page, CLICK_LINE)
         wait_for(page, "location.pathname.startsWith('/run/')")
