@@ -4,7 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from math import log
 
-from benchmarks.curves import files, gang, jobs, logs, sweeps
+from benchmarks.curves import files, gang, jobs, logs, person, sweeps
 from benchmarks.rows import Curve, Finding, Row
 from benchmarks.running import main
 
@@ -21,6 +21,8 @@ CURVES: tuple[Callable[[bool], Iterator[Curve]], ...] = (
     sweeps.controller,
     files.files,
     gang.nodes,
+    person.history,
+    person.environments,
 )
 
 
