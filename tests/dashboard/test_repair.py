@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.dashboard.act import PageAction
 from batchml.dashboard.acting.repair import Remedy, remedy_for, suspects
-from batchml.dashboard.acting.runs import rerun_action
+from batchml.dashboard.acting.runs import in_own_project, rerun_action
 from batchml.jobs.find import KnownJob, load_job
 from batchml.model.explanation import Explanation
 from batchml.model.run import Attempt, JobStatus, Record, Run
@@ -147,6 +148,16 @@ def test_the_command_of_a_run_without_parameters_stands_in_the_form_of_its_rerun
     made = rerun_action(typed("python", "train.py", "a b"), "")
     (field,) = [each for each in made.fields if each.name == "command"]
     assert (field.value, field.flag, field.is_more) == ("python train.py 'a b'", "--", False)
+
+
+def test_the_rerun_of_a_run_of_another_project_stays_there_and_says_so() -> None:
+    found = typed("python", "train.py")
+    assert found.record is not None
+    found = replace(found, record=replace(found.record, project="ad"))
+    made = in_own_project(rerun_action(found, ""), found, "exp")
+    assert made.command == "batchml rerun a1b2 --project ad"
+    assert made.notes == ("It is of the project ad, and so is the new run.",)
+    assert in_own_project(rerun_action(found, ""), found, "ad").notes == ()
 
 
 def test_a_module_that_a_command_misses_is_a_rerun_with_the_image_made_anew() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from batchml.client import Client
+from batchml.dashboard.acting.runs import rerun
+from batchml.dashboard.app import PageQuery
 from tests.support.cli import Cli
 
 
@@ -55,6 +57,20 @@ def test_arrays_reruns_and_python_are_of_the_project_where_they_are_asked_for(
     assert len(client.runs(all_projects=True)) == 2
     chosen = Client(folder=here.folder, environ=here.environ, project=again["project"])
     assert chosen.run("@last").job_id == again["jobId"]
+
+
+def test_a_rerun_from_the_dashboard_of_another_folder_stays_in_its_project(
+    folders: tuple[Cli, Cli], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = folders
+    job = here("submit", "--wait", "--name", "x", "--json", "--", "true").json["jobId"]
+    for name, value in there.environ.items():
+        monkeypatch.setenv(name, value)
+    client = Client(folder=there.folder)
+    answer = rerun(client, PageQuery("/act/rerun", body={"run": job, "command": "echo again"}))
+    again, first = here("ls", "--json").json
+    assert answer["go"] == f"/run/{again['jobId']}" and first["jobId"] == job
+    assert again["project"] == first["project"] and there("ls", "--json").json == []
 
 
 def test_a_name_in_batchml_toml_joins_folders(folders: tuple[Cli, Cli]) -> None:

@@ -39,14 +39,15 @@ class ActingPages:
     def run_actions(self, query: PageQuery) -> Html:
         found = self._run(query.parts[0]).seen
         assert found is not None  # as `Client.run` has found it
-        return runs.actions_panel(found, self._client.env_option, read_only=self._read_only)
+        return runs.actions_panel(found, self._client.env_option, self._client.project,
+                                  read_only=self._read_only)  # fmt: skip
 
     def explanation(self, query: PageQuery) -> Html:
         handle, client = self._run(query.parts[0]), self._client
         assert handle.seen is not None  # as `Client.run` has found it
         return repair.explanation_panel(
             handle.seen, handle.explain(), client.env_option, client.jobs, client.folder,
-            read_only=self._read_only,
+            client.project, read_only=self._read_only,
         )  # fmt: skip
 
     def jobs(self, query: PageQuery) -> Html:

@@ -14,7 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.dashboard.act import PageAction, action_button
-from batchml.dashboard.acting.runs import can_run_again, read_rerun_flags, rerun_action
+from batchml.dashboard.acting.runs import (
+    can_run_again,
+    in_own_project,
+    read_rerun_flags,
+    rerun_action,
+)
 from batchml.dashboard.acting.submit import (
     SubmitPreset,
     is_image_name,
@@ -46,9 +51,10 @@ class Remedy(Struct, frozen=True):
 
 def explanation_panel(
     found: FoundRun, why: Explanation, env_option: str, jobs: Callable[[], Sequence[KnownJob]],
-    here: Path, *, read_only: bool,
+    here: Path, project: str = "", *, read_only: bool,
 ) -> Html:  # fmt: skip
-    """The verdict, its evidence, and what helps. `jobs` and `here`: see `remedy_for`."""
+    """The verdict, its evidence, and what helps. `jobs` and `here`: see `remedy_for`; `project`:
+    the one of the dashboard."""
     parts = [tag("p", tag("strong", why.verdict))]
     if why.evidence:
         parts.append(tag("ul", *(tag("li", each) for each in why.evidence)))
@@ -56,7 +62,8 @@ def explanation_panel(
         parts.append(tag("p", why.fix))
     remedy = remedy_for(found, why, env_option, jobs, here)
     if remedy.action is not None:
-        parts.append(action_button(remedy.action, read_only=read_only))
+        action = in_own_project(remedy.action, found, project)
+        parts.append(action_button(action, read_only=read_only))
     if remedy.link is not None:
         words, address = remedy.link
         parts.append(tag("p", tag("a", words, href=address, class_="next")))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from batchml.client import Client
 from batchml.dashboard.act import (
     ActionField,
@@ -44,10 +46,11 @@ _CORRECT = "Correct it here, then submit."
 _CHANGED = ("memory", "vcpus", "gpus", "timeout", "queue", "attempts", "max_cost", "name")
 
 
-def actions_panel(found: FoundRun, env_option: str, *, read_only: bool) -> Html:
-    """The buttons for the present state of a run."""
+def actions_panel(found: FoundRun, env_option: str, project: str = "", *, read_only: bool) -> Html:
+    """The buttons for the present state of a run. `project`: the one of the dashboard."""
     run = found.run
-    actions = [rerun_action(found, env_option)] if can_run_again(found) else []
+    again = [rerun_action(found, env_option)] if can_run_again(found) else []
+    actions = [in_own_project(each, found, project) for each in again]
     actions += tool_actions(found, env_option)
     # The last one: when it disappears, no other button moves.
     if run is not None and not run.status.is_terminal and run.node_index is None:
@@ -116,6 +119,16 @@ def rerun_action(
     )  # fmt: skip
 
 
+def in_own_project(action: PageAction, found: FoundRun, project: str) -> PageAction:
+    """The rerun of a run of another project than the dashboard's `project`: it stays in its own."""
+    own = found.project
+    if action.path != "/act/rerun" or own in ("", project):
+        return action
+    note = f"It is of the project {own}, and so is the new run."
+    command = f"{action.command} {shell('--project', own)}"
+    return replace(action, command=command, notes=(*action.notes, note))
+
+
 def _present(found: FoundRun) -> dict[str, str]:
     """The values of options that the run had, as far as they are known."""
     run, record = found.run, found.record
@@ -169,7 +182,11 @@ def _read_rerun(
 ) -> tuple[RunHandle, dict[str, bool], SubmitOptions]:
     flags = {name: read_flag(body, name) for name in ("failed", "resume", "code")}
     options = read_command_and_image(body, read_options(body, _CHANGED))
-    return client.run(read_text(body, "run")), flags, options
+    handle = client.run(read_text(body, "run"))
+    own = handle.seen.project if handle.seen else ""
+    if own not in ("", client.project):  # as the command line of `in_own_project`
+        handle = Client(client.env, client.folder, project=own).run(handle.job_id)
+    return handle, flags, options
 
 
 def cancel(client: Client, query: PageQuery) -> dict[str, Any]:
