@@ -8,7 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.dashboard.act import PageAction
-from batchml.dashboard.acting.repair import Remedy, remedy_for, suspects
+from batchml.dashboard.acting.repair import (
+    Remedy,
+    explanation_panel,
+    remedy_for,
+    suspect_in_command,
+    suspects,
+)
 from batchml.dashboard.acting.runs import in_own_project, rerun_action
 from batchml.jobs.find import KnownJob, load_job
 from batchml.model.explanation import Explanation
@@ -142,6 +148,23 @@ def test_a_wrong_word_of_a_command_is_selected_in_the_form_of_its_rerun(
         (field,) = [each for each in made.action.fields if each.name == "command"]
         assert field.value == "python train.py --lr O.1 --epoch=3 --data /data/mnist"
         assert (field.is_first, field.is_more, field.selected) == (True, False, selected)
+
+
+def test_the_word_that_the_verdict_names_comes_before_a_traceback_of_the_program() -> None:
+    why = Explanation("missing-file", "/data/a does not exist.", ('File "t.py": open("/data/a")',))
+    assert suspect_in_command(typed("python", "t.py", "/data/a"), why) == "/data/a"
+    assert (
+        suspect_in_command(typed("python", "t.py"), Explanation("exception", "It failed.")) is None
+    )
+
+
+def test_a_command_without_a_job_is_typed_in_the_folder_of_its_run() -> None:
+    found = typed("python", "t.py")
+    assert found.record is not None
+    found = replace(found, record=replace(found.record, folder="/home/ann/ad"))
+    why = Explanation("missing-module", "No x.", (), "", "batchml submit --image . -- python t.py")
+    made = str(explanation_panel(found, why, "", list, Path("/"), read_only=False))
+    assert "In a terminal, in /home/ann/ad:" in made
 
 
 def test_the_command_of_a_run_without_parameters_stands_in_the_form_of_its_rerun() -> None:

@@ -68,7 +68,11 @@ def explanation_panel(
         words, address = remedy.link
         parts.append(tag("p", tag("a", words, href=address, class_="next")))
     if why.command:
-        parts.append(command_line(why.command, "In a terminal"))
+        # A command without a job sends the folder where it is typed.
+        is_bare = why.command.startswith("batchml submit -") and found.record is not None
+        folder = found.record.folder if is_bare and found.record else ""
+        where = f", in {folder}" if folder else ""
+        parts.append(command_line(why.command, f"In a terminal{where}"))
     return join(parts)
 
 
@@ -175,10 +179,22 @@ def suspect_in_command(found: FoundRun, why: Explanation) -> str | None:
     """The word of the command that seems to be wrong: its value if the error has that, else its
     flag. "" if the program refused its arguments, and none of them is in the error; None if
     nothing says that the command is wrong."""
-    text = " ".join((why.verdict, *why.evidence))
     command = changeable_command(found)
-    flags, values, flag = [], [], ""
-    for word in command[1:]:
+    values: list[str] = []
+    flags: list[str] = []
+    # The verdict names what is wrong; the evidence may name the program, too, as a traceback does.
+    for text in (why.verdict, " ".join(why.evidence)):
+        _add_words_in(text, command[1:], values, flags)
+    if why.cause in _OF_ARGUMENTS:
+        named = [*flags, *values] if why.cause == "unknown-flag" else [*values, *flags]
+        return next(iter(named), "") if command else None
+    return values[0] if values and why.cause in _OF_COMMAND else None
+
+
+def _add_words_in(text: str, command: Sequence[str], values: list[str], flags: list[str]) -> None:
+    """Add the values and the flags of a command that occur in a text."""
+    flag = ""
+    for word in command:
         name, equals, own = word.partition("=")
         is_flag = name.startswith("-") and not re.fullmatch(r"-[\d.].*", name)
         value = own if is_flag and equals else "" if is_flag else word
@@ -190,10 +206,6 @@ def suspect_in_command(found: FoundRun, why: Explanation) -> str | None:
         # A program names itself before its message: `train.py: error: ...`.
         if value and is_known and _has_word(re.sub(rf"{re.escape(value)}: error", "", text), value):
             values.append(value)
-    if why.cause in _OF_ARGUMENTS:
-        found_words = [*flags, *values] if why.cause == "unknown-flag" else [*values, *flags]
-        return next(iter(found_words), "") if command else None
-    return values[0] if values and why.cause in _OF_COMMAND else None
 
 
 def _has_word(text: str, word: str) -> bool:
