@@ -271,9 +271,9 @@ class Client:
         """Return the run that a word means: job id, unique prefix of it, name, key, or `@last`.
 
         The attribute `seen` of the handle has the run as it was found. Raises NotFound, and
-        UsageError for a prefix of several job ids.
+        UsageError for a prefix of several job ids and for what is no text.
         """
-        (job_id,) = select(self._context, [word])
+        (job_id,) = select(self._context, [_as_text(word)])
         (found,) = load_runs(self._context, [job_id])
         return RunHandle(self._context, job_id, found.name, found, self._tell)
 
@@ -413,3 +413,9 @@ def _ignore(_words: str) -> None: ...
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
+
+
+def _as_text(word: object) -> str:
+    if not isinstance(word, str):
+        raise UsageError(f"run({word!r}): give a job id, a name, a key or @last as a text.")
+    return word

@@ -230,7 +230,8 @@ class Dashboard:
             say("\n".join(map(printable, "".join(format_exception(error)).split("\n"))))
             return refused(RequestRefusal(500, _FAULT.format(type(error).__name__, error)))
         if made is None:
-            return refused(RequestRefusal(404, f"There is no page {query.path}."))
+            missing = error_page(f"There is no page {query.path}.", _to_runs())
+            return Response(str(missing).encode(), status=404)
         if isinstance(made, Html):
             made = await self._for_every_browser(made, query)
         return _to_response(made)
@@ -318,7 +319,11 @@ def compressed(response: Response, head: RequestHead) -> Response:
 def failed(error: BatchmlError) -> Response:
     """The page of an error of batchml, whose text says what to do next."""
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-    return Response(str(error_page(str(error))).encode(), status=status)
+    return Response(str(error_page(str(error), _to_runs())).encode(), status=status)
+
+
+def _to_runs() -> Html:
+    return tag("p", tag("a", "All runs", href="/"))
 
 
 def _entry_page(plain: Html | str) -> Html:

@@ -28,7 +28,6 @@ from batchml.dashboard.strips import NOT_KNOWN, WINDOWS, HostSpan, host_spans, s
 from batchml.errors import NotFound, ServiceUnreachable, UsageError
 from batchml.model.hosts import HostResources
 from batchml.model.names import short_duration
-from batchml.model.run import describe_state
 from batchml.runs.commands.usage import cells_of, memory
 from batchml.runs.search import FoundRun
 
@@ -151,6 +150,10 @@ def _age_note(snapshot: ClusterSnapshot, now_ms: int, trouble: str) -> Html | No
 # --- totals ---------------------------------------------------------------------------------------
 
 
+def _containers(number: int) -> str:
+    return "container" if number == 1 else "containers"
+
+
 def totals(snapshot: ClusterSnapshot) -> Html:
     """Numbers of the whole cluster, each with its unit."""
     total, resources = snapshot.total, snapshot.total.resources
@@ -159,8 +162,8 @@ def totals(snapshot: ClusterSnapshot) -> Html:
     hosts = "-" if snapshot.hosts is None else str(sum(total.hosts.values()))
     price = "-" if total.price is None else f"${total.price:.2f}"
     tiles: list[tuple[str, str, Child]] = [
-        ("Running", str(running), "containers"),
-        ("Waiting", str(waiting), "containers"),
+        ("Running", str(running), _containers(running)),
+        ("Waiting", str(waiting), _containers(waiting)),
         ("Hosts", hosts, states_text(total.hosts, snapshot.is_local) or None),
         _tile_of("vCPUs", resources.used_vcpus, resources.vcpus),
         _tile_of("GPUs", resources.used_gpus, resources.gpus),
@@ -304,7 +307,7 @@ def running_table(snapshot: ClusterSnapshot) -> Html:
             *used, gpu_memory, _, _ = cells_of(row.run, part.usage)
             cpu, mem, gpu = map(_use_of, used)
             rows.append([
-                name, state_mark(FoundRun(run, None), describe_state(run)),
+                name, state_mark(FoundRun(run, None)),
                 run.queue if not number else None, ", ".join(part.hosts),
                 _since(snapshot, run.started_at or run.created_at), cpu, mem, gpu, gpu_memory,
             ])  # fmt: skip

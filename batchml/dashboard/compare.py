@@ -25,11 +25,11 @@ from batchml.dashboard.html import Child, Html, join, tag, visible
 from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import command_line, page
 from batchml.dashboard.run import run_series
-from batchml.dashboard.runs import matching, note, state_mark, state_of
+from batchml.dashboard.runs import matching, note, state_mark, state_of, state_text
 from batchml.errors import UsageError
 from batchml.jobs.code_diff import FileDifference
 from batchml.model.names import short_id
-from batchml.model.run import Record, describe_state
+from batchml.model.run import Record
 from batchml.runs.compare.columns import FACTS, Column, known_names, metric_column, param_column
 from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.figures import RunGroup, choose_labels, request_facts
@@ -59,6 +59,7 @@ class ChosenRuns(Struct, frozen=True):
     runs: tuple[FoundRun, ...]
     query: str
     labels: tuple[str, ...] = ()
+    searched: str = ""  # the words that found them
 
     @property
     def ids(self) -> list[str]:
@@ -93,7 +94,7 @@ def choose_runs(
         query = {"q": params["q"]}
         chosen = {each.job_id: each for each in matching(known, params["q"])[:MOST_RUNS]}
     runs = tuple(chosen.values())
-    return ChosenRuns(runs, urlencode(query), tuple(label_runs(runs)))
+    return ChosenRuns(runs, urlencode(query), tuple(label_runs(runs)), query.get("q", "").strip())
 
 
 def label_runs(runs: Sequence[FoundRun]) -> list[str]:
@@ -119,6 +120,9 @@ def compare_page(chosen: ChosenRuns, now_ms: int, env: str, trouble: str = "") -
 
 def _help(chosen: ChosenRuns) -> Html:
     words = "One run is chosen. " if chosen.runs else "No runs are chosen. "
+    if chosen.searched:
+        number = "Only one run has" if chosen.runs else "No run has"
+        words = f"{number} all of these words: {chosen.searched}. "
     return join((
         tag("p", words, "In ", tag("a", "the list of runs", href="/"), ", a click on a row, or the "
             "space bar on a name, chooses a run; then the link ", tag("strong", "Compare"),
@@ -217,7 +221,7 @@ def _variable_rows(runs: Sequence[FoundRun]) -> list[FactRow]:
 def differences_panel(chosen: ChosenRuns) -> Html:
     """The facts that differ, a column a run; the equal ones are folded."""
     runs, rows = chosen.beside, fact_rows(chosen.beside)
-    state = FactRow(_STATE, "state", tuple(_state_text(each) for each in runs))
+    state = FactRow(_STATE, "state", tuple(state_text(each) for each in runs))
     differing = [row for row in rows if row.differs]
     parts: list[Child] = [
         _fact_table(chosen, [state, *differing], "Facts that differ; those of the first run are "
@@ -235,10 +239,6 @@ def differences_panel(chosen: ChosenRuns) -> Html:
         parts.append(tag("details", tag("summary", f"{len(equal)} equal facts"),
                          _region(table, "Equal facts")))  # fmt: skip
     return join(parts)
-
-
-def _state_text(found: FoundRun) -> str:
-    return describe_state(found.run) if found.run else "not known"
 
 
 def _fact_table(chosen: ChosenRuns, rows: Iterable[FactRow], caption: str) -> Html:
@@ -271,7 +271,7 @@ def _fact_line(row: FactRow, runs: Sequence[FoundRun]) -> Html:
     cells = []
     for place, (found, words) in enumerate(zip(runs, row.cells, strict=True)):
         if row.group == _STATE:
-            cells.append(tag("td", state_mark(found, words)))
+            cells.append(tag("td", state_mark(found)))
         else:
             same = place > 0 and words == row.cells[0]
             cells.append(
@@ -460,7 +460,7 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
              for kind, name, _ in columns)  # fmt: skip
     rows = (
         tag("tr", tag("th", tag("a", label, href=f"/run/{found.job_id}"), scope="row"),
-            tag("td", state_mark(found, _state_text(found))),
+            tag("td", state_mark(found)),
             *(tag("td", column.text(found, now_ms) or "-",
                   class_="number" if kind == _METRIC else None) for kind, _, column in columns),
             data_id=found.job_id)

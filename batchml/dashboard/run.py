@@ -16,7 +16,7 @@ from batchml.dashboard.layout import facts, page
 from batchml.dashboard.logs import log_section
 from batchml.dashboard.runs import chips, note, state_mark, state_of
 from batchml.handles import RunHandle
-from batchml.model.run import OutcomeClass, Run, classify, describe_state, first_start
+from batchml.model.run import OutcomeClass, Run, classify, first_start
 from batchml.runs.metrics.series import Series
 from batchml.runs.search import FoundRun
 
@@ -84,11 +84,10 @@ def state_panel(run: Run, now_ms: int, rows: Sequence[RunRow] = ()) -> Html:
     """
     found = FoundRun(run, None)
     row = next((each for each in rows if each.run.job_id == run.job_id), None)
-    words = describe_state(run)
     times = found.times(now_ms)
     outcome = classify(run).outcome.value if run.status.is_terminal else None
     return join((
-        tag("p", state_mark(found, words)),
+        tag("p", state_mark(found)),
         facts([
             ("Outcome", outcome),
             ("Reason", run.status_reason),
@@ -152,7 +151,8 @@ def metrics_panel(handle: RunHandle) -> Html:
     """The last value of each metric; the script keeps them as new as the curves."""
     last = handle.metrics()
     if not last:
-        return tag("p", "No metrics: `[metrics]` in job.toml reads them from the output.",
+        return tag("p", "No metrics: [metrics] in job.toml reads them from the output. ",
+                   tag("code", "batchml adopt SCRIPT"), " writes it for what a script prints.",
                    class_="dim")  # fmt: skip
     rows = (
         tag("tr", tag("th", name, scope="row"), tag("td", f"{value:.4g}", class_="number",

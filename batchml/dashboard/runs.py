@@ -39,27 +39,45 @@ def state_of(found: FoundRun) -> str:
     return "waiting"
 
 
-def state_mark(found: FoundRun, words: str) -> Html:
+def state_text(found: FoundRun) -> str:
+    """The state of a run as of `batchml ls`, whose column CLASS tells which FAILED run was
+    cancelled: here it is CANCELLED, on all pages and for the search.
+    """
+    words = FACTS["status"].text(found, 0)
+    return words.replace("FAILED", "CANCELLED", 1) if state_of(found) == "cancelled" else words
+
+
+def state_mark(found: FoundRun) -> Html:
     """A state: its mark, its colour and its words, because a colour alone says nothing."""
     state = state_of(found)
     mark = tag("span", GLYPHS[state], aria_hidden="true")
-    return tag("span", mark, " ", words, class_=f"state {state}")
+    return tag("span", mark, " ", shortened(state_text(found)), class_=f"state {state}")
+
+
+_STATUS = FACTS["status"]._replace(
+    value=lambda found, _: state_text(found), text=lambda found, _: state_text(found)
+)
 
 
 def choose_columns(given: str, known: KnownNames) -> list[tuple[str, Column]]:
     """The columns of `?cols=name,status,lr`. Raises UsageError for a column that is not known."""
     names = [name for name in given.split(",") if name] or list(DEFAULT)
-    return [(name, read_column(name, "cols", known)) for name in dict.fromkeys(names)]
+    found = {name: read_column(name, "cols", known) for name in dict.fromkeys(names)}
+    return [(name, _STATUS if column is FACTS["status"] else column)
+            for name, column in found.items()]  # fmt: skip
 
 
 def runs_page(
     runs: Sequence[FoundRun], revision: int, now_ms: int, env: str, columns: str,
     trouble: str = "", known: KnownNames | None = None, *, is_loaded: bool = True,
+    words: str = "", total: int | None = None,
 ) -> Html:  # fmt: skip
     """The page. It is whole without scripts, but has only the first rows then.
 
-    `is_loaded`: whether `runs` are all runs, and not only the newest.
+    `is_loaded`: whether `runs` are all runs, and not only the newest. `words`: of a search that
+    found these among `total` runs.
     """
+    total = len(runs) if total is None else total
     known = known or known_names(runs)
     chosen = choose_columns(columns, known)
     choices = [*FACTS, *sorted(known.params), *sorted(known.metrics)]
@@ -73,7 +91,7 @@ def runs_page(
         id="runs", class_="grid", aria_rowcount=len(runs) + 1,
     )  # fmt: skip
     search = tag(
-        "input", id="search", name="q", type="search",
+        "input", id="search", name="q", type="search", value=words or None,
         placeholder="Search: name, state, tag, lr=0.1, ...",
         aria_label="Search the runs", autocomplete="off", spellcheck="false",
     )  # fmt: skip
@@ -90,12 +108,16 @@ def runs_page(
                   id="columns")  # fmt: skip
     count = tag(
         "span",
-        f"{len(runs)} runs" if is_loaded else "Loading all runs ...",
+        count_of(len(runs), total, "run") if is_loaded else "Loading all runs ...",
         id="count",
         role="status",
     )
-    if not runs:
-        table = tag("p", "No runs yet. This starts one: ", command_line("batchml submit lenet"))
+    none = tag("p", no_match(words), id="no-match", hidden=bool(runs))
+    table = join((table, none))
+    if not total:
+        form = tag("a", "a form", href="/submit")
+        table = tag("div", tag("p", "No runs yet: ", form, " or a command submits one."),
+                    command_line("batchml submit lenet", "In a terminal"))  # fmt: skip
     bar = tag("form", search, count, chooser, tag("span", id="actions"), class_="bar",
               method="get", action="/", role="search")  # fmt: skip
     region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Runs",
@@ -103,6 +125,17 @@ def runs_page(
     return page("Runs", tag("h1", "Runs", class_="unseen"), note(trouble), bar, region,
                 env=env, current="/", view="runs",
                 scripts=("theme.js", "app.js", "runs.js"))  # fmt: skip
+
+
+def count_of(found: int, total: int, noun: str) -> str:
+    """How many a search has found: `1 run`, `3 of 25 runs`."""
+    every = f"{total} {noun}{'' if total == 1 else 's'}"
+    return every if found == total else f"{found} of {every}"
+
+
+def no_match(words: str) -> str:
+    """Why the list of runs is empty although there are some. The script says the same."""
+    return f"No run has all of these words: {words}"
 
 
 def note(trouble: str) -> Html:
@@ -126,7 +159,7 @@ def _cell(found: FoundRun, name: str, column: Column, now_ms: int) -> Html:
     if name == "name":
         shown = tag("a", words, href=f"/run/{found.job_id}")
     elif name == "status":
-        shown = state_mark(found, words)
+        shown = state_mark(found)
     is_number = name in NUMBERS or (column.metric is not None)
     return tag("td", shown, class_="number" if is_number else None, title=words or None)
 
@@ -213,8 +246,8 @@ def searched(found: FoundRun) -> str:
     """The text in which the search looks: name, state, parameters, tags, project, commit, id."""
     tags = (f"{name}={value}" for name, value in found.tags.items())
     params = (f"{name}={value}" for name, value in found.params.items())
-    state = found.run.status.value if found.run else ""
     outcome = classify(found.run).outcome.value if found.run else ""
+    state = found.run.status.value if found.run and state_of(found) != "cancelled" else ""
     words = (found.name, state, outcome, found.job_id, found.queue, found.commit, *params, *tags)
     return " ".join(word for word in words if word).lower()[:_SEARCHED]
 

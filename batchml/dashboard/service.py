@@ -112,7 +112,7 @@ class Pages:
         shown = runs.matching(found, words, self._cells) if words else found
         return runs.runs_page(shown, revision, self._now, self._client.env,
                               query.params.get("cols", ""), self._hub.trouble, known,
-                              is_loaded=is_loaded)  # fmt: skip
+                              is_loaded=is_loaded, words=words, total=len(found))  # fmt: skip
 
     def runs_document(self, query: PageQuery) -> dict[str, Any]:
         self._hub.wait_until_loaded()

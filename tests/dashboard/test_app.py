@@ -58,7 +58,10 @@ def test_a_page_and_its_errors() -> None:
     assert (page.status, page.body) == (200, b"<p>hello</p>")
     missing = rig.ask("GET", "/run/%3Cscript%3E", HOST, COOKIE)
     assert missing.status == 404 and b"<script>" not in missing.body.partition(b"<main")[2]
-    assert rig.ask("GET", "/nothing", HOST, COOKIE).status == 404
+    nowhere = rig.ask("GET", "/nothing", HOST, COOKIE)
+    assert nowhere.status == 404 and b"There is no page /nothing." in nowhere.body
+    for each in (missing, nowhere):
+        assert b'<a href="/">All runs</a>' in each.body.partition(b"<main")[2]
     wrong = rig.ask("GET", "/number", HOST, COOKIE, query="n=-1")
     assert wrong.status == 400 and b"write a whole number" in wrong.body
 

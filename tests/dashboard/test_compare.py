@@ -122,6 +122,13 @@ def test_a_colour_belongs_to_its_run() -> None:
     assert set(colours_of([*ids, "more"]).values()) == {None}
 
 
+def test_words_that_find_no_two_runs_are_said() -> None:
+    known = [found("one"), found("two")]
+    for words, said in (("zzzz", "No run has all of these words: zzzz."),
+                        ("one", "Only one run has all of these words: one.")):  # fmt: skip
+        assert said in str(compare_page(choose_runs({"q": words}, known), 0, "e"))
+
+
 def test_without_two_runs_the_page_says_how_to_choose() -> None:
     for runs in ((), (found("a"),)):
         page = str(compare_page(chosen(*runs), 0, "e"))

@@ -16,7 +16,16 @@ from batchml.dashboard.hub import (
     event,
     runs_to_read,
 )
-from batchml.dashboard.runs import matching, runs_document, runs_page, searched, state_of
+from batchml.dashboard.run import state_panel
+from batchml.dashboard.runs import (
+    count_of,
+    matching,
+    runs_document,
+    runs_page,
+    searched,
+    state_of,
+    state_text,
+)
 from batchml.model.run import JobStatus, Run
 from batchml.runs.search import FoundRun
 
@@ -100,6 +109,30 @@ def test_states_have_words_for_every_status() -> None:
     states = {status: state_of(found("a", status.value)) for status in JobStatus}
     assert set(states.values()) == {"waiting", "starting", "running", "succeeded", "failed"}
     assert state_of(FoundRun(None, None)) == "unknown"
+
+
+def test_a_cancelled_run_says_so_everywhere_and_is_no_failed_one_for_the_search() -> None:
+    """AWS Batch calls it FAILED, as it does an array of which a part was cancelled."""
+    one = found("a", "FAILED", is_cancelled=True)
+    array = found("b", "FAILED", is_terminated=True, array_size=6, children={"FAILED": 2})
+    failed = found("c", "FAILED")
+    runs = [one, array, failed]
+    assert list(map(state_text, runs)) == ["CANCELLED", "CANCELLED, 2 of 6", "FAILED"]
+    assert runs_document(runs, 1, 0, "Status")["texts"][0] == list(map(state_text, runs))
+    page = str(runs_page(runs, 1, 0, "e", "status"))
+    assert page.count("> CANCELLED") == 2 and page.count("> FAILED<") == 1
+    assert "> CANCELLED<" in str(state_panel(one.run or run("a"), 0))
+    assert matching(runs, "failed") == [failed] and matching(runs, "cancelled") == [one, array]
+
+
+def test_a_search_without_a_match_is_no_empty_environment() -> None:
+    page = str(runs_page([], 1, 0, "e", "", words="zz<z", total=25))
+    assert "No run has all of these words: zz&lt;z" in page and "No runs yet" not in page
+    assert "0 of 25 runs" in page and 'id="runs"' in page and 'value="zz&lt;z"' in page
+    none = str(runs_page([], 1, 0, "e", ""))
+    assert "No runs yet" in none and "all of these words" not in none
+    assert 'id="no-match" hidden' in str(runs_page([found("a")], 1, 0, "e", ""))
+    assert [count_of(1, 1, "run"), count_of(2, 2, "run")] == ["1 run", "2 runs"]
 
 
 def test_a_change_after_the_snapshot_is_not_lost() -> None:

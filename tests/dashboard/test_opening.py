@@ -33,12 +33,12 @@ def test_an_address_of_this_machine_is_read() -> None:
 
 @pytest.mark.parametrize("given", ["", " ", "no-such-host.invalid", "1.2.3.4.5", "a b", "x" * 300])
 def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match=r"--host .*: is no address of this machine"):
+    with pytest.raises(UsageError, match=r"--host .*: this is no address of this machine"):
         read_address(given)
 
 
 def test_the_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--host 192.0.2.7: is no address of this machine"):
+    with pytest.raises(UsageError, match=r"--host 192.0.2.7: this is no address of this machine"):
         listen(0, read_address("192.0.2.7"))
 
 

@@ -85,7 +85,7 @@ def test_the_search_looks_at_name_goal_method_and_parameters(rig: Rig) -> None:
     ((line,), _) = rig.reader.lines(10, 20.0)
     assert all(matches(line, words) for words in ("", "lenet ASHA", "val_acc", "momentum ended"))
     assert not matches(line, "lenet halving")
-    assert "0 of 1 sweeps" in str(sweeps_rows([line], 1, 0.0, "nothing like it"))
+    assert "0 of 1 sweep" in str(sweeps_rows([line], 1, 0.0, "nothing like it"))
 
 
 def test_a_list_without_sweeps_says_how_to_start_one(rig: Rig) -> None:

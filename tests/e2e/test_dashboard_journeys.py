@@ -46,8 +46,8 @@ def repair(page: Page, job: str, verdict: str, label: str, **fields: str) -> str
         fill(page, name, value, "dialog[open]")
     page.evaluate(f"{OPEN}.querySelector('[type=submit]').click()")
     wait_for(page, f"location.pathname.startsWith('/run/') && location.pathname !== '/run/{job}'")
-    wait_for(page, f"{STATE}?.innerText.match(/SUCCEEDED|FAILED/)")
-    return str(page.evaluate(f"{STATE}.innerText.match(/SUCCEEDED|FAILED/)[0]"))
+    wait_for(page, f"{STATE}?.innerText.match(/SUCCEEDED|FAILED|CANCELLED/)")
+    return str(page.evaluate(f"{STATE}.innerText.match(/SUCCEEDED|FAILED|CANCELLED/)[0]"))
 
 
 @pytest.mark.journey

@@ -129,8 +129,7 @@ def _(compared: ComparedRuns) -> Html:
 def _differences(runs: Sequence[FoundRun], labels: Sequence[str]) -> Html:
     heads = (tag("th", each, scope="col") for each in labels)
     state = tag("tr", tag("th", "state", scope="row"),
-                *(tag("td", state_mark(each, each.run.status.value if each.run else "not known"))
-                  for each in runs))  # fmt: skip
+                *(tag("td", state_mark(each)) for each in runs))  # fmt: skip
     rows = [_difference(each) for each in fact_rows(runs) if each.differs]
     return tag("table", tag("thead", tag("tr", tag("th", ""), *heads)),
                tag("tbody", state, *rows))  # fmt: skip

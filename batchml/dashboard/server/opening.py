@@ -61,7 +61,7 @@ def read_address(given: str) -> ListenAddress:
             raise UnicodeError(given)
         family, _, _, _, place = socket.getaddrinfo(word, 0, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:
-        raise UsageError(f"--host {given}: is no address of this machine.") from error
+        raise UsageError(f"--host {given}: this is no address of this machine.") from error
     bind = str(place[0])
     if ipaddress.ip_address(bind).is_unspecified:
         names = {socket.gethostname().lower(), socket.getfqdn().lower()} - {"localhost"}
@@ -122,7 +122,7 @@ def _bind(host: str, port: int, named: str) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--host {named}: is no address of this machine.") from error
+            raise UsageError(f"--host {named}: this is no address of this machine.") from error
         raise UsageError(
             f"--port {port}: {error.strerror}. Choose another, or leave it out."
         ) from error

@@ -15,6 +15,18 @@
     if (s >= 60) return `${sign}${Math.floor(s / 60)} min ${two(s % 60)}`;
     return `${Number(seconds.toPrecision(3))} s`;
   };
+  // Local times as on the pages: 24 hours, and the date where it changes. `step`: seconds from one to the next.
+  const clockTicks = (ticks, step) => {
+    const two = (figure) => String(figure).padStart(2, "0");
+    let before = "";
+    return ticks.map((tick) => {
+      const at = new Date(tick * 1000), day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+      const seconds = step < 60 ? `:${two(at.getSeconds())}${step < 1 ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : ""}` : "";
+      const time = `${two(at.getHours())}:${two(at.getMinutes())}${seconds}`, isNew = day !== before;
+      before = day;
+      return step >= 86400 ? day : isNew ? `${time}\n${day}` : time;
+    });
+  };
   const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], {hour12: false});
   const xText = (x, axis) => (axis === "step" ? number(x) : axis === "time" ? span(x) : clock(x));
 
@@ -166,7 +178,7 @@
       const isTime = axis === "clock";
       const incrs = axis === "time" ? {incrs: [0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800]} : {};
       const values = axis === "time" ? {values: (plot, ticks) => ticks.map((v) => (v === 0 ? "0" : span(v)))} : axis === "step"
-        ? {values: (plot, ticks) => ticks.map((v) => number(v))} : {};
+        ? {values: (plot, ticks) => ticks.map((v) => number(v))} : {values: (plot, ticks, index, space, step) => clockTicks(ticks, step)};
       const opts = {
         width: this.width(), height: HEIGHT, legend: {show: false}, focus: {alpha: many ? 0.5 : 0.3},
         padding: [10, this.endWidth(), 0, 0],
@@ -455,7 +467,7 @@
       this.ids = found.runs.map((run) => run.id);
       this.labels = new Map(found.runs.map((run) => [run.id, found.runs.length > 1 ? run.label : ""]));
       this.colours = new Map(found.runs.map((run) => [run.id, run.colour]));
-      this.note.textContent = found.charts.length ? "" : this.options.none || "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output.";
+      this.note.textContent = found.charts.length ? "" : this.options.none || "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output, which `batchml adopt SCRIPT` writes for what a script prints.";
       this.note.hidden = Boolean(found.charts.length);
       this.bar.hidden = !found.charts.length;
       this.filter.hidden = found.charts.length <= GROUPS;

@@ -84,7 +84,7 @@
   }, true);
   views.sweeps = () => {
     const input = one("#search"), place = one("#sweeps"), count = one("#count");
-    const say = (found, total) => { count.textContent = found === total ? `${total} sweeps` : `${found} of ${total} sweeps`; };
+    const say = (found, total) => { const every = `${total} sweep${total === 1 ? "" : "s"}`; count.textContent = found === total ? every : `${found} of ${every}`; };
     one("form[role=search]").addEventListener("submit", (event) => event.preventDefault());
     input.addEventListener("input", () => search(input, place, say));
     search(input, place, say);

@@ -46,7 +46,11 @@ batchml.views.runs = async () => {
     for (const head of all("th", table)) head.removeAttribute("aria-sort");
     if (column >= 0) all("th", table)[column].setAttribute("aria-sort", direction === "desc" ? "descending" : "ascending");
     const total = known.ids.length;
-    count.textContent = order.length === total ? `${total} runs` : `${order.length} of ${total} runs`;
+    const every = `${total} run${total === 1 ? "" : "s"}`;
+    count.textContent = order.length === total ? every : `${order.length} of ${every}`;
+    const none = one("#no-match");
+    none.hidden = order.length > 0;
+    none.textContent = `No run has all of these words: ${search.value.trim()}`;
     table.setAttribute("aria-rowcount", order.length + 1);
     showActions();
     draw(true);

@@ -7,7 +7,7 @@ from batchml.cli.render import duration
 from batchml.config.project import short_project
 from batchml.dashboard.html import Child, Html, join, tag
 from batchml.dashboard.layout import command_line, page
-from batchml.dashboard.runs import note
+from batchml.dashboard.runs import count_of, note
 from batchml.dashboard.sweeps.reading import SweepLine
 from batchml.model.sweep import SweepSpec, TrialState
 from batchml.sweeps.summary import SweepSnapshot
@@ -144,7 +144,7 @@ def sweeps_rows(lines: Sequence[SweepLine], total: int, now: float, words: str =
         for name in HEADINGS
     )
     rows = (_row(each, now, short_project(each.project, projects)) for each in shown)
-    caption = f"{len(shown)} sweeps" if len(shown) == total else f"{len(shown)} of {total} sweeps"
+    caption = count_of(len(shown), total, "sweep")
     more = None
     if total > len(lines):
         more = tag("p", f"Only the newest {len(lines)} are listed. All of them: ",
