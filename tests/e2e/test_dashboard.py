@@ -93,10 +93,12 @@ def test_the_server_ends_with_ctrl_c_and_tells_its_tabs(cli: Cli, chromium: Brow
 def test_a_narrow_window_has_no_sideways_scrolling(
     cli: Cli, chromium: Browser, tmp_path: Path
 ) -> None:
-    assert cli(*RUN, "a-run-with-a-rather-long-name", "-p", "lr=0.1", "--", "true").code == 0
+    assert cli(*RUN, "a-run-with-a-long-name" + "-n" * 53, "-p", "lr=0.1", "--", "true").code == 0
     with running(cli) as dashboard:
         page = dashboard.enter(chromium, 400)
         assert page.evaluate(TOO_WIDE) == []
+        state = "document.querySelector('#runs tbody .state').getBoundingClientRect().right"
+        assert page.evaluate(state) < 400, "beside the name, which is cut"
         page.click("#runs tbody a")
         wait_for(page, FILLED)
         assert page.evaluate(TOO_WIDE) == []

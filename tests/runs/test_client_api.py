@@ -385,6 +385,8 @@ def test_a_run_that_is_looked_up_has_its_name_and_status(tmp_path: Path) -> None
     place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
     place.history.add_job_id("2aaaaaaaaaaaaaaaa", "j")
     assert repr(client.run("n")) == "RunHandle('n', 'j', env='local', last seen SUCCEEDED)"
+    with pytest.raises(UsageError, match=r"run\(None\): give a job id, a name, a key or @last"):
+        client.run(None)  # type: ignore[arg-type]
 
 
 def test_nobody_sleeps_past_the_end() -> None:
