@@ -28,21 +28,27 @@ from batchml.runs.watch.events import (
 
 
 class FakeRun:
-    """A run whose events are given; it ends when its watching is stopped."""
+    """A run whose events are given. Its watching ends when it is stopped, or after these events if
+    the run has ended.
+    """
 
-    def __init__(self, job_id: str, make: Callable[[], Iterator[RunEvent]]) -> None:
+    def __init__(
+        self, job_id: str, make: Callable[[], Iterator[RunEvent]], has_ended: bool = False
+    ) -> None:
         self.job_id = job_id
         self.seen = FoundRun(None, Record(patterns={"loss": r"loss=(\S+)"}))
         self.watched = 0
         self.stops: list[threading.Event] = []
         self._make = make
+        self._has_ended = has_ended
 
     def watch(self, stop: threading.Event) -> Iterator[RunEvent]:
         self.watched += 1
         self.stops.append(stop)
         yield from self._make()
-        yield PollingPaused()
-        stop.wait()
+        if not self._has_ended:
+            yield PollingPaused()
+            stop.wait()
 
 
 def _lines(*texts: str) -> LogLines:
@@ -200,15 +206,12 @@ def test_the_curves_of_a_run_that_has_ended_are_whole_when_all_its_logs_were_rea
         goes_on.wait()
         yield OutputLine(2, "loss=0.25", "1")
 
-    run = FakeRun("a", events)
+    run = FakeRun("a", events, has_ended=True)
     run.seen = FoundRun(Run("a", "many", "gpu", JobStatus.SUCCEEDED), run.seen.record)
     logs = FollowedLogs(lambda: 0.0)
     series, is_whole = logs.series(cast(RunHandle, run), 60.0)
     assert list(series) == ["loss:0"] and not is_whole
     goes_on.set()
-    while not run.stops:
-        pass
-    run.stops[0].set()  # the watching ends, as it does by itself after the end of a run
     while not is_whole:
         series, is_whole = logs.series(cast(RunHandle, run), 60.0)
     assert list(series) == ["loss:0", "loss:1"]
