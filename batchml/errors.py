@@ -112,6 +112,7 @@ class NotFound(BatchmlError):
     ) -> None:
         self.kind = kind
         self.name = name
+        self.hint = hint
         names = sorted(set(known)) if most is None else list(dict.fromkeys(known))
         meant = did_you_mean(name, names)
         end = "." if len(names) == len(names[:most]) else ", ..."

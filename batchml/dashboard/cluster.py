@@ -234,8 +234,9 @@ def queue_table(snapshot: ClusterSnapshot) -> Html:
     ]  # fmt: skip
     if not rows:
         return tag("p", "No queues: `batchml queue create NAME` makes one.", class_="dim")
-    headings = ("Queue", "Waiting", "Running", "Next waits for", "vCPUs held+asked",
-                "GPUs held+asked", "Compute", "Order", "Priority", "State")  # fmt: skip
+    headings = ("Queue", "Waiting", "Running", "Next waits for", "vCPUs running+waiting",
+                "GPUs running+waiting", "Compute environment", "Order", "Priority",
+                "State")  # fmt: skip
     return data_table("Queues", headings, rows, number=" nn nn  n")
 
 
@@ -283,7 +284,7 @@ def waiting_table(snapshot: ClusterSnapshot) -> Html:
         ]
         for row in waiting[:MOST_ROWS]
     ]  # fmt: skip
-    headings = ("Run", "Position", "Why it waits", "Queue", "Requests", "Since")
+    headings = ("Run", "Position", "Why it waits", "Queue", "Request", "Waits for")
     table = data_table("Waiting runs", headings, rows, number=" n   n")
     return join((table, _more(len(waiting), "waiting runs", "/?q=runnable")))
 
@@ -311,7 +312,7 @@ def running_table(snapshot: ClusterSnapshot) -> Html:
                 run.queue if not number else None, ", ".join(part.hosts),
                 _since(snapshot, run.started_at or run.created_at), cpu, mem, gpu, gpu_memory,
             ])  # fmt: skip
-    headings = ("Run", "State", "Queue", "Host", "For", "CPU", "Memory", "GPU", "GPU memory")
+    headings = ("Run", "State", "Queue", "Host", "Runs for", "CPU", "Memory", "GPU", "GPU memory")
     table = data_table("Running runs", headings, rows, number="    nnnnn")
     return join((table, _more(len(running), "running runs", "/?q=running")))
 
@@ -369,7 +370,8 @@ def compute_table(snapshot: ClusterSnapshot) -> Html:
             state_word(state.is_enabled, state.status).lower(),
             tag("span", state.status_reason, title=state.status_reason) if is_bad else None,
         ])  # fmt: skip
-    headings = ("Compute environment", "vCPUs now of most", "Least", "Kind", "Types", "Hosts",
+    headings = ("Compute environment", "vCPUs now, at most", "vCPUs at least", "Kind",
+                "Instance types", "Hosts",
                 "vCPUs used", "GPUs used", "State", "Note")  # fmt: skip
     return data_table("Compute environments", headings, rows, number=" nn   nn  ")
 
@@ -424,8 +426,8 @@ def host_table(snapshot: ClusterSnapshot) -> Html:
             _memory_of(resources), cpu, gpu, str(max(host.tasks, len(row.runs))),
             _since(snapshot, host.since), price,
         ])  # fmt: skip
-    headings = ("Host", "State", "Compute", "vCPUs", "GPUs", "Memory", "CPU in use", "GPU in use",
-                "Runs", "Up", "Price an hour")  # fmt: skip
+    headings = ("Host", "State", "Compute environment", "vCPUs", "GPUs", "Memory", "CPU in use",
+                "GPU in use", "Runs", "Up for", "Price an hour")  # fmt: skip
     table = data_table("Hosts", headings, rows, number="   nnnnnnnn")
     more = f"and {len(hosts) - MOST_ROWS} more hosts" if len(hosts) > MOST_ROWS else None
     return join((table, tag("p", more, class_="dim") if more else None))

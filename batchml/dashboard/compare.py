@@ -25,7 +25,14 @@ from batchml.dashboard.html import Child, Html, join, tag, visible
 from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import command_line, page
 from batchml.dashboard.run import run_series
-from batchml.dashboard.runs import matching, note, state_mark, state_of, state_text
+from batchml.dashboard.runs import (
+    heading_of,
+    matching,
+    note,
+    state_mark,
+    state_of,
+    state_text,
+)
 from batchml.errors import UsageError
 from batchml.jobs.code_diff import FileDifference
 from batchml.model.names import short_id
@@ -221,7 +228,7 @@ def _variable_rows(runs: Sequence[FoundRun]) -> list[FactRow]:
 def differences_panel(chosen: ChosenRuns) -> Html:
     """The facts that differ, a column a run; the equal ones are folded."""
     runs, rows = chosen.beside, fact_rows(chosen.beside)
-    state = FactRow(_STATE, "state", tuple(state_text(each) for each in runs))
+    state = FactRow(_STATE, "State", tuple(state_text(each) for each in runs))
     differing = [row for row in rows if row.differs]
     parts: list[Child] = [
         _fact_table(chosen, [state, *differing], "Facts that differ; those of the first run are "
@@ -308,7 +315,9 @@ def results_panel(found: ComparedRuns, job_ids: Sequence[str]) -> Html:
         cells = []
         for place, words in enumerate(row.cells):
             star = (
-                tag("span", " \u2605", title="the best", class_="star") if place == best else None
+                tag("span", " \u2605", title="The best value", class_="star")
+                if place == best
+                else None
             )
             cells.append(tag("td", words or "-", star, class_="number"))
         rows.append(tag("tr", tag("th", row.name, scope="row"), *cells))
@@ -456,13 +465,21 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
     """The same values as a table, a row a run: the first `MOST_ROWS`."""
     columns = value_columns(chosen.runs, now_ms)
     left = len(chosen.runs) - MOST_ROWS
-    heads = (tag("th", name, scope="col", class_="number" if kind == _METRIC else None)
-             for kind, name, _ in columns)  # fmt: skip
+    right = [
+        not any(isinstance(value, str) for value in _values(
+            [column.value(each, now_ms) for each in chosen.runs[:MOST_ROWS]]))
+        for _, _, column in columns
+    ]  # fmt: skip
+    names = [heading_of(name, column)[0] if kind == "fact" else name
+             for kind, name, column in columns]  # fmt: skip
+    heads = (tag("th", name, scope="col", class_="number" if is_right else None)
+             for name, is_right in zip(names, right, strict=True))  # fmt: skip
     rows = (
         tag("tr", tag("th", tag("a", label, href=f"/run/{found.job_id}"), scope="row"),
             tag("td", state_mark(found)),
             *(tag("td", column.text(found, now_ms) or "-",
-                  class_="number" if kind == _METRIC else None) for kind, _, column in columns),
+                  class_="number" if is_right else None)
+              for (_, _, column), is_right in zip(columns, right, strict=True)),
             data_id=found.job_id)
         for found, label in zip(chosen.runs[:MOST_ROWS], chosen.labels, strict=False)
     )  # fmt: skip

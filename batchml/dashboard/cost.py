@@ -170,7 +170,7 @@ def cost_panel(
             _section(f"By {'hour' if chosen.period == '24h' else 'day'}",
                      bars(slots, is_free=is_free), _slot_table(slots), wide=True),
             *tables,
-            _section("Longest runs" if is_free else "Dearest runs",
+            _section("Longest runs" if is_free else "Most expensive runs",
                      run_table(costs, is_free=is_free), wide=True),
         ))  # fmt: skip
     return join((
@@ -218,10 +218,9 @@ def _totals(total: CostTotal, costs: Sequence[RunCost], *, is_free: bool) -> Htm
     tiles = [
         ("Cost", "$0" if is_free else amount(total.usd, is_lower_bound=total.is_lower_bound),
          "no price" if is_free else None),
-        ("Of this, failed", amount(total.failed), _part(total.failed.high, total.usd.high)),
+        ("Failed attempts", amount(total.failed), _part(total.failed.high, total.usd.high)),
         ("Runs", f"{total.runs:,}", f"{running} still running" if running else None),
-        ("Running time", duration(total.seconds), "hours:min:s" if total.seconds >= 3600 else
-         "min:s"),
+        ("Running time", short_duration(total.seconds), None),
     ]  # fmt: skip
     if is_free:
         del tiles[1]
@@ -233,7 +232,9 @@ def _totals(total: CostTotal, costs: Sequence[RunCost], *, is_free: bool) -> Htm
 
 
 def _part(part: Decimal, whole: Decimal) -> str | None:
-    return f"{100 * part / whole:.0f}%" if part and whole else None
+    if not (part and whole):
+        return None
+    return "under 1% of it" if 100 * part < whole else f"{100 * part / whole:.0f}% of it"
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def run_table(costs: Iterable[RunCost], *, is_free: bool = False) -> Html:
         for each in ordered[:MOST_ROWS]
     ]  # fmt: skip
     headings = ("Run", "Cost", "Failed", "Ran", "Queue", "Submitted (UTC)")
-    return data_table("Dearest runs", headings, rows, number=" nnn")
+    return data_table("Most expensive runs", headings, rows, number=" nnn")
 
 
 # --- the chart ------------------------------------------------------------------------------------
@@ -359,9 +360,9 @@ def bars(slots: Sequence[CostTotal], *, is_free: bool = False) -> Html:
                         height=12, aria_hidden="true", class_="chart"), " ", words)
         for kind, words in legend
     )  # fmt: skip
-    days = "" if len(slots) and len(slots[0].name) > 10 else "Days of UTC, as in AWS's bills, by "
-    said = f"{days}the time of submission"
-    return join((drawn, tag("p", *keys, tag("span", said[:1].upper() + said[1:], class_="dim"),
+    said = "Hours" if len(slots) and len(slots[0].name) > 10 else "Days, as in AWS's bills,"
+    said += " in UTC, by the time of submission"
+    return join((drawn, tag("p", *keys, tag("span", said, class_="dim"),
                             class_="keys")))  # fmt: skip
 
 

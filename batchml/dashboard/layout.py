@@ -156,6 +156,11 @@ def command_line(command: str, label: str = "The same in a terminal") -> Html:
     )
 
 
+def nothing() -> Html:
+    """The content of a panel that has nothing to say: its card is not shown."""
+    return tag("p", class_="nothing", hidden=True)
+
+
 def facts(rows: list[tuple[str, Child]]) -> Html:
     """Names and values, one pair a line; pairs without a value are left out."""
     cells = (join((tag("dt", name), tag("dd", value))) for name, value in rows if value)

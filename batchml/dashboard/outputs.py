@@ -75,9 +75,11 @@ def outputs_panel(handle: RunHandle, env_option: str) -> Html:
     try:
         entries = sorted(handle.list_outputs(), key=lambda each: each.name)
     except NotFound as error:
-        return tag("p", str(error), class_="dim")
+        return tag("p", f"No outputs. {error.hint}", class_="dim")
     if not entries:
-        return tag("p", "BATCHML_OUTPUT_DIR has no files of this run.", class_="dim")
+        return tag("p", "No outputs. Files that the program writes to the folder ",
+                   tag("code", "$BATCHML_OUTPUT_DIR"), " are kept and listed here.",
+                   class_="dim")  # fmt: skip
     base = f"/run/{quote(handle.job_id, safe='')}/output/"
     rows = [
         (tag("a", each.name, href=f"{base}{file_key(each.name)}", download=True),
@@ -90,7 +92,7 @@ def outputs_panel(handle: RunHandle, env_option: str) -> Html:
     word = short_id(handle.seen.shown_id if handle.seen else handle.job_id)
     return join((
         tag("p", f"{count}, {total}{more}."),
-        _files_table("Outputs", ("File", "Size", "Changed, UTC"), rows),
+        _files_table("Outputs", ("File", "Size", "Changed (UTC)"), rows),
         command_line(shell("batchml", "get", word) + env_option, "All of them"),
     ))  # fmt: skip
 

@@ -6,16 +6,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from batchml.cli.render import duration, timestamp
+from batchml.cli.render import timestamp
 from batchml.client import Client
 from batchml.cluster.snapshot import RunRow
 from batchml.dashboard.curves import SCRIPTS as CURVES
 from batchml.dashboard.curves import STYLES, ChartWindow, RunSeries, colours_of, curves_section
 from batchml.dashboard.html import Html, join, tag
-from batchml.dashboard.layout import facts, page
+from batchml.dashboard.layout import facts, nothing, page
 from batchml.dashboard.logs import log_section
 from batchml.dashboard.runs import chips, note, state_mark, state_of
 from batchml.handles import RunHandle
+from batchml.model.names import short_duration
 from batchml.model.run import OutcomeClass, Run, classify, first_start
 from batchml.runs.metrics.series import Series
 from batchml.runs.search import FoundRun
@@ -38,7 +39,10 @@ def run_page(
     """
     job_id = found.job_id
     state = _panel("State", f"/run/{job_id}/state", "third", state_now, live=True)
-    why = _panel("Why", f"/run/{job_id}/explanation", "rest", live=True)
+    # Its title depends on the state, and comes with it. A run that does well has none.
+    none = nothing() if state_of(found) in ("running", "succeeded") else None
+    explained = tag("div", none, data_panel=f"/run/{job_id}/explanation", data_live=True)
+    why = tag("section", explained, class_="card rest")
     timeline = _panel("Timeline", f"/run/{job_id}/timeline", "wide", live=True)
     numbers = [
         _panel("Metrics", f"/run/{job_id}/metrics", "third", live=True),
@@ -62,7 +66,8 @@ def run_page(
     if state_of(found) == "failed":
         first = [log, timeline, curves, use]
     return page(
-        f"{found.name} {found.shown_id[:8]}", tag("h1", found.name), note(trouble),
+        f"{found.name} {found.shown_id[:8]}",
+        tag("h1", found.name, " ", tag("small", found.shown_id[:8], class_="dim")), note(trouble),
         tag("div", data_panel=f"/run/{job_id}/actions", data_live=True),
         tag("div", why, state, *first, *numbers, *request, class_="cards", data_revision=revision),
         env=env, current="", view="run", styles=STYLES,
@@ -92,9 +97,9 @@ def state_panel(run: Run, now_ms: int, rows: Sequence[RunRow] = ()) -> Html:
             ("Outcome", outcome),
             ("Reason", run.status_reason),
             ("Submitted", _time(run.created_at)),
-            ("Waited", None if times.waited is None else duration(times.waited)),
+            ("Waited", None if times.waited is None else _span(times.waited)),
             ("Started", _time(times.started)),
-            ("Ran", None if times.ran is None else duration(times.ran)),
+            ("Ran", None if times.ran is None else _span(times.ran)),
             ("Exit code", None if run.exit_code is None else str(run.exit_code)),
             ("Queue", run.queue),
             ("Position", _position(row, rows) if row else None),
@@ -133,12 +138,17 @@ def _children(run: Run) -> Html | None:
     """The number of children in each state."""
     if not run.children:
         return None
-    counts = chips((name, count) for name, count in run.children.items() if count)
+    counts = join((tag("span", f"{count} {name}", class_="chip")
+                   for name, count in run.children.items() if count), " ")  # fmt: skip
     links = [tag("a", str(number), href=f"/run/{run.job_id}:{number}")
              for number in range(min(run.array_size, _LINKED))]  # fmt: skip
     more = f" and {run.array_size - _LINKED} more" if run.array_size > _LINKED else None
     each = tag("details", tag("summary", "Each child"), tag("div", *links, class_="numbers"), more)
     return join((counts, each))
+
+
+def _span(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if 0 < seconds < 1 else short_duration(seconds)
 
 
 def _time(ms: int | None) -> Html | None:
@@ -166,13 +176,17 @@ def metrics_panel(handle: RunHandle) -> Html:
 def usage_panel(handle: RunHandle) -> Html:
     """Use of each node beside its request."""
     samples = handle.usage()
-    is_over = all(each.node.run.status.is_terminal for each in samples)
-    if samples and is_over and not any(each.usage for each in samples):
+    seen = handle.seen.run if handle.seen else None
+    known = [each.node.run for each in samples] or ([seen] if seen else [])
+    is_over = all(run.status.is_terminal for run in known)
+    if is_over and not any(each.usage for each in samples):
         return tag("p", "It ended before its use was measured.", class_="dim")
     if not samples:
-        return tag("p", "Nothing was measured yet.", class_="dim")
-    heading = ("Node", "State", "CPU", "Memory", "GPU", "GPU memory", "In", "Out")
-    rows = [tag("tr", *(tag("th", name, scope="col") for name in heading))]
+        return tag("p", "Nothing was measured yet: a running container reports its use every few "
+                   "seconds.", class_="dim")  # fmt: skip
+    heading = ("Node", "State", "CPU", "Memory", "GPU", "GPU memory", "Network in", "Network out")
+    rows = [tag("tr", *(tag("th", name, scope="col", class_="number" if place > 1 else None)
+                        for place, name in enumerate(heading)))]  # fmt: skip
     for sample in samples:
         run, use = sample.node.run, sample.usage
         measured = (
@@ -183,7 +197,8 @@ def usage_panel(handle: RunHandle) -> Html:
             sample.node.name, run.status.value,
             *(use_words(run, name, use.get(name), asked, unit) for name, asked, unit in measured),
         )  # fmt: skip
-        rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+        rows.append(tag("tr", *(tag("td", cell, class_="number" if place > 1 else None)
+                                for place, cell in enumerate(cells))))  # fmt: skip
     return tag("div", tag("table", *rows), class_="within", tabindex="0", role="region",
                aria_label="Use by node")  # fmt: skip
 
@@ -204,22 +219,24 @@ def cost_panel(handle: RunHandle) -> Html:
     bill = handle.cost()
     low, high = bill.usd.low, bill.usd.high
     words = f"${low:.4f}" if low == high else f"${low:.4f} to ${high:.4f}"
+    if not high:
+        words = "$0"
     unknown = tag("p", "; ".join(map(str, bill.unknown)), class_="dim") if bill.unknown else None
     is_over = handle.seen is None or handle.seen.run is None or handle.seen.run.status.is_terminal
     return join((tag("p", tag("strong", words), None if is_over else " so far"), unknown))
 
 
 def request_panel(found: FoundRun) -> Html:
-    run, record = found.run, found.record
+    run = found.run
+    batchml = {name: value for name, value in found.tags.items() if name.startswith("batchml:")}
+    own = {name: value for name, value in found.tags.items() if name not in batchml}
     return facts([
         ("Job id", found.shown_id),
         ("Command", tag("code", shlex.join(found.command)) if found.command else None),
         ("Parameters", chips(found.params.items()) if found.params else None),
-        ("Image", run.image if run else None),
         ("Resources", _resources(run) if run else None),
-        ("Tags", chips(found.tags.items()) if found.tags else None),
-        ("Code", found.commit or None),
-        ("Folder", record.folder if record and hasattr(record, "folder") else None),
+        ("Tags", chips(own.items()) if own else None),
+        ("Tags of batchml", chips(batchml.items()) if batchml else None),
     ])  # fmt: skip
 
 
@@ -241,9 +258,9 @@ def environment_panel(found: FoundRun) -> Html:
         ("Secrets", chips((spec.get("secrets") or {}).items()) if spec.get("secrets") else None),
         ("Data sets", chips((spec.get("data") or {}).items()) if spec.get("data") else None),
         ("Data folder", found.data_dir),
-        ("Timeout", f"{duration(run.timeout)} for an attempt" if run and run.timeout else None),
-        ("Most attempts", str(run.max_attempts) if run and run.max_attempts > 1 else None),
-        ("Most cost", f"${record.max_cost:g}" if record and record.max_cost else None),
+        ("Timeout of an attempt", short_duration(run.timeout) if run and run.timeout else None),
+        ("Attempts at most", str(run.max_attempts) if run and run.max_attempts > 1 else None),
+        ("Budget", f"${record.max_cost:g}" if record and record.max_cost else None),
         ("Share", run.share if run else None),
     ])  # fmt: skip
 

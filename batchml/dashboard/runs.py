@@ -20,6 +20,36 @@ NUMBERS = ("code", "age", "ran", "waited", "attempts", "cost", "vcpus", "memory"
 _SHOWN = 160  # characters of a cell
 _SEARCHED = 4_000  # characters of a run that the search knows
 _BLANKS = re.compile("[ \t\n\v\f\r\u00a0]+")
+# Headings of facts, for people who do not type their names, and what they mean.
+_HEADINGS = {
+    "id": ("ID", "The beginning of the job id"),
+    "age": ("Age", "Since it was submitted, in hours:minutes:seconds"),
+    "ran": ("Ran", "Of all attempts together, in hours:minutes:seconds"),
+    "waited": ("Waited", "Until its first start, in hours:minutes:seconds"),
+    "class": ("Outcome", "How it ended"),
+    "code": ("Exit code", "Of the program"),
+    "params": ("Parameters", ""),
+    "cost": ("Cost", "In USD; empty if it is not known"),
+    "vcpus": ("vCPUs", ""),
+    "gpus": ("GPUs", ""),
+    "memory": ("Memory", "Of the request"),
+}
+# A word of AWS Batch -> what it means.
+MEANINGS = {
+    "SUBMITTED": "it waits until AWS Batch has looked at it",
+    "PENDING": "it waits for other runs",
+    "RUNNABLE": "it waits for room on a host",
+    "STARTING": "it has a host, which fetches the image and starts the container",
+    "RUNNING": "its program runs",
+    "SUCCEEDED": "its program ended with code 0",
+    "FAILED": "it ended otherwise; its page says why",
+    "CANCELLED": "a person or its budget ended it; AWS Batch calls it FAILED",
+}
+_LEGEND = (
+    ("waiting", "SUBMITTED, PENDING, RUNNABLE: waits"), ("starting", "STARTING: has a host"),
+    ("running", "RUNNING"), ("succeeded", "SUCCEEDED"), ("failed", "FAILED"),
+    ("cancelled", "CANCELLED"),
+)  # fmt: skip
 GLYPHS = {
     "waiting": "\u25cb", "starting": "\u25d4", "running": "\u25b6", "succeeded": "\u2713",
     "failed": "\u2715", "cancelled": "\u2298", "unknown": "?",
@@ -122,7 +152,11 @@ def runs_page(
               method="get", action="/", role="search")  # fmt: skip
     region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Runs",
                  data_revision=revision)  # fmt: skip
-    return page("Runs", tag("h1", "Runs", class_="unseen"), note(trouble), bar, region,
+    hint = None
+    if runs:
+        hint = tag("div", _legend(), tag("p", "A click on a row chooses it for a comparison; so "
+                   "does the space bar on a name.", class_="dim"), class_="under")  # fmt: skip
+    return page("Runs", tag("h1", "Runs", class_="unseen"), note(trouble), bar, region, hint,
                 env=env, current="/", view="runs",
                 scripts=("theme.js", "app.js", "runs.js"))  # fmt: skip
 
@@ -143,13 +177,35 @@ def note(trouble: str) -> Html:
     return tag("p", trouble, id="trouble", role="alert", hidden=not trouble)
 
 
+def heading_of(name: str, column: Column) -> tuple[str, str]:
+    """The heading of a column and what it means, which may be ""; parameters and metrics have their
+    names."""
+    if name.lower() not in FACTS:
+        return column.heading, ""
+    return _HEADINGS.get(name.lower(), (column.heading.capitalize(), ""))
+
+
+def state_words(words: str) -> str:
+    """What a state means, for people who do not know the words of AWS Batch."""
+    meaning = MEANINGS.get(words)
+    return f"{words}: {meaning}" if meaning else words
+
+
+def _legend() -> Html:
+    marks = (tag("span", tag("span", GLYPHS[state], aria_hidden="true", class_=f"state {state}"),
+                 " ", words) for state, words in _LEGEND)  # fmt: skip
+    return tag("p", *marks, class_="keys dim")
+
+
 def row(found: FoundRun, columns: Iterable[tuple[str, Column]], now_ms: int) -> Html:
     cells = (_cell(found, name, column, now_ms) for name, column in columns)
     return tag("tr", *cells, data_id=found.job_id)
 
 
 def _heading(name: str, column: Column) -> Html:
-    button = tag("button", column.heading, type="button", class_="sort", data_column=name)
+    words, meaning = heading_of(name, column)
+    button = tag("button", words, type="button", class_="sort", data_column=name,
+                 title=meaning or None)  # fmt: skip
     return tag("th", button, scope="col", class_="number" if name in NUMBERS else None)
 
 
@@ -160,6 +216,7 @@ def _cell(found: FoundRun, name: str, column: Column, now_ms: int) -> Html:
         shown = tag("a", words, href=f"/run/{found.job_id}")
     elif name == "status":
         shown = state_mark(found)
+        words = state_words(words)
     is_number = name in NUMBERS or (column.metric is not None)
     return tag("td", shown, class_="number" if is_number else None, title=words or None)
 
@@ -222,12 +279,13 @@ def runs_document(
         "revision": revision,
         "at": now_ms,
         "columns": [
-            {"name": name, "heading": column.heading, "number": name in NUMBERS
+            {"name": name, "heading": heading_of(name, column)[0], "number": name in NUMBERS
              or column.metric is not None}
             for name, column in chosen
         ],
         "ids": [each.job_id for each in runs],
         "states": [state_of(each) for each in runs],
+        "meanings": MEANINGS,
         "created": [each.created_at for each in runs],
         "ended": [_ended(each) for each in runs],
         "found": [cells.searched(each) for each in runs],

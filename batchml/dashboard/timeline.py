@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from batchml.cli.render import duration, timestamp
+from batchml.cli.render import timestamp
 from batchml.dashboard.html import Child, Html, join, tag
 from batchml.errors import NotFound
 from batchml.handles import RunHandle
+from batchml.model.names import short_duration
 from batchml.model.outcome import describe_attempt, restarts_in_place
 from batchml.model.run import JobStatus, Run, attempt_end, first_start
 from batchml.runs.metrics.usage import Restart, UnfitNotice
@@ -157,15 +158,16 @@ def draw_timeline(spans: Sequence[StateSpan], marks: Sequence[TimelineMark]) -> 
     picture = tag("svg", *bars, *dots, *shared, role="img", data_begin=begin,
                   data_end=begin + int(whole), aria_label=f"Timeline: {said}", width="100%",
                   height=40 if dots else 24, class_="spans")  # fmt: skip
-    ends = tag("div", _time(begin), _time(begin + whole), class_="ends dim")
-    heading = ("State", "From", "For", "Note")
+    ends = tag("div", tag("span", _time(begin), " UTC"), tag("span", _time(begin + whole), " UTC"),
+               class_="ends dim")  # fmt: skip
+    heading = ("State", "From (UTC)", "For", "Note")
     rows = [
         (span.name, _time(span.since), _dwell(span), span.note) for span in spans
     ]  # fmt: skip
     parts: list[Child] = [picture, ends, _table("States", heading, rows)]
     if marks:
         events = [(mark.kind, _time(mark.at), mark.text) for mark in marks]
-        parts.append(_table("Restarts and health", ("Event", "At", "Why"), events))
+        parts.append(_table("Restarts and health", ("Event", "At (UTC)", "Why"), events))
     return join(parts)
 
 
@@ -178,7 +180,8 @@ def _table(caption: str, heading: Sequence[str], rows: Iterable[Sequence[Child]]
 
 def _dwell(span: StateSpan) -> str:
     ms = span.until - span.since
-    return f"{f'{ms} ms' if ms < 1000 else duration(ms / 1000)}{' so far' if span.is_open else ''}"
+    words = f"{ms} ms" if ms < 1000 else short_duration(ms / 1000)
+    return f"{words} so far" if span.is_open else words
 
 
 def _time(ms: int) -> Html:

@@ -48,7 +48,7 @@ def panel(
 
 def test_the_total_has_its_range_and_says_when_a_price_is_unknown() -> None:
     text = panel()
-    assert "Cost at least $5.00 to $6.00" in text and "Of this, failed $4.00 67%" in text
+    assert "Cost at least $5.00 to $6.00" in text and "Failed attempts $4.00 67% of it" in text
     assert "Runs 3 1 still running" in text and "Price unknown: no price (p9.large)." in text
 
 

@@ -72,10 +72,10 @@ def test_a_run_is_found_opened_and_cancelled_by_the_keyboard_alone(
         page.key("Enter")
         assert page.evaluate("document.activeElement.id") == "content"
         # Sort by the name: the heading keeps the focus, and says how the table is sorted.
-        tab_to(page, "NAME")
+        tab_to(page, "Name")
         page.key("Enter")
         wait_for(page, "document.querySelector('th').getAttribute('aria-sort') === 'ascending'")
-        assert focused(page) == "NAME"
+        assert focused(page) == "Name"
         names = "[...document.querySelectorAll('#runs tbody a')].map(each => each.textContent)"
         assert page.evaluate(names) == ["first", "long", "second"]
         # Find it, go through the rows, and open it.

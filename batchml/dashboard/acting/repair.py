@@ -27,7 +27,8 @@ from batchml.dashboard.acting.submit import (
     submit_action,
 )
 from batchml.dashboard.html import Html, join, tag
-from batchml.dashboard.layout import command_line
+from batchml.dashboard.layout import command_line, nothing
+from batchml.dashboard.runs import state_of
 from batchml.explain.suggest import own_image
 from batchml.jobs.find import KnownJob
 from batchml.model.explanation import Explanation
@@ -40,6 +41,12 @@ _OF_ARGUMENTS = ("bad-argument", "unknown-flag")
 _OF_COMMAND = ("missing-file", "missing-command", "exception")  # if a word of it is in the error
 _CORRECTED = "Run again corrected"
 _IN_ERROR = "This value occurs in the error."
+_NOTHING_TO_EXPLAIN = ("running", "succeeded")  # causes
+_TITLES = {
+    "waiting": "Why it waits", "starting": "Why it waits", "running": "What happens",
+    "succeeded": "What happened", "failed": "Why it failed", "cancelled": "Why it ended",
+    "unknown": "What happened",
+}  # fmt: skip
 
 
 class Remedy(Struct, frozen=True):
@@ -53,9 +60,13 @@ def explanation_panel(
     found: FoundRun, why: Explanation, env_option: str, jobs: Callable[[], Sequence[KnownJob]],
     here: Path, project: str = "", *, read_only: bool,
 ) -> Html:  # fmt: skip
-    """The verdict, its evidence, and what helps. `jobs` and `here`: see `remedy_for`; `project`:
-    the one of the dashboard."""
-    parts = [tag("p", tag("strong", why.verdict))]
+    """The verdict, its evidence, and what helps; nothing for a run that neither waits nor failed.
+
+    `jobs` and `here`: see `remedy_for`; `project`: the one of the dashboard.
+    """
+    if why.cause in _NOTHING_TO_EXPLAIN:
+        return nothing()
+    parts = [tag("h2", _TITLES[state_of(found)]), tag("p", tag("strong", why.verdict))]
     if why.evidence:
         parts.append(tag("ul", *(tag("li", each) for each in why.evidence)))
     if why.fix:
@@ -249,8 +260,11 @@ def _link(found: FoundRun, verb: str, words: Sequence[str]) -> tuple[str, str] |
         return f"See the runs of the queue {words[1]}", f"/?{urlencode({'q': words[1]})}"
     if verb not in ("logs", "explain", "show") or not words:
         return None
-    run_id, _, child = words[0].partition(":")
+    names = [word for word in words if not word.startswith("-")]
+    if not names:
+        return None
+    run_id, _, child = names[0].partition(":")
     if run_id == found.job_id and not child:
         return ("See the log", "#log-title") if verb == "logs" else None
     words_of = f"child {child}" if run_id == found.job_id else f"the run {short_id(run_id)}"
-    return f"See {words_of}", f"/run/{words[0]}"
+    return f"See {words_of}", f"/run/{names[0]}"

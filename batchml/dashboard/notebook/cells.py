@@ -19,7 +19,7 @@ from batchml.dashboard.html import Child, Html, join, tag
 from batchml.dashboard.notebook.inline import inline
 from batchml.dashboard.notebook.plots import PlotLine, curves, plot
 from batchml.dashboard.run import metrics_panel, request_panel, state_panel
-from batchml.dashboard.runs import choose_columns, row, state_mark
+from batchml.dashboard.runs import choose_columns, heading_of, row, state_mark
 from batchml.dashboard.sweeps.page import (
     importances_panel,
     standing_panel,
@@ -100,7 +100,9 @@ def _(handles: RunList) -> Html:
     metrics = sorted(name for name in known_names(runs).metrics if "," not in name)[:4]
     facts = ("name", "status", "submitted", "ran", "params", "cost", "id")
     columns = choose_columns(",".join((*facts, *metrics)), known_names(runs))
-    heading = tag("tr", *(tag("th", column.heading, scope="col") for _, column in columns))
+    heading = tag(
+        "tr", *(tag("th", heading_of(name, column)[0], scope="col") for name, column in columns)
+    )
     rows = (row(each, columns, _now_ms()) for each in runs[:MOST_ROWS])
     left = len(runs) - MOST_ROWS
     more = tag("p", f"And {left} runs more.", class_="dim") if left > 0 else None
@@ -163,7 +165,7 @@ def _(handle: SweepHandle) -> Html:
     return join((
         _head(tag("b", line.name), " ", tag("span", line.key[:8], class_="dim")),
         summary_panel(reading), standing_panel(reading), _history(reading),
-        _part("Importances", importances_panel(reading.document)),
+        _part("Importances", importances_panel(reading)),
         _part("Best trials",
               trials_panel(reading, PageQuery("", params={"rows": MOST_TRIALS}))),
     ))  # fmt: skip

@@ -467,7 +467,7 @@
       this.ids = found.runs.map((run) => run.id);
       this.labels = new Map(found.runs.map((run) => [run.id, found.runs.length > 1 ? run.label : ""]));
       this.colours = new Map(found.runs.map((run) => [run.id, run.colour]));
-      this.note.textContent = found.charts.length ? "" : this.options.none || "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output, which `batchml adopt SCRIPT` writes for what a script prints.";
+      this.note.textContent = found.charts.length ? "" : this.options.none?.() || "No metrics yet. The program reports them, or [metrics] in job.toml finds them in its output, which `batchml adopt SCRIPT` writes for what a script prints.";
       this.note.hidden = Boolean(found.charts.length);
       this.bar.hidden = !found.charts.length;
       this.filter.hidden = found.charts.length <= GROUPS;

@@ -30,7 +30,7 @@ batchml.log = (place) => {
   };
   const describe = () => {
     const figure = (number) => number.toLocaleString("en");
-    const all = `${figure(first + lines.length)} lines${first ? `, the first ${figure(first)} only in the download` : ""}`;
+    const all = `${figure(first + lines.length)} line${first + lines.length === 1 ? "" : "s"}${first ? `, the first ${figure(first)} only in the download` : ""}`;
     count.textContent = search.value ? `${match >= 0 ? `${figure(match + 1)} of ` : ""}${figure(matches.length)} line${matches.length === 1 ? " matches" : "s match"}`
       : shown.length < lines.length ? `${figure(shown.length)} of ${all}` : lines.length ? all : "";
   };

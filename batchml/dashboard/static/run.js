@@ -8,7 +8,8 @@ batchml.views.run = () => {
 
   // The curves, and with them the last values of the metrics.
   const timeline = () => one("svg.spans"), bounds = () => { const {begin, end} = timeline()?.dataset || {}; return begin ? [begin / 1000, end / 1000] : null; };
-  const curves = batchml.curves(one("#curves [data-series]"), {bounds, take: (found) => {
+  const curves = batchml.curves(one("#curves [data-series]"), {bounds,
+    none: () => (isOver ? "No metrics. The program reports them, or [metrics] in job.toml finds them in its output, which `batchml adopt SCRIPT` writes for what a script prints." : ""), take: (found) => {
     if (found.charts.length && !one("[data-metric]")) all("[data-panel$=metrics]").forEach(refresh);
     for (const chart of found.charts) {
       const cell = one(`[data-metric="${CSS.escape(chart.name)}"]`);
@@ -16,7 +17,8 @@ batchml.views.run = () => {
     }
   }});
 
-  const use = batchml.curves(one("#use [data-series]"), {bounds, axis: "clock", none: "Nothing was measured yet."});
+  const use = batchml.curves(one("#use [data-series]"), {bounds, axis: "clock",
+    none: () => (isOver ? "It ended before its use was measured." : "Nothing was measured yet: a running container reports its use every few seconds.")});
 
   // The timeline has the cursor of the charts, and their zoom; and points in them.
   const part = (seconds) => { const [low, high] = bounds(); return Math.min(100, Math.max(0, 100 * (seconds - low) / (high - low))); };

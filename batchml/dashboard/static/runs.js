@@ -86,6 +86,8 @@ batchml.views.runs = async () => {
       else if (column.name === "status") {
         const state = known.states[index];
         cell.append(make("span", {class: `state ${state}`}, make("span", {"aria-hidden": "true"}, glyphs[state]), ` ${text}`));
+        const meaning = known.meanings?.[text];
+        if (meaning) cell.title = `${text}: ${meaning}`;
       } else cell.textContent = text;
       return cell;
     });

@@ -56,6 +56,9 @@ batchml.views.sweep = () => {
       if (found.panels) {
         for (const [name, html] of Object.entries(found.panels)) swap(one(`#${name}`), parse(html));
         waiting = found.document;
+        // A page that was asked for before the sweep was read has its key for a name.
+        const {name} = found.document.head;
+        if (one("h1").textContent !== name) { one("h1").textContent = name; document.title = document.title.replace(/^.*: sweep/, () => `${name}: sweep`); }
         if (found.version !== version && version) all("[data-panel]").forEach(refresh);
       }
       version = found.version; over = found.over; seen = performance.now();

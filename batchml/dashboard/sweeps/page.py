@@ -13,7 +13,7 @@ from msgspec import Struct
 from batchml.cli.render import duration
 from batchml.dashboard.app import PageQuery
 from batchml.dashboard.html import Child, Html, join, tag
-from batchml.dashboard.layout import command_line, facts, page
+from batchml.dashboard.layout import command_line, facts, nothing, page
 from batchml.dashboard.runs import note
 from batchml.dashboard.sweeps.actions import TrialStops
 from batchml.dashboard.sweeps.reading import SweepLine, SweepReading, TrialLine
@@ -32,12 +32,17 @@ from batchml.dashboard.sweeps.table import (
     trials_words,
 )
 from batchml.errors import UsageError, did_you_mean
+from batchml.model.names import short_duration
 from batchml.model.sweep import SweepSpec, TrialState
 from batchml.runtime.protocol.variables import format_value
+from batchml.sweeps.results import LEAST
 
 ROWS = 50  # of the table of trials
 MOST_ROWS = 2_000  # of it in an export, which has no server that turns its pages
 _BARS = 14  # importances that have a row
+_LIMITS = {"hours": "Hours", "USD": "Cost limit", "failed": "Failed trials",
+           "failed %": "Failed trials"}  # fmt: skip
+_UNITS = {"USD": " USD", "failed %": "%"}
 PANELS = ("summary", "standing", "rungs", "importances", "failures", "trials")
 
 
@@ -72,9 +77,9 @@ def sweep_page(
         tag("div", data_panel=f"/sweep/{quote(key)}/actions", id="sweep-actions"),
         tag(
             "div",
-            _card("Best trial", place["summary"], "rest"), _card("Trials", place["standing"],
-                                                                 "third"),
-            _card("Rungs", place["rungs"]), _card("Importances", place["importances"]),
+            tag("div", _card("Best trial", place["summary"]), _card("Rungs", place["rungs"]),
+                _card("Importances", place["importances"]), class_="pile"),
+            _card("Trials", place["standing"], "third"),
             class_="cards",
         ),
         plots,
@@ -106,7 +111,7 @@ def panels(
         "summary": summary_panel(reading),
         "standing": standing_panel(reading),
         "rungs": rungs_panel(reading.document),
-        "importances": importances_panel(reading.document),
+        "importances": importances_panel(reading),
         "failures": failures_panel(reading.document),
         "trials": trials_panel(reading, query, stops),
     }
@@ -178,18 +183,18 @@ def standing_panel(reading: SweepReading) -> Html:
         for state, many in states
     )  # fmt: skip
     limits = [
-        (each["name"], f"{number(each['used'])} of {number(each['limit'])}")
+        (_LIMITS.get(each["name"], each["name"]),
+         f"{number(each['used'])}{_UNITS.get(each['name'], '')} of at most "
+         f"{number(each['limit'])}{_UNITS.get(each['name'], '')}")
         for each in document["limits"]
         if each["limit"] is not None and each["name"] != "trials"
-    ]
+    ]  # fmt: skip
     head = document["head"]
     cost = None
     if seen.spent is not None:
-        cost = f"{money(seen.spent)} so far"
+        cost = money(seen.spent) if seen.ended else f"{money(seen.spent)} so far"
         if seen.committed and not seen.ended:
             cost += f", up to {money(seen.spent + seen.committed)} with the trials in flight"
-    saved, full = document["saved"]
-    unrun = f"{number(saved)} of {number(full)} {document['step']}s"
     return join((
         tag("p", trials_words(seen), tag("small", " trials have ended"), class_="big"),
         shares([(MARKS[state][1], many) for state, many in states],
@@ -197,11 +202,10 @@ def standing_panel(reading: SweepReading) -> Html:
         tag("table", tag("caption", "Trials by state", class_="unseen"), tag("tbody", *counts),
             class_="plain"),
         facts([
-            ("Took" if seen.ended else "Runs for", duration(head["took"])),
-            ("Left", f"about {duration(seen.eta)}" if seen.eta else None),
-            ("At once", str(seen.parallel)),
+            ("Took" if seen.ended else "Runs for", short_duration(head["took"])),
+            ("Time left", f"about {short_duration(seen.eta)}" if seen.eta else None),
+            ("Parallel trials", f"{seen.parallel} at most"),
             ("Cost", cost),
-            ("Not run", unrun if saved else None),
             *limits,
             ("Controller", reading.controller or None),
             ("Goal", goal_words(spec)),
@@ -221,8 +225,10 @@ def rungs_panel(document: dict[str, Any]) -> Html:
         return tag("p", "No early stopping: every trial trains to its own end.", class_="dim")
     if not document["rungs"]:
         return tag("p", "No rung has been reached yet.", class_="dim")
-    names = (document["step"], "reached", "went on", "stopped", "running", "", "cut-off", "saved")
-    heading = (tag("th", name or tag("span", "share", class_="unseen"), scope="col",
+    step = f"{document['step']}s"
+    names = (document["step"].capitalize(), "Reached", "Went on", "Stopped", "Running", "",
+             "Cut-off value", f"Saved {step}")  # fmt: skip
+    heading = (tag("th", name or tag("span", "Share", class_="unseen"), scope="col",
                    class_="number" if name else None) for name in names)  # fmt: skip
     most = max(1, *(each["in"] for each in document["rungs"]))
     rows = []
@@ -238,19 +244,24 @@ def rungs_panel(document: dict[str, Any]) -> Html:
         )  # fmt: skip
     words = None
     if full:
-        words = tag("p", f"{100 * saved / full:.0f}%", tag("small", f" of the {document['step']}s "
-                    "saved by early stopping"), class_="big")  # fmt: skip
+        words = tag("p", f"{100 * saved / full:.0f}%", tag("small", f" of the {step} saved by "
+                    f"early stopping: {number(saved)} of {number(full)}"),
+                    class_="big")  # fmt: skip
     table = tag("table", tag("caption", "Trials at each rung", class_="unseen"),
                 tag("thead", tag("tr", *heading)), tag("tbody", *rows))  # fmt: skip
     return join((words, within(table, "Rungs", "rung-table")))
 
 
-def importances_panel(document: dict[str, Any]) -> Html:
+def importances_panel(reading: SweepReading) -> Html:
     """Which parameters decide the result: an estimate."""
-    found = list(document["importances"].items())
+    found = list(reading.document["importances"].items())
     if not found:
-        return tag("p", "No estimate: fewer than 20 trials have a result, or no parameter stands "
-                   "out.", class_="dim")  # fmt: skip
+        ranked = sum(each.rank is not None for each in reading.trials)
+        words = "No estimate: no parameter makes more difference than chance would."
+        if ranked < LEAST:
+            words = (f"No estimate yet: it needs {LEAST} trials with a result, and {ranked} have "
+                     f"one. {LEAST - ranked} more are missing.")  # fmt: skip
+        return tag("p", words, class_="dim")
     most = found[0][1]
     rows = (
         tag("tr", tag("th", name, scope="row"), tag("td", shares([("succeeded", share)], most)),
@@ -273,7 +284,7 @@ def failures_panel(document: dict[str, Any]) -> Html:
     """Failed trials by the last line that they printed."""
     groups = document["failures"]
     if not groups:
-        return tag("p", "No trial failed.", class_="dim")
+        return nothing()  # the counts of states say so
     return join(_failure(place, each) for place, each in enumerate(groups))
 
 
@@ -391,7 +402,8 @@ def trials_panel(reading: SweepReading, query: PageQuery, stops: TrialStops | No
     heading = [_trial_heading(each, sort, words) for each in columns]
     if has_stops:
         heading.append(tag("th", tag("span", "Action", class_="unseen"), scope="col"))
-    count = f"{len(found)} trials" if not words else f"{len(found)} of {len(reading.trials)} trials"
+    every = f"{len(reading.trials)} trial{'' if len(reading.trials) == 1 else 's'}"
+    count = f"{len(found)} of {len(reading.trials)} trials" if words else every
     order = "" if sort else ", the best first"
     table = tag("table", tag("caption", "Trials", class_="unseen"),
                 tag("thead", tag("tr", *heading)), tag("tbody", *rows), class_="grid")  # fmt: skip
