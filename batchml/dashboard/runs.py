@@ -43,7 +43,7 @@ MEANINGS = {
     "RUNNING": "its program runs",
     "SUCCEEDED": "its program ended with code 0",
     "FAILED": "it ended otherwise; its page says why",
-    "CANCELLED": "a person or its budget ended it; AWS Batch calls it FAILED",
+    "CANCELLED": "it was cancelled; AWS Batch calls it FAILED",
 }
 _LEGEND = (
     ("waiting", "SUBMITTED, PENDING, RUNNABLE: waits"), ("starting", "STARTING: has a host"),
@@ -64,8 +64,11 @@ def state_of(found: FoundRun) -> str:
     if run.status.is_terminal:
         outcome = classify(run).outcome.value
         return outcome if outcome in ("succeeded", "cancelled") else "failed"
-    if run.status.holds_resources:
-        return "running" if run.status.value == "RUNNING" else "starting"
+    # AWS Batch calls an array PENDING as long as its children run.
+    if run.status.value == "RUNNING" or run.children.get("RUNNING"):
+        return "running"
+    if run.status.holds_resources or run.children.get("STARTING"):
+        return "starting"
     return "waiting"
 
 

@@ -109,6 +109,8 @@ def test_states_have_words_for_every_status() -> None:
     states = {status: state_of(found("a", status.value)) for status in JobStatus}
     assert set(states.values()) == {"waiting", "starting", "running", "succeeded", "failed"}
     assert state_of(FoundRun(None, None)) == "unknown"
+    array = found("a", "PENDING", array_size=4, children={"RUNNING": 1, "RUNNABLE": 3})
+    assert state_of(array) == "running", "AWS Batch calls it PENDING as long as its children run"
 
 
 def test_a_cancelled_run_says_so_everywhere_and_is_no_failed_one_for_the_search() -> None:

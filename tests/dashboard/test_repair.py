@@ -217,3 +217,14 @@ def test_another_run_that_failed_is_a_link() -> None:
     assert remedy(failed(), "batchml top").link == ("See the cluster", "/cluster")
     queue = remedy(failed(), "batchml ls --queue 'a&b' --env dev")
     assert queue.link == ("See the runs of the queue a&b", "/?q=a%26b")
+
+
+def test_a_run_that_does_well_has_nothing_to_explain_and_links_have_words() -> None:
+    def panel(why: Explanation) -> str:
+        return str(explanation_panel(failed(), why, "", lambda: (), Path("/work"),
+                                     read_only=False))  # fmt: skip
+
+    assert "It runs." not in panel(Explanation("running", "It runs.", is_problem=False))
+    assert "Why it failed" in panel(Explanation("exception", "It failed."))
+    assert remedy(failed(), f"batchml logs -f {OTHER}").link == (
+        "See the run 0a1b2c3d", f"/run/{OTHER}")  # fmt: skip
