@@ -158,6 +158,16 @@ def test_the_word_that_the_verdict_names_comes_before_a_traceback_of_the_program
     )
 
 
+def test_the_file_of_a_line_in_a_traceback_is_no_wrong_word_of_the_command() -> None:
+    evidence = (
+        "train.py, line 1: def f(:",
+        'File "train.py", line 1',
+        "SyntaxError: invalid syntax",
+    )
+    why = Explanation("exception", "The program raised SyntaxError.", evidence)
+    assert suspect_in_command(typed("python", "train.py"), why) is None
+
+
 def test_a_command_without_a_job_is_typed_in_the_folder_of_its_run() -> None:
     found = typed("python", "t.py")
     assert found.record is not None

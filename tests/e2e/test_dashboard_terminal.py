@@ -72,8 +72,9 @@ def test_a_terminal_browser_shows_the_tables(cli: Cli, tmp_path: Path, name: str
     bad, good = (each["jobId"] for each in cli("ls", "--json").json)
     with running(cli) as dashboard:
         runs = terminal.enter(dashboard)
-        assert "SUCCEEDED" in runs and "\u2715 FAILED" in runs and "code=3" in runs
-        assert "SUCCEEDED" not in terminal.show("/?q=failed")
+        assert "SUCCEEDED" in runs and "code=0" in runs and "code=3" in runs
+        found = terminal.show("/?q=failed")
+        assert "code=3" in found and "code=0" not in found
 
         page = terminal.show(f"/run/{bad}")
         assert "Show all parts of this page" in page

@@ -54,17 +54,20 @@ class RunningDashboard:
     def port(self) -> int:
         return int(self.base.rpartition(":")[2])
 
-    def enter(self, browser: Browser, width: int = 1400, port: int = 0, first: str = "") -> Page:
+    def enter(
+        self, browser: Browser, width: int = 1400, port: int = 0, first: str = "", link: str = ""
+    ) -> Page:
         """The page of the runs, after the exchange of the token.
 
-        `port`: of a tunnel. `first`: a script that runs in each document, before its own.
+        `port`: of a tunnel. `first`: a script that runs in each document, before its own. `link`:
+        not the first one; each works once.
         """
         page = browser.visit("about:blank", width)
         self._pages.append(page)
         page.report_by(_WATCH)
         if first:
             page.run_first(first)
-        link = self.link.replace(f":{self.port}/", f":{port or self.port}/")
+        link = (link or self.link).replace(f":{self.port}/", f":{port or self.port}/")
         self._bases.append(link.partition("/enter")[0])
         page.go(link)
         wait_for(page, "location.pathname === '/' && document.documentElement.dataset.ready > 0")

@@ -214,8 +214,10 @@ def _add_words_in(text: str, command: Sequence[str], values: list[str], flags: l
         is_known = (len(value) > 1 and not is_number) or (flag and _has_word(text, flag.strip("-")))
         if is_flag and _has_word(text, name):
             flags.append(name)
-        # A program names itself before its message: `train.py: error: ...`.
-        if value and is_known and _has_word(re.sub(rf"{re.escape(value)}: error", "", text), value):
+        # A program names itself before its message, `train.py: error: ...`, and a traceback names
+        # the file of each line: `train.py, line 1`.
+        itself = rf'{re.escape(value)}"?(?:: error|, line \d)'
+        if value and is_known and _has_word(re.sub(itself, "", text), value):
             values.append(value)
 
 
