@@ -4,9 +4,7 @@ Compared with a shell and the same bytes, in the same minute: `seq N | cat > fil
 `cat` for reading one stream, `sort --merge` for reading a thousand as one.
 """
 
-import asyncio
 import os
-import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -19,12 +17,10 @@ from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home, ServerEndpoint
-from batchml.local.logs.api import LogReads
-from batchml.local.store.journal import Journal
+from benchmarks.curves.logs import ask, follow, merge, open_reads
 from benchmarks.rows import Finding, alone, paired
 from benchmarks.running import main
 
-GROUP = "/aws/batch/job"
 STREAMS, LINES_EACH = 1000, 200
 PAIRS = 3
 
@@ -176,44 +172,27 @@ def _stay_small(server: _Server, megabytes: int) -> Iterator[Finding]:
         yield alone(f"logs/memory_{part}", f"memory of the {part} meanwhile", "MiB", most)
 
 
-def _reads(folder: Path, names: list[str]) -> LogReads:
-    """Log calls in this process, on streams that lie in `folder`."""
-    store = Journal(folder / "journal.db")
-    with sqlite3.connect(folder / "journal.db") as db:
-        db.executemany(
-            "INSERT INTO streams (log_group, stream, task_id, created_at) VALUES (?, ?, ?, 0)",
-            [(GROUP, name, name) for name in names],
-        )
-    db.close()
-    return LogReads(store, lambda task: folder / task)
-
-
 def _give_out(folder: Path, lines: int) -> Iterator[Finding]:
     at = int(time.time() * 1000)
     with open(folder / "one", "w", encoding="ascii") as file:
         file.writelines(f"{at + n // 100} {n}\n" for n in range(lines))
-    reads = _reads(folder, ["one"])
-    asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": "one"}
-
-    def follow() -> None:
-        token = "f/0"
-        while True:
-            answer, _ = asyncio.run(reads.answer("GetLogEvents", {**asked, "nextToken": token}))
-            if answer["nextForwardToken"] == token:
-                return
-            token = answer["nextForwardToken"]
+    reads = open_reads(folder, ["one"])
 
     pairs = [
-        (lines / _seconds(follow), lines / _shell(f"cat {folder}/one > /dev/null"))
+        (
+            lines / _seconds(lambda: follow(reads, "one")),
+            lines / _shell(f"cat {folder}/one > /dev/null"),
+        )
         for _ in range(PAIRS)
     ]
     yield paired(
         "logs/read", f"GetLogEvents of all of {lines:,} lines", "lines/s", pairs,
         beside="cat", smaller=False,
     )  # fmt: skip
-    late = {**asked, "startFromHead": True, "startTime": at + lines // 100 - 1, "limit": 10}
+    late: dict[str, Any] = {"startFromHead": True, "startTime": at + lines // 100 - 1, "limit": 10}
     took = [
-        _seconds(lambda: asyncio.run(reads.answer("GetLogEvents", late))) * 1000 for _ in range(9)
+        _seconds(lambda: ask(reads, "GetLogEvents", logStreamName="one", **late)) * 1000
+        for _ in range(9)
     ]
     yield alone("logs/late", f"GetLogEvents from the end of {lines:,} lines", "ms", took)
     reads.close()
@@ -225,20 +204,11 @@ def _merge(folder: Path) -> Iterator[Finding]:
     for number, name in enumerate(names):
         with open(folder / name, "w", encoding="ascii") as file:
             file.writelines(f"{n * 10 + number % 7} {name} {n}\n" for n in range(LINES_EACH))
-    reads = _reads(folder, names)
-
-    def everything() -> None:
-        token: dict[str, Any] = {}
-        while True:
-            asked = {"logGroupName": GROUP, **token}
-            answer, _ = asyncio.run(reads.answer("FilterLogEvents", asked))
-            if "nextToken" not in answer:
-                return
-            token = {"nextToken": answer["nextToken"]}
+    reads = open_reads(folder, names)
 
     lines = STREAMS * LINES_EACH
     sort = f"cd {folder} && sort --merge --numeric-sort s* > /dev/null"
-    pairs = [(lines / _seconds(everything), lines / _shell(sort)) for _ in range(PAIRS)]
+    pairs = [(lines / _seconds(lambda: merge(reads)), lines / _shell(sort)) for _ in range(PAIRS)]
     yield paired(
         "logs/merge", f"FilterLogEvents of {STREAMS} streams", "lines/s", pairs,
         beside="sort --merge", smaller=False,

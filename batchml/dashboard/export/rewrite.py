@@ -5,13 +5,12 @@ What needs a server is left out: buttons that act, downloads, the choice of colu
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from html.parser import HTMLParser
 
 from msgspec import Struct
 
 from batchml.dashboard.html import Html
+from batchml.dashboard.markup import VOID, MarkupCopier
 
-_VOID = frozenset(("br", "col", "hr", "img", "input", "link", "meta"))
 # Scripts and styles of the export only, and no connection: what a run printed can send nothing.
 _POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' data:; "
@@ -57,27 +56,18 @@ class PageFrame(Struct, frozen=True):
 
 def rewrite_page(source: str, frame: PageFrame) -> str:
     """The page, or a part of it, as it stands in its file."""
-    rewriter = _Rewriter(frame)
-    rewriter.feed(source)
-    rewriter.close()
-    return "".join(rewriter.made)
+    return _Rewriter(frame).copied(source)
 
 
-class _Rewriter(HTMLParser):
-    """Copies the markup, tag by tag. Every tag but a void one has an end: `html.tag` made it."""
-
+class _Rewriter(MarkupCopier):
     def __init__(self, frame: PageFrame) -> None:
-        super().__init__(convert_charrefs=False)
-        self.made: list[str] = []
+        super().__init__()
         self._frame = frame
-        self._skipped = 0  # depth of open tags within an element whose content is left out
         self._keeps_end = False  # of that element
 
-    # --- tags -------------------------------------------------------------------------------
-
     def handle_starttag(self, name: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._skipped:
-            self._skipped += name not in _VOID
+        if self.skipped:
+            self.skipped += name not in VOID
             return
         attributes, frame = dict(attrs), self._frame
         if _is_dropped(name, attributes):
@@ -105,9 +95,9 @@ class _Rewriter(HTMLParser):
             self.made.append(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
 
     def handle_endtag(self, name: str) -> None:
-        if self._skipped:
-            self._skipped -= 1
-            if self._skipped or not self._keeps_end:
+        if self.skipped:
+            self.skipped -= 1
+            if self.skipped or not self._keeps_end:
                 return
         elif name == "head":
             for each in self._frame.scripts:
@@ -116,8 +106,8 @@ class _Rewriter(HTMLParser):
         self.made.append(f"</{name}>")
 
     def _skip(self, name: str, *, keeps_end: bool) -> None:
-        if name not in _VOID:
-            self._skipped, self._keeps_end = 1, keeps_end
+        if name not in VOID:
+            self.skipped, self._keeps_end = 1, keeps_end
 
     def _fill(self, name: str, attributes: Attributes, content: Html) -> None:
         kept = {key: value for key, value in attributes.items() if key not in _OF_SERVER}
@@ -147,23 +137,8 @@ class _Rewriter(HTMLParser):
                     attributes[key] = found
         return attributes
 
-    # --- the rest is copied -----------------------------------------------------------------
-
-    def handle_data(self, data: str) -> None:
-        self._copy(data)
-
-    def handle_entityref(self, name: str) -> None:
-        self._copy(f"&{name};")
-
-    def handle_charref(self, name: str) -> None:
-        self._copy(f"&#{name};")
-
     def handle_decl(self, decl: str) -> None:
-        self._copy(f"<!{decl}>")
-
-    def _copy(self, text: str) -> None:
-        if not self._skipped:
-            self.made.append(text)
+        self.copy(f"<!{decl}>")
 
 
 def _is_dropped(name: str, attributes: Attributes) -> bool:

@@ -5,9 +5,9 @@ So nothing of it changes the rest of a notebook. Colours are read on white and o
 """
 
 from html import escape
-from html.parser import HTMLParser
 
 from batchml.dashboard.html import Html
+from batchml.dashboard.markup import VOID, MarkupCopier
 
 COLOURS = {
     "succeeded": "#1a8f84", "running": "#4a7dff", "failed": "#d9552b", "cancelled": "#a657c9",
@@ -34,7 +34,6 @@ _TAGS = {
     "pre": "margin:2px 0;white-space:pre-wrap",
 }  # fmt: skip
 _DROPPED = frozenset(("button", "dialog", "form", "input", "nav", "noscript", "script", "select"))
-_VOID = frozenset(("br", "col", "hr", "img", "input", "link", "meta"))
 _KEPT = frozenset((
     "colspan", "cx", "cy", "d", "datetime", "fill", "height", "open", "points",
     "preserveaspectratio",
@@ -47,23 +46,15 @@ _CASED = {"viewbox": "viewBox", "preserveaspectratio": "preserveAspectRatio"}
 
 def inline(source: Html) -> str:
     """The markup for a page that is not ours; what only the dashboard can do is left out."""
-    inliner = _Inliner()
-    inliner.feed(source.source)
-    inliner.close()
-    return "".join(inliner.made)
+    return _Inliner().copied(source.source)
 
 
-class _Inliner(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
-        self.made: list[str] = []
-        self._skipped = 0  # depth within an element that is left out
-
+class _Inliner(MarkupCopier):
     def handle_starttag(self, name: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         classes = (given.get("class") or "").split()
-        if self._skipped or name in _DROPPED or "act" in classes:
-            self._skipped += name not in _VOID
+        if self.skipped or name in _DROPPED or "act" in classes:
+            self.skipped += name not in VOID
             return
         kept = {key: value for key, value in attrs if key in _KEPT}
         styles = [_TAGS.get(name, ""), *(_STYLES.get(each, "") for each in classes)]
@@ -84,20 +75,7 @@ class _Inliner(HTMLParser):
         self.made.append(f"<{' '.join(parts)}>")
 
     def handle_endtag(self, name: str) -> None:
-        if self._skipped:
-            self._skipped -= 1
+        if self.skipped:
+            self.skipped -= 1
         else:
             self.made.append(f"</{name if name != 'a' else 'span'}>")
-
-    def handle_data(self, data: str) -> None:
-        self._copy(data)
-
-    def handle_entityref(self, name: str) -> None:
-        self._copy(f"&{name};")
-
-    def handle_charref(self, name: str) -> None:
-        self._copy(f"&#{name};")
-
-    def _copy(self, text: str) -> None:
-        if not self._skipped:
-            self.made.append(text)
