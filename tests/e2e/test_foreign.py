@@ -212,7 +212,9 @@ class Judge:
         victims = own[:1]
         if program.with_host:
             kept = self._cli.home.runs / job_id / "output" / "work"
-            wait_for(lambda: any(kept.glob(program.saves)), f"{program.saves} is kept", 60)
+            for pattern in (program.saves, program.model):
+                if any(folder.glob(pattern)):  # the model of most programs comes at their end
+                    wait_for(partial(_has_some, kept, pattern), f"{pattern} is kept", 60)
             victims = [runtime, *own]
         _send(victims, signal.SIGKILL)
         return True
@@ -243,6 +245,11 @@ def _send(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # the end of another one has ended it
             os.kill(pid, number)
+
+
+def _has_some(folder: Path, pattern: str) -> bool:
+    """Whether a file of this pattern is in the folder, with something in it."""
+    return any(path.stat().st_size for path in folder.glob(pattern) if path.is_file())
 
 
 def _state(pid: int) -> str:
