@@ -448,8 +448,8 @@ def _spans_table(found: Mapping[str, Sequence[HostSpan]]) -> Html:
     ]  # fmt: skip
     headings = ("Run", "Host", "State", "From (UTC)", "Took")
     table = data_table("Runs by host", headings, rows, number="    n")
-    count = f"{len(spans)} bars as a table" if len(spans) <= MOST_ROWS else (
-        f"The newest {MOST_ROWS} of {len(spans)} bars as a table")  # fmt: skip
+    every = f"{len(spans):,} bar{'' if len(spans) == 1 else 's'} as a table"
+    count = every if len(spans) <= MOST_ROWS else f"The newest {MOST_ROWS} of {every}"
     return tag("details", tag("summary", count, id="bars-name"), table, id="bars")
 
 

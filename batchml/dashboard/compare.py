@@ -26,6 +26,7 @@ from batchml.dashboard.hub import Hub
 from batchml.dashboard.layout import command_line, page
 from batchml.dashboard.run import run_series
 from batchml.dashboard.runs import (
+    count_of,
     heading_of,
     matching,
     note,
@@ -491,9 +492,10 @@ def values_table(chosen: ChosenRuns, now_ms: int) -> Html:
     unused = [name for each in chosen.runs for name in unused_params(each) if name in shown]
     region = tag("div", table, class_="within tall", tabindex="0", role="region",
                  aria_label="Values of the runs")  # fmt: skip
+    more = f"And {count_of(left, left, 'more run')}."
     return join((
         region,
-        tag("p", f"And {left} runs more.", class_="dim", id="left") if left > 0 else None,
+        tag("p", more, class_="dim", id="left") if left > 0 else None,
         tag("p", describe_unused(unused), class_="dim") if unused else None,
     ))  # fmt: skip
 

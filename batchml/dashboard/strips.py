@@ -173,7 +173,7 @@ def strip(spans: Sequence[HostSpan], window: str, until: int) -> tuple[Html, int
 def _bar(span: HostSpan, y: int, since: int, until: int) -> Html:
     left, right = (_percent(each, since, until) for each in (span.start, span.stop))
     left = min(left, 100 - _LEAST)
-    words = f"{span.count} runs" if span.count > 1 else span.name
+    words = f"{span.count:,} runs" if span.count > 1 else span.name
     took = "" if span.count > 1 else f", {short_duration((span.stop - span.start) / 1000)}"
     title = f"{words}, {span.state}{took}, from {timestamp(span.start)[:19]}Z"
     inner = tag(

@@ -86,7 +86,7 @@ def test_one_that_is_worse_than_the_cutoff_stops_at_its_rung(trial: Make) -> Non
     world = trial()
     world.publish(Cutoffs(4, {0: (2, 0.9), 1: (6, 0.75)}, {}))
     world.prints(*epochs(1, 5))
-    why = "acc 0.5 at epoch 3 is below 0.75 (cut-offs, version 4)"
+    why = "acc 0.5 at epoch 3 is below the cut-off 0.75"
     assert world.stopped == [(f"{why}: others do better, the trial is stopped.", 0)]
     assert world.ends(code=-9) == 0
     assert (world.end["state"], world.end["code"], world.end["why"]) == ("PRUNED", 0, why)
@@ -125,7 +125,7 @@ def test_less_is_better_where_the_goal_says_so(trial: Make) -> None:
     world = trial(goals=(("loss", "min"),))
     world.publish(Cutoffs(4, {0: (3, 0.05)}, {}))
     world.prints(*epochs(1, 1))
-    assert "loss 0.1 at epoch 1 is above 0.05" in world.stopped[0][0]
+    assert "loss 0.1 at epoch 1 is above the cut-off 0.05" in world.stopped[0][0]
 
 
 def test_the_median_stops_one_whose_best_is_worse(trial: Make) -> None:
@@ -134,7 +134,7 @@ def test_the_median_stops_one_whose_best_is_worse(trial: Make) -> None:
     world.prints(*epochs(1, 4))
     assert world.stopped == []
     world.prints(*epochs(5, 5))
-    assert "acc 0.5 at epoch 5 is below 0.7" in world.stopped[0][0]
+    assert "acc 0.5 at epoch 5 is below the cut-off 0.7" in world.stopped[0][0]
 
 
 def test_cutoffs_are_read_anew_at_each_rung(trial: Make) -> None:
@@ -143,7 +143,7 @@ def test_cutoffs_are_read_anew_at_each_rung(trial: Make) -> None:
     world.prints(*epochs(1, 2))
     world.publish(Cutoffs(5, {1: (3, 0.9)}, {}))
     world.prints(*epochs(3, 3))
-    assert "version 5" in world.stopped[0][0]
+    assert "the cut-off 0.9" in world.stopped[0][0]
 
 
 # --- trials in parts ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from batchml.dashboard.html import Child, Html, join, tag
 from batchml.dashboard.notebook.inline import inline
 from batchml.dashboard.notebook.plots import PlotLine, curves, plot
 from batchml.dashboard.run import metrics_panel, request_panel, state_panel
-from batchml.dashboard.runs import choose_columns, heading_of, row, state_mark
+from batchml.dashboard.runs import choose_columns, count_of, heading_of, row, state_mark
 from batchml.dashboard.sweeps.page import (
     importances_panel,
     standing_panel,
@@ -105,7 +105,7 @@ def _(handles: RunList) -> Html:
     )
     rows = (row(each, columns, _now_ms()) for each in runs[:MOST_ROWS])
     left = len(runs) - MOST_ROWS
-    more = tag("p", f"And {left} runs more.", class_="dim") if left > 0 else None
+    more = tag("p", f"And {count_of(left, left, 'more run')}.", class_="dim") if left > 0 else None
     return join((tag("table", tag("thead", heading), tag("tbody", *rows)), more))
 
 

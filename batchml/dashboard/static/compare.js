@@ -38,7 +38,7 @@ batchml.views.compare = async () => {
       make("td", {}, make("span", {class: `state ${data.states[index]}`}, data.states[index])),
       ...data.columns.map((column) => make("td", {class: column.kind === "metric" ? "number" : null}, text(column.values[index]))))));
     const left = one("#left"), more = found.length - ROWS;
-    if (left) { left.hidden = more <= 0; left.textContent = `And ${more} runs more.`; }
+    if (left) { left.hidden = more <= 0; left.textContent = `And ${more} more run${more === 1 ? "" : "s"}.`; }
   };
   const plots = batchml.plots(one("#parallel"), one("#scatter"), data, {remember, selected: (found) => { chosen = found; show(); }});
 

@@ -1,6 +1,7 @@
 """The page of all sweeps, and the parts that its page and that of one sweep share. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from urllib.parse import quote
 
 from batchml.cli.render import duration
@@ -9,6 +10,7 @@ from batchml.dashboard.html import Child, Html, join, tag
 from batchml.dashboard.layout import command_line, page
 from batchml.dashboard.runs import count_of, note
 from batchml.dashboard.sweeps.reading import SweepLine
+from batchml.model.names import dollars
 from batchml.model.sweep import SweepSpec, TrialState
 from batchml.sweeps.summary import SweepSnapshot
 
@@ -86,7 +88,7 @@ def shown_value(value: float | None) -> str:
 
 
 def money(usd: float) -> str:
-    return f"${usd:.2f}" if usd >= 1 or not usd else f"${usd:.4f}"
+    return dollars(Decimal(str(usd)))
 
 
 def trials_words(seen: SweepSnapshot) -> str:

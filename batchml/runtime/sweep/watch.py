@@ -339,7 +339,7 @@ class TrialWatch:
         side = "below" if direction == MAX else "above"
         why = (
             f"{name} {decision.value:.6g} at {self._contract.step} {decision.step} is {side} "
-            f"{decision.cutoff:.6g} (cut-offs, version {decision.version})"
+            f"the cut-off {decision.cutoff:.6g}"
         )
         ending = TrialEnding(PRUNED, 0, why)
         self._finish_with(ending, "others do better, the trial is stopped")
