@@ -3,7 +3,8 @@
 No run needs an environment that was not used for a while: the next one that does makes it again
 from the image's files, which are small and are kept. An environment that a process runs in, or that
 is being made, is not removed. A package in uv's cache is needed by the environments that share its
-files, so that one without other links can go, too.
+files, so that one without other links can go, too. A copy of a data set that no run uses now is
+made again as well.
 """
 
 import fcntl
@@ -19,6 +20,7 @@ from msgspec import Struct
 
 from batchml.local.environments import ARCHIVE, CACHE, COMPLETE, add_up
 from batchml.local.home import Home, read_record
+from batchml.runtime.data.cache import DataCache, read_boot
 from batchml.runtime.entry.folders import size_text
 from batchml.runtime.storage.files import is_locked, write_json
 
@@ -28,7 +30,8 @@ _UV_WAITS = "20"  # seconds for uv's lock of its cache, which another uv may hol
 
 class DiskUse(Struct, frozen=True):
     """Bytes on the disk. `environments` includes the packages that they share, `runs` is outputs
-    and checkpoints, `jobs` the journal and the logs. `free` is left on the state folder's disk.
+    and checkpoints, `jobs` the journal and the logs, `copies` the copies of data sets. `free` is
+    left on the state folder's disk.
     """
 
     environments: int
@@ -36,6 +39,7 @@ class DiskUse(Struct, frozen=True):
     jobs: int
     code: int
     free: int
+    copies: int = 0
 
     def describe(self) -> str:
         """`environments 954 MiB, runs 12 MiB, jobs and logs 3.1 MiB, code 210 KiB`"""
@@ -45,6 +49,8 @@ class DiskUse(Struct, frozen=True):
             "jobs and logs": self.jobs,
             "code": self.code,
         }
+        if self.copies:
+            parts["copies of data sets"] = self.copies
         return ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())
 
 
@@ -66,16 +72,29 @@ class CachedPackage(Struct, frozen=True):
     size: int
 
 
+class OldCopy(Struct, frozen=True):
+    """A copy of a data set that no run uses. `source` is its address, or "" if it is unfinished.
+
+    `used` is the time of its last use, in seconds since the epoch, `size` in bytes.
+    """
+
+    key: str
+    source: str
+    used: float
+    size: int
+
+
 class Waste(Struct, frozen=True):
     """What no run needs."""
 
     environments: tuple[OldEnvironment, ...] = ()
     packages: tuple[CachedPackage, ...] = ()
+    copies: tuple[OldCopy, ...] = ()
 
     @property
     def size(self) -> int:
-        both: tuple[OldEnvironment | CachedPackage, ...] = (*self.environments, *self.packages)
-        return sum(each.size for each in both)
+        parts = (self.environments, self.packages, self.copies)
+        return sum(each.size for part in parts for each in part)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -89,6 +108,7 @@ def measure(home: Home) -> DiskUse:
         jobs=add_up(str(home.local), {})[0],
         code=sum(add_up(str(each), {})[0] for each in (home.code, home.images, home.runtimes)),
         free=free_space(home.root),
+        copies=add_up(str(home.cache), {})[0],
     )
 
 
@@ -175,8 +195,9 @@ def describe_remaining(use: DiskUse, age: str) -> list[str]:
 
 
 def find_waste(home: Home, before: float) -> Waste:
-    """The unused environments whose last use was before a time, and the packages that no other
-    environment shares. While an environment is being made, packages stay, since it may need them.
+    """The unused environments and copies of data sets whose last use was before a time, and the
+    packages that no other environment shares. While an environment is being made, packages stay,
+    since it may need them.
     """
     used = _in_use(home.envs)
     old = [
@@ -184,10 +205,21 @@ def find_waste(home: Home, before: float) -> Waste:
         for folder in _environments(home.envs)
         if folder not in used and _last_use(folder) < before and not _is_being_made(folder)
     ]
+    copies = tuple(_old_copies(DataCache(str(home.cache), read_boot()), before))
     if _is_any_being_made(home.envs):
-        return Waste(tuple(old))
+        return Waste(tuple(old), copies=copies)
     links = Counter(inode for each in old for inode in _inodes(each.path))
-    return Waste(tuple(old), tuple(_unshared(home.envs, links)))
+    return Waste(tuple(old), tuple(_unshared(home.envs, links)), copies)
+
+
+def _old_copies(cache: DataCache, before: float) -> Iterator[OldCopy]:
+    for key, used in cache.last_uses().items():
+        if used < before and not cache.is_in_use(key):
+            header = cache.header(key)
+            size = sum(
+                add_up(path, {})[0] for path in (cache.set_path(key), cache.staging_path(key))
+            )
+            yield OldCopy(key, header.source if header else "", used, size)
 
 
 def _unshared(envs: Path, links: Mapping[int, int]) -> Iterator[CachedPackage]:
@@ -222,7 +254,8 @@ def free(home: Home, waste: Waste, uv: str) -> Waste:
     if uv and waste.packages and not _is_any_being_made(home.envs):
         _remove_packages(home.envs, {each.path for each in _unshared(home.envs, {})}, uv)
     gone = tuple(each for each in waste.packages if not each.path.exists())
-    return Waste(removed, gone)
+    cache = DataCache(str(home.cache), read_boot())
+    return Waste(removed, gone, tuple(each for each in waste.copies if cache.remove(each.key)))
 
 
 def _remove(path: Path) -> bool:

@@ -13,6 +13,8 @@ import pytest
 from batchml.local.disk import CachedPackage, find_waste, free, measure
 from batchml.local.environments import ARCHIVE, CACHE, COMPLETE, note_use
 from batchml.local.home import Home
+from batchml.runtime.data.cache import DataCache, StagedFile, key_of
+from batchml.runtime.data.sources import SourceFile
 
 NOW = 1_000_000_000.0  # long ago: what is used now is used later
 BLOCK = 4096  # bytes that a small file takes
@@ -133,6 +135,36 @@ def test_the_parts_of_a_state_folder_are_measured(tmp_path: Path) -> None:
     use = measure(home)
     assert (use.runs, use.jobs, use.code) == (3 * BLOCK, 2 * BLOCK, BLOCK)
     assert use.describe() == "environments 0 B, runs 12 KiB, jobs and logs 8.0 KiB, code 4.0 KiB"
+
+
+def cached(home: Home, name: str, age: float) -> tuple[DataCache, str]:
+    """A copy of a data set with one file, and its key."""
+    cache = DataCache(str(home.cache), "this boot")
+    cache.prepare()
+    files = [SourceFile("train.bin", BLOCK, "v1", 0)]
+    key, source = key_of(f"s3://data/{name}", files), f"s3://data/{name}"
+    Path(cache.staging_path(key)).mkdir()
+    Path(cache.staging_path(key), "train.bin").write_bytes(b"d" * BLOCK)
+    cache.complete(key, source, [StagedFile.of(files[0], ("digest",))])
+    cache.lock(key).close()
+    os.utime(home.cache / "locks" / key, (NOW - age, NOW - age))
+    return cache, key
+
+
+def test_an_old_copy_of_a_data_set_goes_unless_a_run_uses_it(home: Home) -> None:
+    for name, age in (("old", 200.0), ("used", 300.0), ("young", 50.0)):
+        cache, key = cached(home, name, age)
+        if name == "used":
+            lock = cache.lock(key)
+            assert lock.share()
+    (found,) = find_waste(home, NOW - 100).copies
+    assert (found.source, found.used, found.size) == ("s3://data/old", NOW - 200, BLOCK)
+    before = measure(home).copies
+    assert free(home, find_waste(home, NOW - 100), NO_UV).copies == (found,)
+    assert before - measure(home).copies == 2 * BLOCK, "with its manifest"
+    lock.close()
+    assert [each.source for each in find_waste(home, NOW - 100).copies] == ["s3://data/used"]
+    assert "copies of data sets" in measure(home).describe()
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"a-1": 7}'])

@@ -360,7 +360,7 @@ class DataCache:
         room = self.room(key, not is_full)
         if room.most < needed and not is_full:
             return room  # in vain
-        for other in self._by_age():
+        for other in self.last_uses():
             if room.free >= needed and (room.has_removed or not is_full):
                 break
             if other != key and self.remove(other):
@@ -368,8 +368,11 @@ class DataCache:
                 room = self.room(key, not is_full)._replace(has_removed=True)
         return room
 
-    def _by_age(self) -> List[str]:
-        """The keys of all data sets: unfinished copies first, then by their last use."""
+    def last_uses(self) -> Dict[str, float]:
+        """The last uses of all data sets by their keys: unfinished copies first, then the oldest.
+
+        A time is in seconds since the epoch, or 0 if it is unknown.
+        """
         ages: Dict[str, Tuple[bool, float]] = {}
         complete = set(self.keys())
         names = (*_names(os.path.join(self.root, STAGING)), *_names(os.path.join(self.root, SETS)))
@@ -379,7 +382,7 @@ class DataCache:
             except OSError:
                 used = 0.0
             ages[key] = (key in complete, used)
-        return sorted(ages, key=ages.__getitem__)
+        return {key: ages[key][1] for key in sorted(ages, key=ages.__getitem__)}
 
     def remove(self, key: str) -> bool:
         """Remove a data set. False if a run uses or copies it, or it is another user's."""
@@ -389,6 +392,14 @@ class DataCache:
                 return False
             self.discard(key)
             return not os.path.exists(self.set_path(key))
+        finally:
+            lock.close()
+
+    def is_in_use(self, key: str) -> bool:
+        """Whether a run uses or copies a data set now. Raises OSError."""
+        lock = self.lock(key)
+        try:
+            return not lock.own()
         finally:
             lock.close()
 

@@ -265,20 +265,21 @@ def clean(
     older_than: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Choose environments unused for this time; default: 30d."
+            metavar="DURATION",
+            help="Choose environments and data copies unused for this time; default: 30d.",
         ),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Choose all environments that no process uses now.")
+        bool, typer.Option("--all", help="Choose all that no process uses now.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be removed and change nothing.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Free the disk of what no run needs: old environments, and packages that none of them shares.
+    """Free the disk of old environments, packages that none shares, and old copies of data sets.
 
-    A run that needs a removed environment makes it again. Runs, outputs and logs stay.
+    A run that needs a removed environment or copy makes it again. Runs, outputs and logs stay.
     """
     if all_ and older_than is not None:
         raise UsageError("--all and --older-than exclude each other.")
@@ -299,6 +300,14 @@ def clean(
                     for each in freed.environments
                 ],
                 "packages": [{"name": each.name, "size": each.size} for each in freed.packages],
+                "copies": [
+                    {
+                        "source": each.source or None,
+                        "size": each.size,
+                        "lastUsedAt": time_json(int(each.used * 1000) or None),
+                    }
+                    for each in freed.copies
+                ],
                 "size": freed.size,
                 "dryRun": dry_run,
             }
@@ -306,11 +315,11 @@ def clean(
         return
     now = context.clock.now()
     for each in freed.environments:
-        age = now - each.used
-        is_old = age >= 2 * 86_400
-        ago = f"{age // 86_400:.0f} days" if is_old else short_duration(age // 60 * 60 or age)
-        use = f"last used {ago} ago" if each.used else "never completed"
+        use = _describe_last_use(now - each.used) if each.used else "never completed"
         print_line(f"{each.path.name}  {use}  {size_text(each.size)}")
+    for copy in freed.copies:
+        name = f"copy of {copy.source}" if copy.source else "unfinished copy of a data set"
+        print_line(f"{name}  {_describe_last_use(now - copy.used)}  {size_text(copy.size)}")
     if freed.packages:
         names = [each.name for each in sorted(freed.packages, key=lambda each: -each.size)]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -319,9 +328,18 @@ def clean(
     print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(freed.size)}.")
     left = disk.measure(context.home)
     if dry_run:
-        left = replace(left, environments=max(0, left.environments - freed.size))
+        copies = sum(each.size for each in freed.copies)
+        environments = max(0, left.environments - (freed.size - copies))
+        left = replace(left, environments=environments, copies=max(0, left.copies - copies))
     for line in disk.describe_remaining(left, least_age):
         print_line(line)
+
+
+def _describe_last_use(age: float) -> str:
+    """The last use of something, `age` seconds ago."""
+    is_old = age >= 2 * 86_400
+    ago = f"{age // 86_400:.0f} days" if is_old else short_duration(age // 60 * 60 or age)
+    return f"last used {ago} ago"
 
 
 @local_app.command(epilog="Example: batchml local reset --yes")
