@@ -256,7 +256,7 @@ def environment_panel(found: FoundRun) -> Html:
         ("Launch", launch if launch != "plain" else None),
         ("Variables", ", ".join(own) if own else None),
         ("Secrets", chips((spec.get("secrets") or {}).items()) if spec.get("secrets") else None),
-        ("Data sets", chips((spec.get("data") or {}).items()) if spec.get("data") else None),
+        ("Data sets", chips(found.data_sets.items()) if found.data_sets else None),
         ("Data folder", found.data_dir),
         ("Timeout of an attempt", short_duration(run.timeout) if run and run.timeout else None),
         ("Attempts at most", str(run.max_attempts) if run and run.max_attempts > 1 else None),

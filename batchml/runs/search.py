@@ -206,6 +206,12 @@ class FoundRun(Struct, frozen=True):
         return there or str(kept.get(DATA_VARIABLE, "") if isinstance(kept, dict) else "")
 
     @property
+    def data_sets(self) -> dict[str, str]:
+        """The data sets that the run reads: the name and the address of each."""
+        kept = (self.run.data if self.run else None) or self._known.spec.get("data")
+        return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
+
+    @property
     def project(self) -> str:
         return self._known.project or self.tags.get(PROJECT_TAG, "")
 

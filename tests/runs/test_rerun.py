@@ -108,6 +108,17 @@ def test_the_folder_of_data_sets_of_the_shell_of_then_is_given_again() -> None:
     assert (fact.what, fact.left, fact.right) == ("data", "/sets", None)
 
 
+def test_data_sets_are_known_of_runs_of_others_and_compared() -> None:
+    seen = run(environment={"BATCHML_DATA": '{"train": "s3://b/old"}'})
+    own = replace(RECORD, spec={**RECORD.spec, "data": {"train": "s3://b/new"}})
+    assert FoundRun(seen, None).data_sets == {"train": "s3://b/old"}
+    assert FoundRun(run(environment={"BATCHML_DATA": "no JSON"}), None).data_sets == {}
+    assert make_rerun(seen, None).spec.data == {"train": "s3://b/old"}
+    facts = compare(FoundRun(seen, None), FoundRun(run(), own))
+    (fact,) = [each for each in facts if each.what == "data.train"]
+    assert (fact.left, fact.right) == ("s3://b/old", "s3://b/new")
+
+
 def test_of_a_forgotten_run_the_variables_of_the_command_line_are_not_known() -> None:
     wanted = make_rerun(None, RECORD)
     assert wanted.spec.env == {"OMP_NUM_THREADS": 4}

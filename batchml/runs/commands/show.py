@@ -451,6 +451,7 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
         "folder": (record.job or record.folder) if record else "",
         "code": _describe_code(found),
         "data": found.data_dir,
+        "data sets": _pairs(found.data_sets),
         "params": _describe_params(found),
         "tags": _pairs(tags),
         "commit": found.commit + dirty if found.commit else "",

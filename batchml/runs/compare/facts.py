@@ -58,6 +58,7 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
         yield "gpus", asked.gpus
         yield from [("neurons", asked.neurons)] if asked.neurons else []
         yield from [("data", found.data_dir)] if found.data_dir else []
+        yield from _flatten("data", found.data_sets)
         yield "array", asked.array_size or None
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
     yield from _flatten("tags", tags)
