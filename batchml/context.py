@@ -118,10 +118,12 @@ class Context:
         self.tell = tell
         self.why_offline = why_offline
         self._has_reported_copy = False  # that the server only reads, on a copied state folder
+        self._home: Home | None = None
         self._session: Session | None = None
         self._history: History | None = None
         self._project: str | None = None
-        self._queues: list[str] = []  # of `local`, as `queue` read them last
+        self._queues: list[str] = []  # of `local`, as they were read last
+        self._queues_read = 0.0  # when that was, on the monotonic clock
 
     def without_aws(self, why: str) -> "Context":
         """Return a context that does not call AWS. `why`: the beginning of a sentence."""
@@ -139,9 +141,10 @@ class Context:
     def home(self) -> "Home":
         from batchml.local.home import Home
 
-        home = Home(Path(self.settings.home.value))
-        home.check_owner()
-        return home
+        if self._home is None:
+            self._home = Home(Path(self.settings.home.value))
+        self._home.check_owner()
+        return self._home
 
     @property
     def env(self) -> str:
@@ -304,7 +307,7 @@ class Context:
             return given
         own = self.qualified(given)
         if own not in self._queues and given not in self._queues:  # it may have been made meanwhile
-            self._queues = self.batch.queues()
+            self._read_queues()
         is_described = given in settings.environment.queues and given not in self._queues
         return own if own in self._queues or is_described else given
 
@@ -314,9 +317,16 @@ class Context:
         """
         return self._queues or self.batch.queues()
 
-    def forget_queues(self) -> None:
-        """Let the next call read the queues again: some may have been made or deleted."""
-        self._queues = []
+    def _read_queues(self) -> None:
+        self._queues_read = self.clock.monotonic()
+        self._queues = self.batch.queues()
+
+    def forget_queues(self, age: float = 0.0) -> None:
+        """Let the next call read the queues again, unless they were read less than `age` seconds
+        ago: some may have been made or deleted.
+        """
+        if self.clock.monotonic() - self._queues_read >= age:
+            self._queues = []
 
     def qualified(self, name: str) -> str:
         """The name in AWS of a resource that batchml makes; see `naming.qualified`."""

@@ -96,6 +96,7 @@ def read_rules(path: Path, rules: IgnoreRules, base: str = "") -> IgnoreRules:
     return rules.plus(text.removeprefix("\ufeff").split("\n"), base)
 
 
+@cache
 def default_rules() -> IgnoreRules:
     """The rules for files that are ignored unless `.batchmlignore` includes them."""
     return IgnoreRules().plus(_DEFAULTS)

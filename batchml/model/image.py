@@ -9,6 +9,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
@@ -30,6 +31,7 @@ CONDA = "environment.yml"
 FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTINGS)
 
 _TAG_LENGTH = 12
+_SMALL = 8 * 1024**2  # bytes of a recipe whose hash is remembered
 _CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
 _REFERENCE = re.compile(
@@ -114,10 +116,9 @@ class Recipe(Struct, frozen=True):
     @property
     def content(self) -> str:
         """The hash of the files and arguments: the tag without the processor."""
-        # Hash the files one by one: the image of a job may copy hundreds of megabytes.
-        files = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in self.files)
-        content = (files, self.args)
-        return digest((*content, self.programs) if self.programs else content)
+        is_small = sum(len(data) for _, data in self.files) <= _SMALL
+        hash_files = _hash_small_files if is_small else _hash_files
+        return hash_files(self.files, self.args, self.programs)
 
     @property
     def tag(self) -> str:
@@ -199,6 +200,19 @@ def parse_reference(text: str) -> ImageTag | None:
 def is_pinned(reference: str) -> bool:
     """Whether a reference has a digest, or a tag other than `latest`."""
     return bool(_PINNED.fullmatch(reference)) and not reference.endswith(":latest")
+
+
+def _hash_files(
+    files: tuple[tuple[str, bytes], ...], args: tuple[tuple[str, str], ...],
+    programs: tuple[str, ...],
+) -> str:  # fmt: skip
+    # Hash the files one by one: the image of a job may copy hundreds of megabytes.
+    hashes = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in files)
+    return digest((hashes, args, programs) if programs else (hashes, args))
+
+
+# Of a hundred submissions of one process, the hashes of the runtime's files would take a tenth.
+_hash_small_files = lru_cache(maxsize=4)(_hash_files)
 
 
 def digest(content: object) -> str:

@@ -32,7 +32,10 @@ def read_struct(
     file. `tables` says where keys belong that are neither in `kind` nor in its tables, such as
     "under [limits]".
     """
-    left = copy.deepcopy(dict(table))
+    try:
+        return msgspec.convert(table, kind), []
+    except msgspec.ValidationError:
+        left = copy.deepcopy(dict(table))
     mistakes: list[str] = []
     while True:
         try:

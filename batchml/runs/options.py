@@ -6,6 +6,7 @@ of `Client.submit` and the lines `#BATCHML` of scripts are views of it.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path, PurePath
@@ -521,6 +522,9 @@ def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str
 
 def _check_texts(where: str, checked: Struct) -> None:
     """Raise ConfigError for texts that a request, or the arguments of a program, cannot hold."""
+    with suppress(TypeError, ValueError):  # of a value that is not JSON, or not UTF-8
+        if b"\\u0000" not in msgspec.json.encode(checked):
+            return
     mistakes = []
     for found, text in _texts("", checked):
         key = found.removeprefix("changes.")

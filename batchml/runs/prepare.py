@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from batchml.runs.groups.submit import SubmitIntent
 
 
+_QUEUES_AGE = 1.0  # seconds; SubmitJob refuses a queue that was deleted meanwhile
+
+
 class PreparedRun(Struct, frozen=True):
     """The requests of a run, and notices for the user."""
 
@@ -108,7 +111,7 @@ def prepare(
         fitted = check_placement(context, take_whole_hosts(context, fitted, cache, notices))
     job = replace(job, spec=with_slurm_sizes(fitted), original=with_gpus_of(job.original, fitted))
     spec = job.spec
-    context.forget_queues()
+    context.forget_queues(_QUEUES_AGE)
     if context.settings.is_local and spec.queue:  # in AWS, SubmitJob refuses it
         check_queue(context, spec.queue, request.queue_at)
     notices += own_image_notices(job)

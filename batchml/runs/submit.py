@@ -40,6 +40,7 @@ def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _:
         if prepared.cache is not None:  # the error may come from outdated values
             drop_cache(context)
         if isinstance(error, NoQueue):
+            context.forget_queues()
             spec = prepared.spec
             given = context.choose_queue(spec.queue, spec.resources.gpus)
             raise no_queue(context, given, error.known, prepared.queue_at) from error

@@ -233,12 +233,7 @@ def test_a_queue_that_was_made_meanwhile_is_found_by_the_same_client(
     tmp_path: Path, aws: Aws
 ) -> None:
     names = ["default", "gpu"]
-    _, session = place_in(
-        tmp_path, lambda *_: {"jobQueues": [{"jobQueueName": n, "priority": 1} for n in names]}
-    )
-    settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
-    context = Context(settings, FakeClock(), tmp_path)
-    context._session = session
+    context, session = local_place(tmp_path, names)
 
     def queue_of(name: str) -> str:
         return str(prepare(context, order(queue=name), dry_run=True).requests.submit["jobQueue"])
@@ -246,10 +241,45 @@ def test_a_queue_that_was_made_meanwhile_is_found_by_the_same_client(
     assert queue_of("gpu") == "gpu"
     with pytest.raises(NoQueue):
         queue_of("new")
-    names += ["new", context.qualified("gpu")]
+    names.append("new")
     assert queue_of("new") == "new"
+    names.append(context.qualified("gpu"))
+    context.clock.sleep(1)
     assert queue_of("gpu") == context.qualified("gpu") != "gpu"  # the project's own comes first
-    assert len(session.asked("DescribeJobQueues")) == 4  # one for each submission
+    assert len(session.asked("DescribeJobQueues")) == 4
+
+
+def local_place(folder: Path, queues: list[str]) -> tuple[Context, ScriptedSession]:
+    """`local` with these queues, which takes jobs for them."""
+
+    def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        if operation == "DescribeJobQueues":
+            return {"jobQueues": [{"jobQueueName": each, "priority": 1} for each in queues]}
+        if params["jobQueue"] not in queues:
+            return f"ClientException: JobQueue {params['jobQueue']} not found"
+        return {"jobId": "6b0e0000-0000-4000-8000-000000000001", "jobName": params["jobName"]}
+
+    _, session = place_in(folder, answer)
+    settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "local")
+    context = Context(settings, FakeClock(), folder)
+    context._session = session
+    context.home.prepare()
+    return context, session
+
+
+def test_submissions_of_one_second_ask_for_the_queues_once(tmp_path: Path, aws: Aws) -> None:
+    queues = ["default", "gpu"]
+    context, session = local_place(tmp_path, queues)
+    for _ in range(5):
+        submit_run(context, prepare(context, order(queue="gpu"), dry_run=False))
+    assert [name for name, _ in session.calls] == ["DescribeJobQueues", *["SubmitJob"] * 5]
+    queues.remove("gpu")
+    with pytest.raises(NoQueue, match="gpu"):  # although it is known: SubmitJob refuses it
+        submit_run(context, prepare(context, order(queue="gpu"), dry_run=False))
+    session.calls.clear()
+    with pytest.raises(NoQueue, match="gpu"):
+        prepare(context, order(queue="gpu"), dry_run=False)  # it is not known any more
+    assert not session.asked("SubmitJob")
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:
