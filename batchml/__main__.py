@@ -39,7 +39,9 @@ def main() -> int:
     try:
         from batchml.cli.app import run
 
-        return run(arguments)
+        code = run(arguments)
+        gc.freeze()  # else Python would search all objects once more, at its end
+        return code
     except KeyboardInterrupt:  # also while importing, which is most of a short command's time
         from batchml.cli.terminal import end_interrupted
 

@@ -23,6 +23,7 @@ from batchml.runs.find import (
     RunMetrics,
     current_job_id,
     describe_runs,
+    display_id,
     load_runs,
     read_children,
     read_metrics,
@@ -52,7 +53,7 @@ from batchml.runs.outputs import OutputEntry, OutputSource, copy_outputs, open_o
 from batchml.runs.package import read_files
 from batchml.runs.prepare import PreparedRun, to_requests
 from batchml.runs.rerun.resubmit import prepare_again
-from batchml.runs.rerun.rules import CHANGEABLE, display_id, numbering
+from batchml.runs.rerun.rules import CHANGEABLE, numbering
 from batchml.runs.search import FoundRun
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine, RunEvent

@@ -118,7 +118,10 @@ def table(
     columns = [list(column) for column in zip(*rows, strict=True)]
     if width:
         columns = _cut_all(columns, width) if keep else _fit(columns, width)
-    padded = [[pad(cell, _column_width(column)) for cell in column] for column in columns]
+    widths = list(map(_column_width, columns))
+    padded = (
+        [pad(cell, size) for cell in column] for column, size in zip(columns, widths, strict=True)
+    )
     heading, *others = zip(*padded, strict=True)
     lines = ["  ".join(map(_paint_state, row) if colour else row).rstrip() for row in others]
     top = "  ".join(heading).rstrip()

@@ -4,7 +4,6 @@ A value comes from the flag, else from the environment variable, else from `batc
 is the default.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -143,6 +142,8 @@ def _config_path(environ: Mapping[str, str], folder: Path) -> Path | None:
 
 
 def _parse(path: Path) -> dict[str, object]:
+    import tomllib  # late: there may be no file
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from batchml.context import Context
 from batchml.model.run import RESUMES_TAG, Record, Run
+from batchml.runs.find import display_id
 from batchml.runs.rerun.resubmit import find_local_checkpoints
-from batchml.runs.rerun.rules import display_id
 from batchml.runtime.checkpoint.resume import (
     VARIABLE,
     ResumeSource,

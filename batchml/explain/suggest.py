@@ -13,11 +13,10 @@ from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.aws.naming import qualified
 from batchml.model.environment import LOCAL
 from batchml.model.names import to_name
+from batchml.model.numbering import plain_command
 from batchml.model.run import JobStatus, Run
-from batchml.runs.rerun.rules import plain_command
-from batchml.runs.scripts import RUNNER
-from batchml.runtime.entry.script import PACKED
 from batchml.runtime.protocol.function import MODULE
+from batchml.runtime.protocol.launch import PACKED, SCRIPT_RUNNER
 from batchml.runtime.protocol.variables import takes_all
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
@@ -98,8 +97,8 @@ class CommandWriter(Struct, frozen=True):
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
         if not image or not run.command or run.command[0] == BY_DOCUMENT or is_part:
             return ""
-        if words[: len(RUNNER)] == RUNNER:
-            script = words[len(RUNNER) :]
+        if words[: len(SCRIPT_RUNNER)] == SCRIPT_RUNNER:
+            script = words[len(SCRIPT_RUNNER) :]
             return self._submit_script(run, script, ("--image", image, *flags))
         flags = (*_data_flags(run), *flags)
         again = self.batchml("submit", "--name", run.name, "--image", image, *flags)

@@ -9,8 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.local.executors import docker, record
+from batchml.local.executors.choice import CONTAINER
 from batchml.local.executors.container_spec import container_name
-from batchml.local.executors.record import CONTAINER, mark_of
+from batchml.local.executors.record import mark_of
 from batchml.local.executors.runner.link import EngineFrames
 from batchml.local.home import Home
 from batchml.local.store import identity

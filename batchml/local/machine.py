@@ -5,23 +5,50 @@ import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from batchml.local.batch.state import MachineCapacity
-from batchml.local.executors.choice import read_choice
-from batchml.local.home import Home
+from msgspec import Struct
+
 from batchml.runtime.protocol.launch import NEURON_DEVICE
+
+
+class Needs(Struct, frozen=True):
+    """The resources that one attempt occupies. Memory in MiB."""
+
+    vcpus: int
+    memory: int
+    gpus: int = 0
+
+
+class MachineCapacity(Struct, frozen=True):
+    """The resources of this machine: all, or the free ones. Memory in MiB; GPUs by UUID."""
+
+    vcpus: int
+    memory: int
+    gpus: tuple[str, ...] = ()
+
+    def fits(self, needs: Needs) -> bool:
+        return (
+            needs.vcpus <= self.vcpus
+            and needs.memory <= self.memory
+            and needs.gpus <= len(self.gpus)
+        )
+
+    def minus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
+        """The capacity without these needs and GPUs."""
+        left = tuple(gpu for gpu in self.gpus if gpu not in gpus) if gpus else self.gpus
+        return MachineCapacity(self.vcpus - needs.vcpus, self.memory - needs.memory, left)
+
+    def plus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
+        return MachineCapacity(
+            self.vcpus + needs.vcpus,
+            self.memory + needs.memory,
+            tuple(sorted((*self.gpus, *gpus))),
+        )
 
 
 def read_machine(*, with_gpus: bool = True) -> MachineCapacity:
     """The capacity of this machine. Without `with_gpus`, no GPUs are searched for."""
     gpus = find_gpus() if with_gpus else ()
     return MachineCapacity(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
-
-
-def server_vcpus(home: Home) -> int:
-    """The number of vCPUs that the server of this state folder gives to jobs: that of `batchml
-    local start --vcpus`, or that of this machine.
-    """
-    return read_choice(home).vcpus or count_vcpus()
 
 
 def count_vcpus() -> int:

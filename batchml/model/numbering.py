@@ -12,6 +12,27 @@ from batchml.errors import UsageError
 from batchml.model.run import Record, Run
 from batchml.runtime.protocol.variables import ARRAY_MAP, INDEX, fill_params
 
+# `sh -c MAPPING sh COMMAND...`: child 1 of the new array gets the second of those numbers. A shell
+# does that, so that it also works in images without batchml's runtime.
+MAPPING = (
+    "i=${AWS_BATCH_JOB_ARRAY_INDEX:-0}; for r in $"
+    + ARRAY_MAP
+    + "; do a=${r%-*}; n=$((${r#*-}-a+1)); "
+    'if [ "$i" -lt "$n" ]; then export AWS_BATCH_JOB_ARRAY_INDEX=$((a+i)); break; fi; '
+    'i=$((i-n)); done; exec "$@"'
+)
+_WRAPPER = ("sh", "-c", MAPPING, "sh")
+
+
+def mapped_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command in a wrapper that sets the numbers of the first array."""
+    return (*_WRAPPER, *plain_command(command))
+
+
+def plain_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command without the wrapper that sets the numbers of the first array."""
+    return command[len(_WRAPPER) :] if command[: len(_WRAPPER)] == _WRAPPER else command
+
 
 def original_numbers(run: Run | None, record: Record | None = None) -> tuple[int, ...]:
     """The numbers that the children of a partial rerun had in the first array, by their indices.

@@ -26,9 +26,10 @@ from batchml.local.batch.events import (
 )
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.reads import READS
-from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.home import AccessKeys
 from batchml.local.logs.api import LOG_OPERATIONS, LogReads
+from batchml.local.machine import MachineCapacity
 from batchml.local.server.app import BatchServer
 from batchml.local.server.daemon import create_defaults
 from batchml.local.server.protocol import HttpRequest, HttpResponse, service_model

@@ -13,7 +13,7 @@ from batchml.aws.batch.jobs import USAGE, LogMark
 from batchml.context import Context
 from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
 from batchml.model.fallback import MOVED_MARK
-from batchml.model.numbering import format_ranges, original_numbers, rerun_id
+from batchml.model.numbering import format_ranges, original_id, original_numbers, rerun_id
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
@@ -403,6 +403,12 @@ def _to_aws_child(context: Context, word: str, job_id: str) -> str:
         hint = f"It runs these children of the first array again: {format_ranges(first[:200])}."
         raise NotFound("Child", word, [], hint)
     return own
+
+
+def display_id(context: Context, job_id: str) -> str:
+    """The id of a child for users: with its number in the first array."""
+    record = context.history.records(context.env).get(bare_id(job_id))
+    return original_id(job_id, original_numbers(None, record))
 
 
 def describe_runs(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:

@@ -33,12 +33,13 @@ def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[
     once, and with `strict` (`--strict-resources`) for each reduction.
     """
     from batchml.local import machine
+    from batchml.local.executors.choice import server_vcpus
 
     requested = [spec.resources, *(resources_of(spec, group) for group in spec.groups)]
     gpus = len(machine.find_gpus()) if any(each.gpus for each in requested) else 0
     spec = on_machine(spec, gpus)
     neurons = machine.count_neurons() if any(each.neurons for each in requested) else 0
-    capacity = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus, neurons)
+    capacity = Capacity(server_vcpus(context.home), machine.memory_mib(), gpus, neurons)
     fitted = fit_groups(spec, capacity) if spec.groups else fit_job(spec, capacity)
     if strict and fitted.cuts:
         cuts = [f"resources: this machine would give {cut}." for cut in fitted.cuts]

@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -207,6 +206,8 @@ def copy_files(
     `check` gets the names of the files that will be replaced, before anything is copied. Raises
     OSError if the folder cannot be written, and what `check` raises.
     """
+    from concurrent.futures import ThreadPoolExecutor  # late: `show` copies nothing
+
     files = size = unchanged = 0
     left_out: list[str] = []
     changed: list[OutputEntry] = []

@@ -27,6 +27,7 @@ from batchml.model.job import JobSpec
 from batchml.model.names import to_name
 from batchml.model.params import with_params
 from batchml.runs.options import OptionRow, RunRequest, SubmitOptions, option_rows, to_request
+from batchml.runtime.protocol.launch import PACKED, SCRIPT_RUNNER
 from batchml.runtime.protocol.variables import ALL, SLURM
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 STDIN = "-"
 PROGRAM = ".py"  # a file with this suffix and without #! is a program for python
 MAX_SCRIPT = 1024**2  # bytes; a larger file is not a script
-RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 
 _NAMED_STDIN = "stdin"
 
@@ -198,21 +198,12 @@ def _command(
     path: Path | None, folder: Path, text: str, arguments: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The command that runs the script: from the code, or else packed into the command."""
-    from batchml.runtime.entry.script import PACKED, pack
+    from batchml.runtime.entry.script import pack
 
     if path is not None and path.resolve().is_relative_to(folder.resolve()):
-        return (*RUNNER, path.resolve().relative_to(folder.resolve()).as_posix(), *arguments)
-    return (*RUNNER, PACKED, pack(text.encode()), path.name if path else _NAMED_STDIN, *arguments)
-
-
-def own_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command of a run without the program of batchml that starts a script: `train.sh 3`."""
-    from batchml.runtime.entry.script import PACKED
-
-    if command[: len(RUNNER)] != RUNNER:
-        return command
-    words = command[len(RUNNER) :]
-    return words[2:] if words[:1] == (PACKED,) else words
+        return (*SCRIPT_RUNNER, path.resolve().relative_to(folder.resolve()).as_posix(), *arguments)
+    name = path.name if path else _NAMED_STDIN
+    return (*SCRIPT_RUNNER, PACKED, pack(text.encode()), name, *arguments)
 
 
 def _merge_requests(upper: RunRequest, lower: RunRequest) -> RunRequest:

@@ -19,7 +19,7 @@ from batchml.history import History, HistoryRecords, MetricBound, RunQuery
 from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
-from batchml.model.numbering import original_id, original_numbers, shown_params
+from batchml.model.numbering import original_id, original_numbers, plain_command, shown_params
 from batchml.model.run import (
     DATA_VARIABLE,
     PROJECT_TAG,
@@ -39,6 +39,7 @@ from batchml.model.run import (
 )
 from batchml.runs.metrics.conditions import MetricCondition, MetricValue
 from batchml.runs.metrics.series import best_values, child_of, first_values
+from batchml.runtime.protocol.launch import own_command
 
 COMMIT_TAG = "batchml:commit"
 # Environment variable of the runs of a sweep: the address of its store, which ends with its key.
@@ -187,6 +188,11 @@ class FoundRun(Struct, frozen=True):
     def command(self) -> tuple[str, ...]:
         """The command as the user gave it: a long command is not in the request."""
         return self._known.command or (self.run.command if self.run else ())
+
+    @property
+    def own_command(self) -> str:
+        """The command as one line, without the programs that batchml puts before it."""
+        return " ".join(own_command(plain_command(self.command)))
 
     @property
     def commit(self) -> str:

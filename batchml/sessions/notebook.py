@@ -78,7 +78,8 @@ def default_limits(context: "Context") -> NotebookLimits | None:
     """Return half of this machine on `local`, so that other runs find room; None in AWS."""
     if not context.settings.is_local:
         return None
-    from batchml.local.machine import memory_mib, server_vcpus
+    from batchml.local.executors.choice import server_vcpus
+    from batchml.local.machine import memory_mib
 
     return NotebookLimits(max(1, server_vcpus(context.home) // 2), memory_mib() // 2)
 

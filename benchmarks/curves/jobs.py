@@ -28,15 +28,9 @@ from batchml.local.batch.events import (
     SaveSpec,
 )
 from batchml.local.batch.reads import READS, ReadView
-from batchml.local.batch.state import (
-    BatchState,
-    Job,
-    MachineCapacity,
-    Needs,
-    SubmittedSpec,
-    empty_state,
-)
+from batchml.local.batch.state import BatchState, Job, SubmittedSpec, empty_state
 from batchml.local.home import Home
+from batchml.local.machine import MachineCapacity, Needs
 from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
 from benchmarks.curves.cost import SOME, cpu, cpu_of_process, each, memory_of_process, sizes

@@ -26,7 +26,8 @@ from batchml.local.batch.reads import (
     describe_container_instances,
     list_container_instances,
 )
-from batchml.local.batch.state import MachineCapacity, empty_state
+from batchml.local.batch.state import empty_state
+from batchml.local.machine import MachineCapacity
 from batchml.local.store.journal import Journal
 from batchml.model.hosts import ClusterHost, HostResources, HostState
 from tests.support.fakes import FakeClock

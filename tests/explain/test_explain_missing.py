@@ -27,9 +27,8 @@ from batchml.history import History
 from batchml.jobs.code import DEFAULT, find_files
 from batchml.model.explanation import Explanation
 from batchml.model.run import Attempt, JobStatus, Record, Run
-from batchml.runs.scripts import RUNNER
-from batchml.runtime.entry.script import PACKED
 from batchml.runtime.protocol.function import MODULE
+from batchml.runtime.protocol.launch import PACKED, SCRIPT_RUNNER
 
 WORK = "/home/me/.batchml/local/attempts/0123456789abcdef0123456789abcdef/work"
 NO_MODULE = "ModuleNotFoundError: No module named '{}'"
@@ -332,7 +331,7 @@ def test_an_item_of_map_without_its_package_is_mapped_again() -> None:
     ],
 )
 def test_a_script_is_submitted_again_by_its_name(words: tuple[str, ...], again: str) -> None:
-    command = (*RUNNER, *words)
+    command = (*SCRIPT_RUNNER, *words)
     end = ended(NO_MODULE.format("numpy"), command=command, findings=REQUIREMENTS)
     assert why_ended(end).command == again
 

@@ -13,7 +13,8 @@ from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import AttemptProgressed, AttemptStarted, CallReceived
 from batchml.local.batch.reads import READS, ReadView
-from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.batch.state import Job, JobAttempt
+from batchml.local.machine import MachineCapacity
 from batchml.local.store.journal import Journal
 from tests.support.models import ec2
 

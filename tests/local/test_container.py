@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.batch.state import Job, Needs, SubmittedSpec
+from batchml.local.batch.state import Job, SubmittedSpec
 from batchml.local.executors.choice import Permits
 from batchml.local.executors.container_spec import container_spec
 from batchml.local.executors.runner.container_setup import through_runtime
 from batchml.local.executors.spec import ExecutorHost, RunnerSpecError
 from batchml.local.home import Home
 from batchml.local.images import publish
+from batchml.local.machine import Needs
 
 from tests.support.executor_rig import attempt_of, job_of  # isort: skip
 

@@ -8,7 +8,7 @@ import pytest
 from batchml.local.batch import persistent_heap, scheduling
 from batchml.local.batch.engine import next_deadline, restore
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptProgressed, AttemptStarted
-from batchml.local.batch.state import MachineCapacity
+from batchml.local.machine import MachineCapacity
 from batchml.model.run import JobStatus
 from tests.support.engine_world import LOST, World, in_state, indexes, order_of, stored, world
 

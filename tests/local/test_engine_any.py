@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchml.local.batch import scheduling
 from batchml.local.batch.engine import tasks_to_stop
 from batchml.local.batch.events import AttemptEnded, AttemptExit, PrepareAttempt
-from batchml.local.batch.state import Job, Needs
+from batchml.local.batch.state import Job
 from batchml.local.batch.transaction import Transaction
+from batchml.local.machine import Needs
 from batchml.model.run import JobStatus
 from tests.support.engine_world import (
     LOST,

@@ -30,12 +30,11 @@ from batchml.local.batch.state import (
     JobAttempt,
     JobDefinition,
     JobQueue,
-    MachineCapacity,
-    Needs,
     Nodes,
     SubmittedSpec,
 )
 from batchml.local.logs.files import StreamIndex
+from batchml.local.machine import MachineCapacity, Needs
 from batchml.local.store.journal import SCHEMA, JobFilter, Journal, LogStream, RememberedCall
 from batchml.model.run import JobStatus
 

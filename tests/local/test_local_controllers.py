@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.state import CONTROLLERS, JobAttempt, MachineCapacity
-from batchml.local.executors.choice import Permits
+from batchml.local.batch.state import CONTROLLERS, JobAttempt
+from batchml.local.executors.choice import CONTAINER, PROCESS, Permits
 from batchml.local.executors.container_spec import container_spec, spec_maker
-from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.executors.spec import ExecutorHost, RunnerSpecError
 from batchml.local.home import Home
+from batchml.local.machine import MachineCapacity
 from tests.support.engine_world import World, furnish
 from tests.support.executor_rig import job_of
 from tests.support.models import ec2

@@ -21,7 +21,7 @@ PORT = 29_500
 SERVER = """
 import sys
 from batchml.local.server import daemon
-from batchml.local.batch.state import MachineCapacity
+from batchml.local.machine import MachineCapacity
 daemon.read_machine = lambda: MachineCapacity(vcpus=8, memory=4096)
 sys.exit(daemon.main())
 """

@@ -31,15 +31,9 @@ from batchml.local import control
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived
-from batchml.local.batch.state import (
-    Job,
-    JobAttempt,
-    MachineCapacity,
-    Needs,
-    SubmittedSpec,
-    empty_state,
-)
+from batchml.local.batch.state import Job, JobAttempt, SubmittedSpec, empty_state
 from batchml.local.home import Home, ServerEndpoint
+from batchml.local.machine import MachineCapacity, Needs
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus

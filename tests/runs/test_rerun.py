@@ -15,11 +15,10 @@ from batchml.aws.batch.requests import BY_DOCUMENT
 from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
-from batchml.model.numbering import format_ranges, parse_ranges
+from batchml.model.numbering import MAPPING, format_ranges, parse_ranges
 from batchml.model.run import FUNCTION_TAG, JobStatus, Record, Run
 from batchml.runs.compare.facts import compare
 from batchml.runs.rerun.rules import (
-    MAPPING,
     SIZE,
     changeable_command,
     limit_to_children,

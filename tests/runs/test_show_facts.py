@@ -4,8 +4,8 @@ import pytest
 
 from batchml.model.run import Record
 from batchml.runs.commands.show import _describe_cuts, _describe_params, _fold
-from batchml.runs.scripts import RUNNER, own_command
 from batchml.runs.search import FoundRun
+from batchml.runtime.protocol.launch import SCRIPT_RUNNER, own_command
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_words_are_folded_and_none_is_broken() -> None:
 @pytest.mark.parametrize(
     ("command", "own"),
     [
-        ((*RUNNER, "train.py", "--lr", "1"), ("train.py", "--lr", "1")),
-        ((*RUNNER, "--packed", "eJwr", "stdin", "7"), ("stdin", "7")),
+        ((*SCRIPT_RUNNER, "train.py", "--lr", "1"), ("train.py", "--lr", "1")),
+        ((*SCRIPT_RUNNER, "--packed", "eJwr", "stdin", "7"), ("stdin", "7")),
         (("python3", "-m", "mine"), ("python3", "-m", "mine")),
     ],
 )

@@ -24,14 +24,8 @@ from batchml.local.batch.events import (
 )
 from batchml.local.batch.persistent_heap import Heap
 from batchml.local.batch.reads import READS, ReadView
-from batchml.local.batch.state import (
-    BatchState,
-    Dependents,
-    Job,
-    MachineCapacity,
-    QueueLine,
-    empty_state,
-)
+from batchml.local.batch.state import BatchState, Dependents, Job, QueueLine, empty_state
+from batchml.local.machine import MachineCapacity
 from batchml.local.store.journal import Journal
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus

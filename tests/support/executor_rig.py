@@ -23,7 +23,7 @@ from batchml.local.batch.events import (
     Event,
     LogEnd,
 )
-from batchml.local.batch.state import Job, JobAttempt, Needs, SubmittedSpec
+from batchml.local.batch.state import Job, JobAttempt, SubmittedSpec
 from batchml.local.executors.choice import ExecutorChoice, Permits
 from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.processors import MachineProcessors, find_processors
@@ -32,6 +32,7 @@ from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.home import Home
 from batchml.local.images import publish_runtime
 from batchml.local.logs.check import LargeChecks, check_small
+from batchml.local.machine import Needs
 from batchml.local.store.identity import observe
 from batchml.model.logcheck import LogCheck, LogState
 from tests.support.needs import unavailable

@@ -25,13 +25,14 @@ from batchml.clock import SystemClock
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived, ClockTicked
-from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.executors.choice import Permits
 from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.pool import OURS, Installation
 from batchml.local.executors.spec import ExecutorHost
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.home import Home, ServerEndpoint
+from batchml.local.machine import MachineCapacity
 from batchml.local.server import daemon
 from batchml.local.store import adopt, identity
 from batchml.local.store.journal import Journal, read_identity, write_identity

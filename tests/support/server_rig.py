@@ -22,9 +22,10 @@ from batchml.clock import SystemClock
 from batchml.local.batch.core import Core
 from batchml.local.batch.engine import restore
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted, Event
-from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.home import AccessKeys
 from batchml.local.logs.api import LogReads
+from batchml.local.machine import MachineCapacity
 from batchml.local.server.app import BatchServer
 from batchml.local.server.protocol import HttpRequest, HttpResponse, problems
 from batchml.local.store.journal import Journal

@@ -12,14 +12,8 @@ import pytest
 
 from batchml.errors import LocalServerError, StateDamaged
 from batchml.local.batch.events import SaveJob, SaveSpec
-from batchml.local.batch.state import (
-    BatchState,
-    Job,
-    JobQueue,
-    MachineCapacity,
-    Needs,
-    SubmittedSpec,
-)
+from batchml.local.batch.state import BatchState, Job, JobQueue, SubmittedSpec
+from batchml.local.machine import MachineCapacity, Needs
 from batchml.local.store.journal import Journal, RememberedCall
 from batchml.model.run import JobStatus
 from tests.local.test_journal import RECORDS

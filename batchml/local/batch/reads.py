@@ -14,10 +14,10 @@ from batchml.local.batch.state import (
     BatchState,
     Job,
     JobDefinition,
-    MachineCapacity,
     arn,
     instance_arn,
 )
+from batchml.local.machine import MachineCapacity
 from batchml.local.server.auth import identity
 from batchml.local.server.protocol import ApiError, client_error
 from batchml.local.store.journal import JobFilter, Journal

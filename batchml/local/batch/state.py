@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from batchml.local.batch.fault_injection import Chaos
 from batchml.local.batch.persistent_heap import Heap
+from batchml.local.machine import MachineCapacity, Needs
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 
@@ -189,41 +190,6 @@ def arn(kind: str, name: str) -> str:
 def instance_arn() -> str:
     """This machine's ARN as a container instance of ECS."""
     return f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/{CLUSTER}/this-machine"
-
-
-class Needs(Struct, frozen=True):
-    """The resources that one attempt occupies. Memory in MiB."""
-
-    vcpus: int
-    memory: int
-    gpus: int = 0
-
-
-class MachineCapacity(Struct, frozen=True):
-    """The resources of this machine: all, or the free ones. Memory in MiB; GPUs by UUID."""
-
-    vcpus: int
-    memory: int
-    gpus: tuple[str, ...] = ()
-
-    def fits(self, needs: Needs) -> bool:
-        return (
-            needs.vcpus <= self.vcpus
-            and needs.memory <= self.memory
-            and needs.gpus <= len(self.gpus)
-        )
-
-    def minus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
-        """The capacity without these needs and GPUs."""
-        left = tuple(gpu for gpu in self.gpus if gpu not in gpus) if gpus else self.gpus
-        return MachineCapacity(self.vcpus - needs.vcpus, self.memory - needs.memory, left)
-
-    def plus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
-        return MachineCapacity(
-            self.vcpus + needs.vcpus,
-            self.memory + needs.memory,
-            tuple(sorted((*self.gpus, *gpus))),
-        )
 
 
 class Nodes(Struct, frozen=True):

@@ -10,10 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.home import Home, read_record
+from batchml.local.machine import count_vcpus
 from batchml.runtime.storage.files import write_json
 
+PROCESS, CONTAINER = "process", "container"  # the kinds of attempts
 DOCKER = "docker"
 EXECUTORS = (PROCESS, DOCKER)
 _FILE = "executor.json"
@@ -43,6 +44,13 @@ class ExecutorChoice(Struct, frozen=True):
 
 def read_choice(home: Home) -> ExecutorChoice:
     return read_record(home.local / _FILE, ExecutorChoice) or ExecutorChoice()
+
+
+def server_vcpus(home: Home) -> int:
+    """The number of vCPUs that the server of this state folder gives to jobs: that of `batchml
+    local start --vcpus`, or that of this machine.
+    """
+    return read_choice(home).vcpus or count_vcpus()
 
 
 def choose(

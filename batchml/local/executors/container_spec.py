@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from batchml.local import images
 from batchml.local.batch.state import Job, JobAttempt
-from batchml.local.executors.choice import Permits
-from batchml.local.executors.record import CONTAINER
+from batchml.local.executors.choice import CONTAINER, Permits
 from batchml.local.executors.spec import (
     ExecutorHost,
     RunnerSpecError,

@@ -18,12 +18,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.local.executors import cgroup
+from batchml.local.executors.choice import PROCESS
 from batchml.local.executors.runner.files import FAILURE
 from batchml.local.home import read_record
 from batchml.runtime.processes import boot_id, descendants, send, start_time
 
 _MAX_FAILURE = 180  # characters; AWS keeps 255 of a status reason
-PROCESS, CONTAINER = "process", "container"  # the kinds of attempts
 
 
 class RunnerRecord(Struct, frozen=True):

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from batchml.local import images, secrets
 from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_complete, maker_command
-from batchml.local.executors.choice import read_endpoints
+from batchml.local.executors.choice import PROCESS, read_endpoints
 from batchml.local.executors.network import NodeAddress, NodeNetwork, NodeNetworkError
-from batchml.local.executors.record import PROCESS, mark_of
+from batchml.local.executors.record import mark_of
 from batchml.local.home import AccessKeys, Home
 from batchml.local.images import LocalImage, conda_tool, uv_program
 from batchml.local.server import auth

@@ -38,6 +38,7 @@ from batchml.local.batch.lifecycle import STOPPED_EARLY
 from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_complete
 from batchml.local.executors import cgroup, record, sweeper
+from batchml.local.executors.choice import CONTAINER, PROCESS
 from batchml.local.executors.pool import (
     OURS,
     AdoptedRunners,
@@ -48,7 +49,7 @@ from batchml.local.executors.pool import (
     prepare_groups,
 )
 from batchml.local.executors.processors import MachineProcessors, give_processors
-from batchml.local.executors.record import CONTAINER, AttemptCondition
+from batchml.local.executors.record import AttemptCondition
 from batchml.local.executors.runner.link import HOST_LOST, VERSION
 from batchml.local.executors.spec import RunnerSpecError, SpecMaker
 from batchml.local.home import Home, read_record
@@ -120,7 +121,7 @@ class AttemptSupervisor:
         clock: Clock,
         report: Callable[[Event], None],
         make_spec: SpecMaker,
-        kind: str = record.PROCESS,
+        kind: str = PROCESS,
         prefetch: Prefetch | None = None,
         on_upgrade: Callable[[], None] = lambda: None,
         *,
@@ -221,7 +222,7 @@ class AttemptSupervisor:
         self._adopt(live)
 
     def _kind_of(self, attempt: JobAttempt) -> str:
-        return record.PROCESS if attempt.is_controller else self._kind
+        return PROCESS if attempt.is_controller else self._kind
 
     def _adopt(self, live: _LiveAttempt) -> None:
         if self._closed:
@@ -583,7 +584,7 @@ class AttemptSupervisor:
 def _is_quick(live: _LiveAttempt, spec: Mapping[str, Any]) -> bool:
     """Whether no part of the attempt's preparation takes time or may fail temporarily."""
     has_environment = not spec.get("prepare") or is_complete(spec["made"])
-    return live.kind == record.PROCESS and has_environment
+    return live.kind == PROCESS and has_environment
 
 
 def _describe(error: OSError) -> str:

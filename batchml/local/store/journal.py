@@ -28,14 +28,8 @@ from batchml.local.batch.events import (
     SaveRecord,
     SaveSpec,
 )
-from batchml.local.batch.state import (
-    RECORDS,
-    BatchState,
-    Job,
-    MachineCapacity,
-    SubmittedSpec,
-    empty_state,
-)
+from batchml.local.batch.state import RECORDS, BatchState, Job, SubmittedSpec, empty_state
+from batchml.local.machine import MachineCapacity
 from batchml.local.store import write_log
 from batchml.local.store.identity import FolderIdentity, JournalFacts, JournalPosition
 from batchml.runtime.storage.files import is_read_only

@@ -110,7 +110,7 @@ def finish_submission(
 def say_next_commands(context: "Context", job_id: str) -> None:
     """Print the commands that follow and cancel a run."""
     if ":" in job_id:
-        from batchml.runs.rerun.rules import display_id
+        from batchml.runs.find import display_id
 
         job_id = display_id(context, job_id)
     say(f"  follow:  batchml logs -f {job_id}{context.env_option}")

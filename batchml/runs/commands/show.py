@@ -46,6 +46,7 @@ from batchml.runs.compare.facts import unused_params
 from batchml.runs.find import (
     MAX_CHILDREN,
     RunMetrics,
+    display_id,
     load_runs,
     read_children,
     select,
@@ -54,8 +55,6 @@ from batchml.runs.find import (
 )
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.data_wait import data_wait_json, find_data_wait
-from batchml.runs.metrics.event_files import write_events
-from batchml.runs.metrics.plot import children_charts, time_charts, write_plot
 from batchml.runs.metrics.series import (
     FEW,
     NO_METRICS,
@@ -83,8 +82,6 @@ from batchml.runs.metrics.usage import (
     use_of,
 )
 from batchml.runs.outputs import describe_checkpoints
-from batchml.runs.rerun.rules import display_id, plain_command
-from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.launch import ENDED_BY_HEAD
 
@@ -257,6 +254,8 @@ def show(
         uses = read_usage(context, nodes or single, whole=plot is not None)
     restarts = read_restarts(context, known, nodes)
     if plot is not None:
+        from batchml.runs.metrics.plot import children_charts, time_charts, write_plot
+
         charts = [*children_charts(measured.series), *time_charts(usage_charts(uses))]
         series = {} if known and known.array_size else measured.series
         write_plot(plot, series, f"{found.name} {found.shown_id}", charts)
@@ -285,6 +284,8 @@ def show(
 def _write_events(context: "Context", folder: Path, found: FoundRun, measured: RunMetrics) -> None:
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: there is nothing to write. {NO_METRICS}")
+    from batchml.runs.metrics.event_files import write_events
+
     written = write_events(folder, measured.series, found.shown_id.replace(":", "-"))
     note_written(context.home, [written])
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
@@ -447,7 +448,7 @@ def _asked_for(found: FoundRun) -> dict[str, str]:
     dirty = " and changes" if record and record.dirty else ""
     return {
         "image": asked.image,
-        "command": " ".join(own_command(plain_command(found.command))),
+        "command": found.own_command,
         "folder": (record.job or record.folder) if record else "",
         "code": _describe_code(found),
         "data": found.data_dir,

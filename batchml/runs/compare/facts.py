@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from batchml.runs.rerun.rules import plain_command
-from batchml.runs.scripts import own_command
 from batchml.runs.search import FoundRun, code_digest
 from batchml.runtime.protocol.variables import takes
 
@@ -52,7 +50,7 @@ def list_facts(found: FoundRun) -> Iterator[tuple[str, Value]]:
     asked = run or record
     if asked is not None:
         yield "image", asked.image or None
-        yield "command", " ".join(own_command(plain_command(found.command))) or None
+        yield "command", found.own_command or None
         yield "vcpus", asked.vcpus or None
         yield "memory", asked.memory_mib or None
         yield "gpus", asked.gpus

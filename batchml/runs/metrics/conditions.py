@@ -2,9 +2,9 @@
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from statistics import fmean
+from math import fsum
 
 from msgspec import Struct
 
@@ -38,7 +38,7 @@ class MetricValue(Struct, frozen=True):
         of_children = [each for name, each in values.items() if child_of(name)[0] == self.name]
         directions = record.directions if record else {}
         word = directions.get(self.name, "") if self.function == "best" else self.function
-        merge = {"max": max, "min": min}.get(word, fmean)
+        merge = {"max": max, "min": min}.get(word, _mean)
         return merge(of_children) if of_children else None
 
     def _values(self, record: Record) -> Mapping[str, float]:
@@ -49,6 +49,10 @@ class MetricValue(Struct, frozen=True):
             return best_values(record.ranges, record.directions)
         field = {"first": "first", "min": "least", "max": "greatest"}[self.function]
         return {name: getattr(each, field) for name, each in record.ranges.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)
 
 
 class MetricCondition(Struct, frozen=True):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import mean, median
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -156,6 +156,8 @@ def _by_wait(
     slow = sorted(rank for rank, share in waited.items() if share <= usual * _WAIT_RATIO)
     if usual < MIN_WAIT or not _are_few(slow, node_of):
         return None
+    from statistics import median  # late: few runs have slow ranks
+
     return slow, median(share for rank, share in waited.items() if rank not in slow)
 
 
@@ -164,6 +166,8 @@ def _by_cpu(cpu: Mapping[int, float], node_of: Mapping[int, str]) -> tuple[list[
     slow = sorted(rank for rank, cores in cpu.items() if cores >= 0.9 * most)
     if most < _MIN_CORES or not _are_few(slow, node_of):
         return None
+    from statistics import median
+
     less = [100 * (1 - cores / most) for rank, cores in cpu.items() if rank not in slow]
     return (slow, median(less)) if min(less) >= _MIN_CPU_GAP else None
 
@@ -238,7 +242,7 @@ def use_of(sample: UsageSample) -> ResourceUse | None:
 
 def _mean_of(sample: UsageSample, name: str) -> float | None:
     series = sample.series.get(name)
-    return mean(series.values) if series else None
+    return fsum(series.values) / len(series.values) if series else None
 
 
 def unused_part(uses: Iterable[ResourceUse]) -> float | None:

@@ -18,7 +18,7 @@ from batchml.model.group import GROUP_TAG
 from batchml.model.image import parse_own_image
 from batchml.model.numbering import format_ranges, original_id, original_numbers
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, RESUMES_TAG, JobStatus, Record, Run
-from batchml.runs.find import load_runs
+from batchml.runs.find import display_id, load_runs
 from batchml.runs.functions.packing import read_packed
 from batchml.runs.job_images import changed_image_notice, check_kept_image, kept_flavor_notice
 from batchml.runs.names import bare_id
@@ -28,7 +28,6 @@ from batchml.runs.package import CommitQuery, GitCommit, describe_changed_code, 
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.rules import (
     RerunSpec,
-    display_id,
     groups_of,
     limit_to_children,
     make_rerun,

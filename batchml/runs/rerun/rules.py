@@ -19,7 +19,13 @@ from batchml.errors import UsageError
 from batchml.model.group import GROUP_TAG, HEALTH, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import to_name
-from batchml.model.numbering import format_ranges, original_id, original_numbers, parse_ranges
+from batchml.model.numbering import (
+    format_ranges,
+    mapped_command,
+    original_numbers,
+    parse_ranges,
+    plain_command,
+)
 from batchml.model.run import DATA_VARIABLE, FUNCTION_TAG, Record, Run
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import RunEvent, RunMessage
@@ -153,19 +159,7 @@ PER_RUN = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
 SIZE = "BATCHML_ARRAY_SIZE"  # variable: the size of the first array
 
-# `sh -c MAPPING sh COMMAND...`: child 1 of the new array gets the second of those numbers. A shell
-# does that, so that it also works in images without batchml's runtime.
-MAPPING = (
-    "i=${AWS_BATCH_JOB_ARRAY_INDEX:-0}; for r in $"
-    + ARRAY_MAP
-    + "; do a=${r%-*}; n=$((${r#*-}-a+1)); "
-    'if [ "$i" -lt "$n" ]; then export AWS_BATCH_JOB_ARRAY_INDEX=$((a+i)); break; fi; '
-    'i=$((i-n)); done; exec "$@"'
-)
-
-
 _REFERENCE_MARKS = re.compile("[/:@.]")  # in a reference, and not in the name of a folder
-_WRAPPER = ("sh", "-c", MAPPING, "sh")
 
 
 class RerunSpec(Struct, frozen=True):
@@ -307,18 +301,12 @@ def limit_to_children(wanted: RerunSpec, indices: Sequence[int]) -> RerunSpec:
 
 def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
     env = {**wanted.spec.env, ARRAY_MAP: format_ranges(children), SIZE: str(wanted.size)}
-    command = (*_WRAPPER, *plain_command(wanted.spec.command))
     return replace(
         wanted,
-        spec=replace(wanted.spec, env=env, command=command),
+        spec=replace(wanted.spec, env=env, command=mapped_command(wanted.spec.command)),
         array=len(children) if len(children) > 1 else None,
         children=tuple(children),
     )
-
-
-def plain_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command without the wrapper that sets the numbers of the first array."""
-    return command[len(_WRAPPER) :] if command[: len(_WRAPPER)] == _WRAPPER else command
 
 
 def _tags(run: Run | None, record: Record | None) -> dict[str, str]:
@@ -413,12 +401,4 @@ class Numbering:
 
 def numbering(context: "Context", job_id: str, run: Run | None = None) -> Numbering:
     """The numbering of a run, from `run` or the history; later `learn` may complete it."""
-    known = context.history.recent(context.env)
-    record = next((each for each in known if each.job_id == job_id), None)
-    return Numbering(original_numbers(run, record))
-
-
-def display_id(context: "Context", job_id: str) -> str:
-    """The id of a child for users: with its number in the first array."""
-    record = context.history.records(context.env).get(job_id.partition(":")[0])
-    return original_id(job_id, original_numbers(None, record))
+    return Numbering(original_numbers(run, context.history.find(context.env, job_id)))

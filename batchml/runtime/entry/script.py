@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, NoReturn
 
+from batchml.runtime.protocol.launch import PACKED
 from batchml.runtime.protocol.variables import SLURM, number_of
 
 ARRAY = "BATCHML_SLURM_ARRAY"  # the ids of the array's tasks: "1-9:2,20"
-PACKED = "--packed"  # followed by the script's text from `pack`, and the script's name
 _SHELLS = ("sh", "ash", "bash", "dash", "ksh", "zsh")
 
 

@@ -26,6 +26,9 @@ PLAIN, TORCHRUN, RAY, MPI = "plain", "torchrun", "ray", "mpi"
 HEAD, WORKER = "head", "worker"
 ALL, MAIN = "all", "main"
 
+SCRIPT_RUNNER = ("python3", "-m", "batchml.runtime.entry.script")  # starts a script
+PACKED = "--packed"  # for SCRIPT_RUNNER; the script's text follows, and the script's name
+
 
 class LaunchKind(NamedTuple):
     """A way to start the command of a run. To add a kind, add a row to `KINDS`, its module, and its
@@ -268,6 +271,14 @@ def _check_nodes(value: str, nodes: int) -> None:
             f"torchrun's --nnodes is {value}, and this run has {nodes}: set nodes in job.toml, or "
             f"give --nodes {least}"
         )
+
+
+def own_command(command: Tuple[str, ...]) -> Tuple[str, ...]:
+    """The command of a run without the program of batchml that starts a script: `train.sh 3`."""
+    if command[: len(SCRIPT_RUNNER)] != SCRIPT_RUNNER:
+        return command
+    words = command[len(SCRIPT_RUNNER) :]
+    return words[2:] if words[:1] == (PACKED,) else words
 
 
 def with_python(words: Sequence[str], find: FindProgram) -> List[str]:

@@ -14,8 +14,9 @@ from batchml.local.batch.operations.checks import (
     check_tags,
     request_error,
 )
-from batchml.local.batch.state import JobDefinition, Needs, Nodes, arn
+from batchml.local.batch.state import JobDefinition, Nodes, arn
 from batchml.local.batch.transaction import Transaction
+from batchml.local.machine import Needs
 from batchml.model.names import bare_name
 
 MAX_DEFINITION = 24 * 1024  # bytes of a job definition

@@ -39,12 +39,12 @@ from batchml.local.batch.state import (
     Job,
     JobDefinition,
     JobQueue,
-    Needs,
     Nodes,
     SubmittedSpec,
     parent_of,
 )
 from batchml.local.batch.transaction import Transaction
+from batchml.local.machine import Needs
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 
