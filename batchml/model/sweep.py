@@ -227,7 +227,7 @@ SLACK = 1e-6  # the tolerance for rounding, in steps: 0.1 + 2 * 0.1 is not quite
 
 def is_active(dimension: Dimension, params: Mapping[str, Scalar]) -> bool:
     """Whether a parameter is active with these values of its parents."""
-    return all(
+    return not dimension.when or all(
         parent in params and is_one_of(params[parent], values)
         for parent, values in dimension.when.items()
     )

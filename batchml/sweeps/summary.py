@@ -10,7 +10,6 @@ from batchml.sweeps.control.totals import (
     Money,
     SweepTotals,
     began_at,
-    busy_seconds,
     count_ended,
     count_in_flight,
     limits_now,
@@ -151,7 +150,7 @@ def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> f
     estimates = []
     # The first trials do not give the rate where trials end at rungs and continue later.
     has_rate = over and not totals.spec.early_stop.ends_at_rungs
-    busy = busy_seconds(state.trials.values(), now) if has_rate else 0.0
+    busy = totals.tally.busy(now) if has_rate else 0.0
     if busy and (wanted is not None or state.stopping is not None):
         estimates.append(busy * max(0, total - over) / over)
     if limit is not None:

@@ -17,12 +17,13 @@ from batchml.sweeps.control.inbox import (
     TopUpRequest,
     pending_requests,
 )
-from batchml.sweeps.control.totals import busy_seconds
+from batchml.sweeps.control.totals import Tally
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.stores import SweepStore
 from batchml.sweeps.view import SweepView
 from tests.support.sweep_story import context as context
 from tests.support.sweep_story import fill, started, story, unfinished
+from tests.support.sweep_world import spec_of
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def spans(*found: tuple[float, float | None]) -> list[Trial]:
     ],
 )
 def test_time_in_which_no_trial_ran_is_not_busy(trials: list[Trial], seconds: float) -> None:
-    assert busy_seconds(trials, 100) == seconds
+    assert Tally(spec_of(), trials).busy(100) == seconds
 
 
 def test_that_the_local_server_is_down_is_said_and_what_brings_it_back(context: Context) -> None:

@@ -1,5 +1,6 @@
 """The limits of a sweep: sums over trials, and the number of trials that may begin."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -33,6 +34,7 @@ def test_sums_kept_trial_by_trial_are_those_of_all_trials(seed: int) -> None:
         trial = dice.choice(trials)
         trial.state, trial.wave = dice.choice(list(TrialState)), dice.randrange(1, 4)
         trial.resumed_at = float(now) if dice.random() < 0.5 else None
+        trial.stopped_at = now - dice.random() if trial.state.is_ended else None
         trial.seconds += dice.random()
         trial.reports.append(TrialReport(trial.step + 1, (0.5,)))
         tally.note(trial)
@@ -42,6 +44,26 @@ def test_sums_kept_trial_by_trial_are_those_of_all_trials(seed: int) -> None:
         assert tally.planned == len(known)
         waiting = [each for each in known if each.state in (TrialState.WAITING, TrialState.RUNNING)]
         assert sum(tally.in_flight.values()) == len(waiting)
+        assert tally.busy(now) == pytest.approx(Tally(spec, trials).busy(now))
+        assert tally.busy(now) == pytest.approx(
+            _union([each for each in known if _has_run(each)], now)
+        )
+
+
+def _has_run(trial: Trial) -> bool:
+    return trial.resumed_at is not None or trial.stopped_at is not None
+
+
+def _union(trials: list[Trial], now: float) -> float:
+    """The seconds in which any of the trials ran."""
+    ends = [now if each.resumed_at is not None else each.stopped_at or 0.0 for each in trials]
+    spans = [(end - each.ran(now), end) for each, end in zip(trials, ends, strict=True)]
+    marks = sorted({mark for span in spans for mark in span})
+    return sum(
+        end - start
+        for start, end in pairwise(marks)
+        if any(begun <= start and end <= stop for begun, stop in spans)
+    )
 
 
 def test_what_one_more_trial_takes_is_what_the_longest_took() -> None:

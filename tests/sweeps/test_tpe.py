@@ -28,6 +28,7 @@ from batchml.sweeps.samplers.tpe import (
     Kernel,
     Mixture,
     TrialObservations,
+    find_greatest_ratio,
     locate,
     make_axes,
     results_by_depth,
@@ -80,6 +81,31 @@ def test_an_added_kernel_counts_as_one_that_was_there() -> None:
     one.log_density((0.5, 0.5))
     one.add((0.6, 0.9))
     assert one.log_density((0.5, 0.5)) == both.log_density((0.5, 0.5))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_best_candidate_is_found_without_all_densities(seed: int) -> None:
+    dice = Random(seed)
+    space = {
+        "c": Dimension("choice", values=("a", "b")),
+        "x": Dimension("float", 0, 1, when={"c": ("a",)}),
+        "y": Dimension("float", 0, 1),
+    }
+
+    def points(count: int) -> list[Coordinates]:
+        return [
+            (0.0, dice.random(), dice.random())
+            if dice.random() < 0.7
+            else (1.0, None, dice.random())
+            for _ in range(count)
+        ]
+
+    axes, kernel = make_axes(space), Kernel(0.15, 0.3)
+    good, bad = Mixture(axes, points(5), kernel), Mixture(axes, points(150), kernel)
+    asked = points(24)
+    ratios = [good.log_density(each) - bad.log_density(each) for each in asked]
+    assert ratios[find_greatest_ratio(good, bad, asked)] == max(ratios)
 
 
 @settings(max_examples=20, deadline=None)
@@ -257,7 +283,7 @@ def _apart(one: Params, other: Params) -> float:
 def test_a_point_outside_the_space_does_not_disturb_it() -> None:
     space = {**PLANE, "c": Dimension("choice", values=("a", "b"))}
     spec = spec_of(space)
-    assert locate(space, make_axes(space), {"x": 0.5, "y": 0.5, "c": "gone"}) is None
+    assert locate(make_axes(space), {"x": 0.5, "y": 0.5, "c": "gone"}) is None
     trials = [
         Trial(n, {"x": 0.5, "y": n / 40, "c": "gone" if n % 2 else "a"}, 0,
               state=TrialState.DONE, reports=[TrialReport(1, (float(n),))])

@@ -5,8 +5,10 @@ before trials begin: the cost so far, the expected rest of the running trials, a
 together must be within the limit. So only trials that run already can exceed it.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from math import ceil, inf, isfinite
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -35,9 +37,38 @@ class TrialShare(Struct):
     saved: int = 0
     wave: int = 0  # number of the batch in which it waits or runs; 0: none
     is_point: bool = False  # a new point of the space, not a run that confirms another trial
+    span: tuple[float, float] | None = None  # from its first start to its end; None: not ended
 
 
 _NOTHING = TrialShare()
+
+
+class BusyTime:
+    """The time in which trials ran: the union of their spans, in seconds since the epoch."""
+
+    def __init__(self, spans: Iterable[tuple[float, float]] = ()) -> None:
+        self._spans: list[tuple[float, float]] = []  # in order; none touches another
+        self._seconds = 0.0
+        for start, end in spans:
+            self.add(start, end)
+
+    def add(self, start: float, end: float) -> None:
+        first = bisect_left(self._spans, start, key=itemgetter(1))
+        last = bisect_right(self._spans, end, key=itemgetter(0))
+        met = self._spans[first:last]
+        if met:
+            start, end = min(start, met[0][0]), max(end, met[-1][1])
+        self._spans[first:last] = [(start, end)]
+        self._seconds += end - start - sum(stop - begun for begun, stop in met)
+
+    def with_span(self, start: float, end: float) -> float:
+        """The seconds of the union with one more span, which is not added."""
+        seconds = self._seconds + end - start
+        for begun, stop in reversed(self._spans):
+            if stop <= start:
+                break
+            seconds -= max(0.0, min(stop, end) - max(begun, start))
+        return seconds
 
 
 class Tally:
@@ -57,6 +88,7 @@ class Tally:
         self.highest = -1  # the greatest number of a trial
         self.best_loss: float | None = None  # of any trial at any step
         self._failures: dict[int, Trial] = {}  # the trials that are failed now
+        self._busy: BusyTime | None = BusyTime()  # of trials that have ended; None: made when asked
         for trial in trials:
             self.note(trial)
 
@@ -71,6 +103,8 @@ class Tally:
         self.highest = max(self.highest, trial.number)
         if old.wave != new.wave:
             self._count_in_flight(old.wave, new.wave)
+        if old.span != new.span:
+            self._note_span(old.span, new.span)
         _put(self._running, trial, trial.resumed_at is not None)
         _put(self._failures, trial, trial.state.is_failure)
         self.has_begun = self.has_begun or trial.started_at is not None
@@ -90,6 +124,14 @@ class Tally:
         return self._seconds + sum(
             trial.ran(now) - trial.seconds for trial in self._running.values()
         )
+
+    def busy(self, now: float) -> float:
+        """Seconds in which a trial ran. A trial that ran more than once, such as before and after a
+        stop of the sweep, counts as if it had run without a break until its last end."""
+        if self._busy is None:
+            self._busy = BusyTime(each.span for each in self._shares.values() if each.span)
+        longest = max((trial.ran(now) for trial in self._running.values()), default=0.0)
+        return self._busy.with_span(now - longest, now)
 
     def expected(self, now: float, timeout: float | None) -> float:
         """Seconds that another trial may take: as long as the longest so far; 0: unknown."""
@@ -112,7 +154,14 @@ class Tally:
             max(0, full - trial.step) if full and is_cut else 0,
             trial.wave if trial.state.is_in_flight else 0,
             trial.confirms is None,
+            _span(trial),
         )
+
+    def _note_span(self, old: tuple[float, float] | None, new: tuple[float, float] | None) -> None:
+        if old is not None:  # rare: a trial that had ended runs again, or its end is corrected
+            self._busy = None
+        elif self._busy is not None and new is not None:
+            self._busy.add(*new)
 
     def _count_in_flight(self, old: int, new: int) -> None:
         """Count a trial that was in flight in one batch, and is in another. 0: in none."""
@@ -129,6 +178,12 @@ def _put(trials: dict[int, Trial], trial: Trial, is_member: bool) -> None:
         trials[trial.number] = trial
     else:
         trials.pop(trial.number, None)
+
+
+def _span(trial: Trial) -> tuple[float, float] | None:
+    if trial.stopped_at is None or trial.resumed_at is not None:
+        return None
+    return trial.stopped_at - trial.seconds, trial.stopped_at
 
 
 def _stopped(trial: Trial) -> tuple[float, int]:
@@ -308,23 +363,3 @@ def _exceeded_failures(state: SweepState, allowed: SweepLimits, tally: Tally) ->
     if share is not None and over >= enough and failed > share * over:
         return f"{failed} of the {over} trials that ended failed, more than {share:.0%}"
     return None
-
-
-# --- Busy time ------------------------------------------------------------------------------------
-
-
-def busy_seconds(trials: Iterable[Trial], until: float) -> float:
-    """Seconds before `until` in which a trial ran. A trial that ran more than once, such as before
-    and after a stop of the sweep, counts as if it had run without a break until its last end."""
-    spans = sorted((end - trial.ran(until), end)
-                   for trial in trials if (end := _end(trial, until)) is not None)  # fmt: skip
-    busy, busy_until = 0.0, -inf
-    for start, end in spans:
-        busy += max(0.0, end - max(start, busy_until))
-        busy_until = max(busy_until, end)
-    return busy
-
-
-def _end(trial: Trial, until: float) -> float | None:
-    """When a trial ran last; None while it waits."""
-    return until if trial.resumed_at is not None else trial.stopped_at

@@ -95,7 +95,7 @@ class _Study:
             if axis.values:
                 index: int = asked.suggest_categorical(name, range(axis.values))
                 return dimension.values[index]
-            return from_unit(dimension, asked.suggest_float(name, 0.0, 1.0))
+            return axis.scale.value(asked.suggest_float(name, 0.0, 1.0))
 
         return build_point(self._spec.space, pick)
 
@@ -108,7 +108,7 @@ class _Study:
         return samplers.NSGAIISampler(seed=seed, population_size=population)
 
     def _add(self, trial: Trial, losses: Sequence[float] | None) -> None:
-        coordinates = locate(self._spec.space, tuple(self._axes.values()), trial.params)
+        coordinates = locate(tuple(self._axes.values()), trial.params)
         if coordinates is None:
             return
         pairs = list(zip(self._axes.values(), coordinates, strict=True))
@@ -159,7 +159,7 @@ class _Evolution:
         )
         results: list[tuple[Any, float]] = []
         for trial, losses in _losses_so_far(spec, trials):
-            coordinates = locate(spec.space, self._axes, trial.params)
+            coordinates = locate(self._axes, trial.params)
             if losses is not None and coordinates is not None and None not in coordinates:
                 results.append((numpy.array(_fill_up(coordinates, size)), losses[0]))
         count = self._evolution.population_size

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Hashable
-from functools import lru_cache
 from random import Random
 from statistics import NormalDist
 
@@ -40,37 +39,73 @@ _DIGITS = 6  # significant digits: short on a command line, and fine enough for 
 _NORMAL = NormalDist()
 
 
+class Scale:
+    """The scale of one parameter. What all its values have in common is computed once."""
+
+    def __init__(self, dimension: Dimension) -> None:
+        self._dimension = dimension
+        self._count = count_levels(dimension)
+        self._step = dimension.step or 1
+        self._low, self._high = _ends(dimension)  # of a logarithmic scale: the logarithms
+        self._span = self._high - self._low
+        self._decimals = _DIGITS - math.floor(math.log10(self._span)) if self._span > 0 else 0
+
+    def value(self, position: float) -> Scalar:
+        """The value at a position from 0 (included) to 1."""
+        dimension, count = self._dimension, self._count
+        if dimension.kind == "normal":
+            return _from_normal(dimension, position)
+        if count is not None:
+            return level(dimension, self._index_at(position, count))
+        value = self._low + position * self._span
+        if dimension.log:
+            value = float(f"{math.exp(value):.{_DIGITS}g}")
+        elif self._span > 0:
+            value = round(value, self._decimals)
+        return min(max(value, dimension.low), dimension.high)
+
+    def position(self, value: Scalar) -> float | None:
+        """The middle of all positions with this value; None if the parameter cannot have it."""
+        dimension, count = self._dimension, self._count
+        if dimension.kind in ("choice", "constant"):
+            index = index_of(dimension, value)
+            return None if index is None else (index + 0.5) / len(dimension.values)
+        if isinstance(value, str):
+            return None
+        if dimension.kind == "normal":
+            return _to_normal(dimension, value)
+        if count is not None and not dimension.log:
+            position = ((value - dimension.low) / self._step + 0.5) / count
+        else:
+            if dimension.log and value <= 0:
+                return 0.0
+            scaled = math.log(value) if dimension.log else value
+            position = (scaled - self._low) / (self._span or 1.0)
+        return min(max(position, 0.0), 1.0)
+
+    def probability(self, value: Scalar) -> float:
+        """The probability of a value, if all positions of [0, 1) are equally likely."""
+        dimension = self._dimension
+        if not dimension.log or dimension.kind in ("choice", "constant"):
+            return 1 / (self._count or 1)
+        assert not isinstance(value, str)
+        half = self._step / 2
+        below = math.log(value - half) if value > dimension.low else self._low
+        return (math.log(value + half) - below) / self._span
+
+    def _index_at(self, position: float, count: int) -> int:
+        dimension = self._dimension
+        if dimension.log and dimension.kind in ("int", "float"):
+            value = math.exp(self._low + position * self._span)
+            index = round((value - dimension.low) / self._step)
+        else:
+            index = int(position * count)
+        return min(max(index, 0), count - 1)
+
+
 def from_unit(dimension: Dimension, position: float) -> Scalar:
     """The value at a position from 0 (included) to 1."""
-    count = count_levels(dimension)
-    if dimension.kind == "normal":
-        return _from_normal(dimension, position)
-    if count is None:
-        return _from_range(dimension, position)
-    return level(dimension, _index_at(dimension, position, count))
-
-
-def to_unit(dimension: Dimension, value: Scalar) -> float | None:
-    """The position of a value: the middle of all positions that `from_unit` turns into the value.
-
-    None for a value that the parameter cannot have.
-    """
-    count = count_levels(dimension)
-    if dimension.kind in ("choice", "constant"):
-        index = index_of(dimension, value)
-        return None if index is None else (index + 0.5) / len(dimension.values)
-    if isinstance(value, str):
-        return None
-    if dimension.kind == "normal":
-        return _to_normal(dimension, value)
-    if count is not None and not dimension.log:
-        position = ((value - dimension.low) / _step(dimension) + 0.5) / count
-    else:
-        low, high = _ends(dimension)
-        if dimension.log and value <= 0:
-            return 0.0
-        position = (_scaled(dimension, value) - low) / ((high - low) or 1.0)
-    return min(max(position, 0.0), 1.0)
+    return Scale(dimension).value(position)
 
 
 def index_of(dimension: Dimension, value: Scalar) -> int | None:
@@ -78,60 +113,17 @@ def index_of(dimension: Dimension, value: Scalar) -> int | None:
     return next((i for i, known in enumerate(dimension.values) if is_same(known, value)), None)
 
 
-def probability(dimension: Dimension, value: Scalar) -> float:
-    """The probability of a value, if all positions of [0, 1) are equally likely."""
-    if not dimension.log or dimension.kind in ("choice", "constant"):
-        return 1 / (count_levels(dimension) or 1)
-    assert not isinstance(value, str)
-    low, high = _ends(dimension)
-    half = _step(dimension) / 2
-    below = math.log(value - half) if value > dimension.low else low
-    return (math.log(value + half) - below) / (high - low)
-
-
-def _step(dimension: Dimension) -> float:
-    return dimension.step or 1
-
-
-@lru_cache(1024)
-def _log_ends(low: float, high: float, step: float | None) -> tuple[float, float]:
+def _ends(dimension: Dimension) -> tuple[float, float]:
+    """The range of a parameter, or of its logarithm where the scale is logarithmic."""
+    low, high = dimension.low, dimension.high
+    if not dimension.log or dimension.kind == "normal":
+        return low, high
+    step = dimension.step or (1 if dimension.kind == "int" else None)
     if step is None:
         return math.log(low), math.log(high)
     top = low + math.floor((high - low) / step + 1e-9) * step
     # Half a step beyond, so that the first and last value are as likely as the others.
     return math.log(low - min(step, low) / 2), math.log(top + step / 2)
-
-
-def _ends(dimension: Dimension) -> tuple[float, float]:
-    """The range of a parameter, or of its logarithm where the scale is logarithmic."""
-    if not dimension.log:
-        return dimension.low, dimension.high
-    step = dimension.step or (1 if dimension.kind == "int" else None)
-    return _log_ends(dimension.low, dimension.high, step)
-
-
-def _scaled(dimension: Dimension, value: float) -> float:
-    return math.log(value) if dimension.log else value
-
-
-def _index_at(dimension: Dimension, position: float, count: int) -> int:
-    if dimension.log and dimension.kind in ("int", "float"):
-        low, high = _ends(dimension)
-        value = math.exp(low + position * (high - low))
-        index = round((value - dimension.low) / _step(dimension))
-    else:
-        index = int(position * count)
-    return min(max(index, 0), count - 1)
-
-
-def _from_range(dimension: Dimension, position: float) -> float:
-    low, high = _ends(dimension)
-    value = low + position * (high - low)
-    if dimension.log:
-        value = float(f"{math.exp(value):.{_DIGITS}g}")
-    elif high > low:
-        value = round(value, _DIGITS - math.floor(math.log10(high - low)))
-    return min(max(value, dimension.low), dimension.high)
 
 
 def _from_normal(dimension: Dimension, position: float) -> float:

@@ -8,7 +8,7 @@ space.
 """
 
 import math
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Container, Hashable, Mapping
 from functools import lru_cache
 from typing import Protocol
 
@@ -26,10 +26,10 @@ from batchml.model.sweep import (
     level,
 )
 from batchml.sweeps.samplers.points import (
+    Scale,
     build_point,
     from_unit,
     point_key,
-    probability,
     seeded_random,
 )
 
@@ -153,15 +153,16 @@ def list_points(space: Space, seed: int, *, weighted: bool) -> list[Params] | No
     if count is None or count > LISTED:
         return None
     numbers = seeded_random(seed, "order")
+    scales = {name: Scale(dimension) for name, dimension in space.items()}
     keyed: list[tuple[float, int, Params]] = []
     for params in every_point(space):
-        weight = _weight(space, params) if weighted else 1.0
+        weight = _weight(scales, params) if weighted else 1.0
         keyed.append((math.log(1 - numbers.random()) / weight, len(keyed), params))
     return [params for _, _, params in sorted(keyed, reverse=True)]
 
 
-def _weight(space: Space, params: Params) -> float:
-    return math.prod(probability(space[name], value) for name, value in params.items())
+def _weight(scales: Mapping[str, Scale], params: Params) -> float:
+    return math.prod(scales[name].probability(value) for name, value in params.items())
 
 
 # --- Sequences ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
+from heapq import heapify, heapreplace
 from itertools import repeat
 from operator import mul, neg
 from random import Random
@@ -30,12 +31,12 @@ from batchml.model.sweep import (
     is_discrete,
 )
 from batchml.sweeps.samplers.points import (
+    Scale,
     build_point,
     from_unit,
     index_of,
     point_key,
     seeded_random,
-    to_unit,
 )
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 
@@ -54,6 +55,8 @@ class KernelAxis(NamedTuple):
 
     name: str
     values: int
+    dimension: Dimension
+    scale: Scale
 
 
 # On each axis: the position of a number, the index of a choice; None for an inactive parameter.
@@ -63,21 +66,26 @@ Coordinates = tuple[float | None, ...]
 def make_axes(space: Space) -> tuple[KernelAxis, ...]:
     """The axes of all parameters but constants."""
     return tuple(
-        KernelAxis(name, len(dimension.values) if dimension.kind == "choice" else 0)
+        KernelAxis(
+            name,
+            len(dimension.values) if dimension.kind == "choice" else 0,
+            dimension,
+            Scale(dimension),
+        )
         for name, dimension in space.items()
         if dimension.kind != "constant"
     )
 
 
-def locate(space: Space, axes: Sequence[KernelAxis], params: Params) -> Coordinates | None:
+def locate(axes: Sequence[KernelAxis], params: Params) -> Coordinates | None:
     """The coordinates of a point; None for a point outside of the space."""
     coordinates: list[float | None] = []
-    for name, count in axes:
+    for name, count, dimension, scale in axes:
         if name not in params:
             coordinates.append(None)
             continue
         value = params[name]
-        position = index_of(space[name], value) if count else to_unit(space[name], value)
+        position = index_of(dimension, value) if count else scale.position(value)
         if position is None:
             return None
         coordinates.append(position)
@@ -90,23 +98,26 @@ class Kernel(NamedTuple):
     width: float  # the deviation along a number's axis, as a share of the range
     other: float  # the probability mass that a choice's kernel spreads over all values
 
-    def spread(self, axis: KernelAxis, position: float) -> tuple[tuple[float, ...], float]:
-        """The coordinates of a position on an axis, and the logarithm of the kernel's height."""
+    def place(self, axis: KernelAxis, position: float) -> tuple[float, ...]:
+        """The coordinates of a position on an axis."""
         if not axis.values:
-            return (position / self.width / _ROOT,), math.log(self._height(position))
-        return _of_choice(self, axis.values, int(position))
+            return (position / self.width / _ROOT,)
+        return _place_of_choice(self, axis.values, int(position))
+
+    def log_height(self, axis: KernelAxis, position: float) -> float:
+        """The logarithm of the height of the kernel at a position: that of a normal density, which
+        is cut off outside of [0, 1], or the probability of the kernel's own choice."""
+        if axis.values:
+            return math.log(self.choice_probabilities(axis.values)[0] * axis.values)
+        inside = math.erf((1 - position) / self.width / _ROOT) + math.erf(
+            position / self.width / _ROOT
+        )
+        return math.log(2 / (inside * self.width * math.sqrt(2 * math.pi)))
 
     def choice_probabilities(self, count: int) -> tuple[float, float]:
         """The probability of the choice of the kernel's point, and that of each other choice."""
         other = self.other / count
         return 1 - (count - 1) * other, other
-
-    def _height(self, position: float) -> float:
-        """The height of a normal density that is cut off outside of [0, 1]."""
-        inside = math.erf((1 - position) / self.width / _ROOT) + math.erf(
-            position / self.width / _ROOT
-        )
-        return 2 / (inside * self.width * math.sqrt(2 * math.pi))
 
     def draw_near(self, axis: KernelAxis, position: float, random: Random) -> float:
         """Draw a position from the kernel around a position."""
@@ -120,11 +131,10 @@ class Kernel(NamedTuple):
 
 
 @lru_cache(1024)
-def _of_choice(kernel: Kernel, count: int, chosen: int) -> tuple[tuple[float, ...], float]:
+def _place_of_choice(kernel: Kernel, count: int, chosen: int) -> tuple[float, ...]:
     same, other = kernel.choice_probabilities(count)
     side = math.sqrt(math.log(same / other) / 2)
-    coordinates = tuple(side if index == chosen else 0.0 for index in range(count))
-    return coordinates, math.log(same * count)
+    return tuple(side if index == chosen else 0.0 for index in range(count))
 
 
 class Mixture:
@@ -141,39 +151,55 @@ class Mixture:
         self.points = list(points)
         self.kernel = kernel
         self.prior = prior
+        self._places = {axis.name: place for place, axis in enumerate(axes)}
         self._views: dict[tuple[bool, ...], _View] = {}
 
     def add(self, point: Coordinates) -> None:
         self.points.append(point)
-        for active, view in self._views.items():
-            view.add(active, point)
+        for view in self._views.values():
+            view.add(point)
 
     def log_density(self, point: Coordinates) -> float:
         """The logarithm of the density at a point, in the subspace of its active parameters."""
+        total = self.prior + sum(self.parts(point))
+        return math.log(total / (self.prior + len(self.points)))
+
+    def parts(self, point: Coordinates) -> Iterator[float]:
+        """The sums of the densities of some kernels each at a point, those of the newest first."""
         active = tuple(position is not None for position in point)
         if active not in self._views:
-            view = self._views[active] = _View(self.axes, self.kernel)
+            view = self._views[active] = _View(self.axes, self.kernel, active)
             for other in self.points:
-                view.add(active, other)
-        total = self.prior + self._views[active].total(point)
-        return math.log(total / (self.prior + len(self.points)))
+                view.add(other)
+        return self._views[active].parts(point)
 
     def draw(self, space: Space, random: Random) -> Params:
         """Draw a point from one of the kernels; parameters that its centre lacks are random."""
         index = int(random.random() * (len(self.points) + self.prior))
         centre = self.points[index] if index < len(self.points) else (None,) * len(self.axes)
-        positions = {
-            axis.name: (axis, position) for axis, position in zip(self.axes, centre, strict=True)
-        }
 
         def pick(name: str, dimension: Dimension) -> Scalar:
-            axis, position = positions.get(name, (None, None))
-            if axis is None or position is None:
+            if name not in self._places:  # a constant
                 return from_unit(dimension, random.random())
+            place = self._places[name]
+            axis, position = self.axes[place], centre[place]
+            if position is None:
+                return axis.scale.value(random.random())
             drawn = self.kernel.draw_near(axis, position, random)
-            return dimension.values[int(drawn)] if axis.values else from_unit(dimension, drawn)
+            return dimension.values[int(drawn)] if axis.values else axis.scale.value(drawn)
 
         return build_point(space, pick)
+
+
+_PART = 32  # kernels whose densities are computed at once
+
+
+class _Group(NamedTuple):
+    """The kernels that share the same parameters with the points of a view."""
+
+    axes: tuple[tuple[int, KernelAxis], ...]  # with their indexes in the space
+    top: float  # the logarithm of the greatest height of a kernel
+    parts: list[list[tuple[float, ...]]]  # coordinates of up to _PART kernels each
 
 
 class _View:
@@ -183,52 +209,69 @@ class _View:
     are grouped by the parameters that they share with the points.
     """
 
-    def __init__(self, axes: Sequence[KernelAxis], kernel: Kernel) -> None:
+    def __init__(
+        self, axes: Sequence[KernelAxis], kernel: Kernel, active: tuple[bool, ...]
+    ) -> None:
         self._axes = axes
         self._kernel = kernel
-        self._groups: dict[tuple[bool, ...], tuple[list[tuple[float, ...]], float]] = {}
+        self._active = active
+        self._groups: dict[tuple[bool, ...], _Group] = {}
 
-    def add(self, active: tuple[bool, ...], point: Coordinates) -> None:
+    def add(self, point: Coordinates) -> None:
         shared = tuple(
-            a and position is not None for a, position in zip(active, point, strict=True)
+            a and position is not None for a, position in zip(self._active, point, strict=True)
         )
-        if shared not in self._groups:
-            top = sum(
-                _highest(self._kernel, axis)
-                for axis, used in zip(self._axes, shared, strict=True)
-                if used
-            )
-            self._groups[shared] = ([], top)
-        rows, top = self._groups[shared]
-        coordinates, height = self._coordinates(shared, point)
+        group = self._groups.get(shared)
+        if group is None:
+            group = self._groups[shared] = self._make_group(shared)
+        if not group.parts or len(group.parts[-1]) == _PART:
+            group.parts.append([])
+        height = sum(self._kernel.log_height(axis, point[n] or 0.0) for n, axis in group.axes)
         # The height is one more coordinate, so that one distance includes it.
-        rows.append((*coordinates, math.sqrt(max(0.0, top - height))))
+        last = math.sqrt(max(0.0, group.top - height))
+        group.parts[-1].append((*self._place(group, point), last))
 
-    def total(self, point: Coordinates) -> float:
-        total = 0.0
-        for shared, (rows, top) in self._groups.items():
-            coordinates, _ = self._coordinates(shared, point)
-            distances = list(map(math.dist, repeat((*coordinates, 0.0)), rows))
-            falls = map(math.exp, map(neg, map(mul, distances, distances)))
-            total += math.exp(top) * sum(falls)
-        return total
+    def _make_group(self, shared: tuple[bool, ...]) -> _Group:
+        axes = tuple(each for each, used in zip(enumerate(self._axes), shared, strict=True) if used)
+        # The kernel is highest at an end of the range, where half of it is cut off.
+        top = sum(max(self._kernel.log_height(axis, end) for end in (0.0, 1.0)) for _, axis in axes)
+        return _Group(axes, top, [])
 
-    def _coordinates(
-        self, shared: tuple[bool, ...], point: Coordinates
-    ) -> tuple[tuple[float, ...], float]:
-        coordinates: tuple[float, ...] = ()
-        height = 0.0
-        for axis, used, position in zip(self._axes, shared, point, strict=True):
-            if used and position is not None:
-                more, higher = self._kernel.spread(axis, position)
-                coordinates += more
-                height += higher
-        return coordinates, height
+    def parts(self, point: Coordinates) -> Iterator[float]:
+        """See `Mixture.parts`."""
+        for group in self._groups.values():
+            place = repeat((*self._place(group, point), 0.0))
+            height = math.exp(group.top)
+            for rows in reversed(group.parts):
+                distances = list(map(math.dist, place, rows))
+                yield height * sum(map(math.exp, map(neg, map(mul, distances, distances))))
+
+    def _place(self, group: _Group, point: Coordinates) -> tuple[float, ...]:
+        place: tuple[float, ...] = ()
+        for n, axis in group.axes:
+            place += self._kernel.place(axis, point[n] or 0.0)
+        return place
 
 
-def _highest(kernel: Kernel, axis: KernelAxis) -> float:
-    """The greatest height of `spread`: at an end of the range, where half is cut off."""
-    return max(kernel.spread(axis, position)[1] for position in (0.0, 1.0))
+def find_greatest_ratio(good: Mixture, bad: Mixture, points: Sequence[Coordinates]) -> int:
+    """The index of the point with the greatest ratio of the densities `good` and `bad`.
+
+    The density of bad kernels is summed part by part, always that of the point whose ratio may
+    still be the greatest: what is summed so far bounds the ratio. So most of the kernels are
+    compared with few of the points.
+    """
+    ratios: list[tuple[float, int, float, float, Iterator[float]]] = []
+    for index, point in enumerate(points):
+        above = good.prior + sum(good.parts(point))
+        ratios.append((-above / bad.prior, index, above, bad.prior, bad.parts(point)))
+    heapify(ratios)
+    while True:
+        _, index, above, below, parts = ratios[0]
+        part = next(parts, None)
+        if part is None:
+            return index
+        below += part
+        heapreplace(ratios, (-above / below, index, above, below, parts))
 
 
 # --- The results of trials so far -----------------------------------------------------------------
@@ -306,7 +349,7 @@ class TrialObservations:
             trial = trials[index]
             if self.is_discrete:
                 self.points.add(point_key(trial.params))
-            coordinates = locate(self._spec.space, self.axes, trial.params)
+            coordinates = locate(self.axes, trial.params)
             self._observed.append(self._observe(index, trial, coordinates))
         return True
 
@@ -419,7 +462,7 @@ def suggest_points(
         yield params, origin
         if observed.is_discrete:
             tried.add(point_key(params))
-        coordinates = locate(spec.space, observed.axes, params)
+        coordinates = locate(observed.axes, params)
         if model is not None and coordinates is not None:
             model.bad.add(coordinates)
 
@@ -447,18 +490,16 @@ def _choose_candidate(
 ) -> Params | None:
     """Draw candidates from the good kernels; choose the one with the best ratio of the densities of
     good and bad kernels. None if no draw is allowed and new."""
-    best, best_score = None, -math.inf
-    left = settings.candidates
+    candidates: list[Params] = []
+    points: list[Coordinates] = []
     for _ in range(settings.candidates * settings.draws):
         params = model.good.draw(spec.space, random)
         if not is_allowed(spec, params) or (tried and point_key(params) in tried):
             continue
-        coordinates = locate(spec.space, model.good.axes, params)
+        coordinates = locate(model.good.axes, params)
         assert coordinates is not None
-        score = model.good.log_density(coordinates) - model.bad.log_density(coordinates)
-        if score > best_score:
-            best, best_score = params, score
-        left -= 1
-        if not left:
+        candidates.append(params)
+        points.append(coordinates)
+        if len(points) == settings.candidates:
             break
-    return best
+    return candidates[find_greatest_ratio(model.good, model.bad, points)] if points else None
