@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from batchml.runtime.processes import SPARE, descendants, read
 from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.ddp import children, free_port
 from benchmarks.lenet import ROOT, interpreter
@@ -78,12 +79,13 @@ class Launched(NamedTuple):
 Starter = Callable[[int, int, int, str], tuple[list[str], dict[str, str]]]
 
 
-def ours(python: Path, rank: Sequence[str]) -> Starter:
+def ours(python: Path, rank: Sequence[str], spares: str = "0") -> Starter:
     def start(node: int, nodes: int, port: int, folder: str) -> tuple[list[str], dict[str, str]]:
         environ = {
             VARIABLE: LaunchPlan(TORCHRUN, processes=1).to_json(), TOKEN: "0" * 32,
             "BATCHML_KEY": f"benchmark{port}", "BATCHML_NODE_ADDRESS": f"127.0.0.{node + 1}",
             "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints-{port}",
+            "BATCHML_SPARES": spares, "BATCHML_GANG_LIMITS": '{"spares": 0}',
             "AWS_BATCH_JOB_ID": f"job#{node}",
             "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_JOB_NODE_INDEX": str(node),
             "AWS_BATCH_JOB_NUM_NODES": str(nodes), "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
@@ -152,20 +154,27 @@ def started(starter: Starter, folder: str) -> Start:
     return Start(seconds, memory, here.codes()[0])
 
 
-def next_step(starter: Starter, folder: str) -> float:
+def next_step(starter: Starter, folder: str, has_spares: bool = False) -> float:
     """Seconds from the kill of a rank to the next step of both, in place."""
     here = launch(starter, 2, folder)
     pids = here.until("pid", 1)
     here.until("step", 10)
+    end = time.monotonic() + LIMIT
+    while has_spares and not all(has_spare(node.pid) for node in here.processes):
+        if time.monotonic() > end:
+            raise RuntimeError("no spare is ready")
+        time.sleep(0.05)
     killed = time.monotonic()
     os.kill(int(pids[1][0]), signal.SIGKILL)
     here.until("pid", 2)
-    while not all(float(times[-1]) > killed + 0.3 for times in here.words("step")):
-        time.sleep(0.005)
-    steps = [[float(t) for t in times] for times in here.words("step")]
-    found = max(min(t for t in times if t > killed + 0.3) for times in steps)
+    before = [log.read_text().rpartition("pid ")[0].count("step ") for log in here.logs]
+    steps = here.until("step", max(before) + 1)
     here.end()
-    return found - killed
+    return max(float(times[count]) for times, count in zip(steps, before, strict=True)) - killed
+
+
+def has_spare(node: int) -> bool:
+    return any(read(f"/proc/{pid}/comm").strip() == SPARE for pid in descendants(node))
 
 
 def sent_again(starter: Starter, folder: str) -> float:
@@ -204,12 +213,18 @@ def measure(full: bool) -> Iterator[Finding]:
         if any(each.code != 3 for each, _ in pairs):
             raise RuntimeError("a rank ended with 3, and the gang did not")
         again = [
-            (next_step(ours(python, goes_on), folder),
+            (next_step(ours(python, goes_on, "1"), folder, has_spares=True),
+             next_step(ours(python, goes_on), folder),
              sent_again(torchruns(python, goes_on), folder))
             for _ in range(rounds)
         ]  # fmt: skip
+        told = "from a killed rank to the next step, in place"
         yield paired(
-            "gang/recovery", "from a killed rank to the next step, in place", "s", again,
+            "gang/recovery", f"{told}, with spares", "s", [(a, c) for a, _, c in again],
+            beside=f"{beside}, started again", goal=0.3,
+        )  # fmt: skip
+        yield paired(
+            "gang/recovery_plain", told, "s", [(b, c) for _, b, c in again],
             beside=f"{beside}, started again", goal=1,
         )  # fmt: skip
 

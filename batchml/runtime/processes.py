@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 # Programs that a container engine may start as process 1, with the entry as their only child.
 INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
+SPARE = "batchml-spare"  # the name of a process that is prepared for the next start of a rank
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IN_MODIFY = 2  # linux/inotify.h
@@ -98,13 +99,16 @@ def changes_of(path: str) -> int:
     raise OSError(ctypes.get_errno(), "files cannot be watched for changes")
 
 
-def descendants(*roots: int) -> list[int]:
-    """Every live descendant of the processes `roots`, parents before children."""
+def descendants(*roots: int, but: Collection[int] = ()) -> list[int]:
+    """Every live descendant of the processes `roots`, parents before children.
+
+    `but`: processes that are left out, with their descendants.
+    """
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
         if entry.isdigit():
             parent = _parent(entry)
-            if parent is not None:
+            if parent is not None and int(entry) not in but:
                 children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
     queue = list(roots)
@@ -155,34 +159,47 @@ def shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def kill_descendants(limit: float = 30.0) -> bool:
+def kill_descendants(limit: float = 30.0, but: Collection[int] = ()) -> bool:
     """Kill and reap every descendant of this process, which is their reaper. True if none is left.
 
     A search of /proc proves nothing: new processes may appear, and a parent may die after the
     search has read its child and before it reads the parent. But a reaper has a child as long as it
     has a descendant. So this repeats until there is no child, or until `limit` seconds have passed:
     a process stuck in the kernel, or of another user, cannot be killed.
+
+    `but`: children that are left alone, with their descendants.
     """
     end = time.monotonic() + limit
-    while not reap():  # first, because it is cheap, and most programs leave no process
-        left = descendants(os.getpid())
+    while not reap(but):  # first, because it is cheap, and most programs leave no process
+        left = descendants(os.getpid(), but=but)
         send(left, signal.SIGSTOP)  # a stopped process cannot fork while the others are killed
         send(left, signal.SIGKILL)
         if time.monotonic() > end:
-            return reap()
+            return reap(but)
         time.sleep(0.001)
     return True
 
 
-def reap() -> bool:
-    """Collect the exits of all children that have ended. True if no child is left."""
+def reap(but: Collection[int] = ()) -> bool:
+    """Collect the exits of all children that have ended. True if no child is left but `but`.
+
+    While some of those live, a search has to show that no other child does. It is right if no child
+    has ended meanwhile: a child that lived all the time has been seen.
+    """
+    has_searched = False
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return True
-        if pid == 0:
+        if pid:
+            has_searched = False
+        elif not but or has_searched:
+            return has_searched
+        elif descendants(os.getpid(), but=but):
             return False
+        else:
+            has_searched = True
 
 
 def start_time(pid: int) -> int | None:

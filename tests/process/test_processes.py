@@ -64,17 +64,22 @@ daemon = 'trap "" TERM; while :; do sleep 0.01 & done'
 subprocess.run(["sh", "-c", f"setsid sh -c '{daemon}' >/dev/null 2>&1 & sleep 0.2; echo $!"])
 while len(found := descendants(os.getpid())) < 2:
     time.sleep(0.01)  # on a busy machine it has not begun yet
-print(len(found) > 1, kill_descendants(), descendants(os.getpid()))
+kept = [subprocess.Popen(["sleep", "300"]).pid for _ in range(int(sys.argv[1]))]
+ended = kill_descendants(but=kept)
+print(len(found) > 1, ended, descendants(os.getpid()) == kept, kill_descendants())
 """
 
 
-def test_killing_the_descendants_ends_daemons_that_fork_on() -> None:
+@pytest.mark.parametrize("kept", [0, 2])
+def test_killing_the_descendants_ends_daemons_that_fork_on(kept: int) -> None:
+    """Also where some children are left alone."""
     done = subprocess.run(
-        [sys.executable, "-c", _KILLS_ITS_TREE], capture_output=True, text=True, timeout=30
-    )
+        [sys.executable, "-c", _KILLS_ITS_TREE, str(kept)],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
     assert done.stderr == ""
     daemon, verdict = done.stdout.splitlines()
-    assert verdict == "True True []"
+    assert verdict == "True True True True"
     assert not is_alive(int(daemon))
 
 

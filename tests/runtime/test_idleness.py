@@ -157,7 +157,8 @@ def test_the_connections_of_real_processes_are_theirs() -> None:
 def test_a_rank_is_known_by_its_variables() -> None:
     environ = "RANK=1\0WORLD_SIZE=2\0MASTER_ADDR=10.0.0.1\0MASTER_PORT=29500\0"
     texts = {"/proc/0/environ": environ, "/proc/1/comm": "sh\n"}
-    found = find_waiting([1, 0], lambda path: texts.get(path, ""))
+    texts |= {"/proc/2/environ": environ, "/proc/2/comm": "batchml-spare\n"}  # of its next start
+    found = find_waiting([1, 2, 0], lambda path: texts.get(path, ""))
     assert found == [WaitingProcess("rank 1", (), MAIN)]  # `sh` only started it
 
 

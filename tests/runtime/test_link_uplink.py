@@ -12,8 +12,8 @@ import pytest
 from batchml.runtime.nodes.launcher import SupervisorWatch
 from batchml.runtime.nodes.link.connection import Heartbeats, LinkClosed, candidate_ports, dial
 from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
-from batchml.runtime.nodes.supervisor.agent import memory_kills
 from batchml.runtime.nodes.supervisor.settings import report_limit
+from batchml.runtime.telemetry.usage import memory_kills, memory_left
 
 ALL = candidate_ports("key")
 
@@ -153,3 +153,28 @@ def test_only_memory_kills_of_this_control_group_count(
     (root / file).parent.mkdir(parents=True, exist_ok=True)
     (root / file).write_text("oom 5\noom_kill 3\n")
     assert memory_kills(str(tmp_path / "proc"), str(root)) == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "left"),
+    [
+        ("0::/\n", {}, 8 << 20),
+        ("0::/\n", {"memory.max": "max\n", "memory.current": "5\n"}, 8 << 20),
+        ("0::/\n", {"memory.max": "70\n", "memory.current": "50\n"}, 30),
+        ("0::/a\n", {"a/memory.max": "70\n", "a/memory.current": "50\n"}, 20),
+        ("0::/\n", {"memory.max": "40\n", "memory.current": "80\n"}, 0),
+        ("4:memory:/\n0::/\n", {"memory/memory.limit_in_bytes": "90\n",
+                                "memory/memory.usage_in_bytes": "50\n"}, 40),
+    ],
+)  # fmt: skip
+def test_memory_is_left_on_the_host_and_in_the_control_group(
+    tmp_path: Path, groups: str, files: dict[str, str], left: int
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(groups)
+    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable: 8192 kB\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 10\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_left(str(tmp_path), str(tmp_path)) == left

@@ -313,7 +313,9 @@ def test_a_rank_is_its_process_and_all_that_it_started() -> None:
     proc.add(12, "RANK=4 BATCHML_PROGRESS=/p/4 LOCAL_RANK=9")
     proc.add(13, "XRANK=7")
     proc.add(14, "RANK=x")
-    found = ranks_of([9, 10, 11, 12, 13, 14], proc)
+    proc.add(15, "RANK=5")
+    proc.files["/proc/15/comm"] = "batchml-spare\n"  # of its next start
+    found = ranks_of([9, 10, 11, 12, 13, 14, 15], proc)
     assert [(each.number, each.pids, each.progress) for each in found] == [
         (4, [10, 12], "/p/4"), (5, [11], ""),
     ]  # fmt: skip

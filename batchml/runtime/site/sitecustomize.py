@@ -1,12 +1,16 @@
 """The `sitecustomize` of a run's Python programs: the first folder of their PYTHONPATH has it.
 
 os.cpu_count() is the number in PYTHON_CPU_COUNT, as in Python 3.13, also in older versions. In a
-rank, SIGUSR1 writes the stacks of all threads, so a program that hangs needs no change. Another
-`sitecustomize` runs as before.
+rank, SIGUSR1 writes the stacks of all threads, so a program that hangs needs no change, and
+`batchml_torch` prepares its next start. Another `sitecustomize` runs as before.
 """
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _count_processors() -> None:
@@ -44,7 +48,33 @@ def _run_next() -> None:
             sys.modules["sitecustomize"] = ours
 
 
-if __name__ == "sitecustomize":
-    _count_processors()
+def _torch_module() -> "Any":
+    """Our module, which is found only now, while its folder is in `sys.path`."""
+    __import__("batchml_torch")
+    return sys.modules.pop("batchml_torch")
+
+
+def _start() -> None:
+    stacks = os.environ.get("BATCHML_STACKS", "")
+    is_rank = stacks and os.getsid(0) == os.getpid() and os.environ.get("BATCHML_SPARES") != "0"
+    torch = _torch_module() if is_rank else None
     _listen()
     _run_next()
+    if torch:
+        torch.watch(stacks)
+
+
+def _start_spare(order: str) -> None:
+    try:
+        torch = _torch_module()
+        _run_next()
+        torch.wait(order, os.environ["BATCHML_STACKS"])
+        _listen()  # not before: until now the rank that runs has this file
+    except BaseException:
+        os._exit(0)
+
+
+if __name__ == "sitecustomize":
+    _count_processors()
+    spare = os.environ.pop("BATCHML_SPARE", "")
+    _start_spare(spare) if spare else _start()

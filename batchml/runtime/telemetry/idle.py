@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from batchml.runtime.processes import read
+from batchml.runtime.processes import SPARE, read
 from batchml.runtime.protocol.exit_codes import IDLE, IDLE_END
 from batchml.runtime.protocol.log_marks import MARK, idle_mark
 from batchml.runtime.protocol.variables import IDLE_AFTER, is_main_node, seconds_of
@@ -147,13 +147,16 @@ def find_waiting(pids: Sequence[int], read: Callable[[str], str] = read) -> List
     by_inode = {row.inode: row for row in read_connections(read) if row.inode != "0"}
     found, ranks = [], []
     for pid in pids:
+        name = read(f"/proc/{pid}/comm").strip()
+        if name == SPARE:
+            continue
         words = (word.partition("=") for word in read(f"/proc/{pid}/environ").split("\0"))
         variables = {name: value for name, _, value in words}
         own = tuple(by_inode[each] for each in _socket_inodes(pid) if each in by_inode)
         if "RANK" in variables:
             ranks.append(WaitingProcess(f"rank {variables['RANK']}", own, _master(variables)))
         else:
-            found.append(WaitingProcess(read(f"/proc/{pid}/comm").strip() or "a process", own))
+            found.append(WaitingProcess(name or "a process", own))
     return ranks or found
 
 

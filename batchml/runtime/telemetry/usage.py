@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from batchml.runtime.processes import INITS, read
+from batchml.runtime.processes import INITS, SPARE, read
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, usage_mark
 from batchml.runtime.protocol.variables import STAGED, seconds_of
 from batchml.runtime.telemetry.data_wait import PRESSURE, DataWait, any_waits
@@ -137,6 +137,54 @@ def memory_mib(pids: List[int]) -> float:
     return (unshared + largest_shared) * resource.getpagesize() // _MIB
 
 
+def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
+    """How many processes of this control group the kernel killed because memory was full.
+
+    0 if that is unknown. Source: cgroup-v2.rst, memory.events; cgroup-v1/memory.rst,
+    memory.oom_control.
+    """
+    for folder, is_v2 in _memory_folders(proc, root):
+        name = "memory.events" if is_v2 else "memory.oom_control"
+        count = pairs(read(f"{folder}/{name}")).get("oom_kill", "")
+        if count.isdigit():
+            return int(count)
+    return 0
+
+
+def memory_left(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
+    """The bytes that processes of this control group may still take; 0 if that is unknown.
+
+    Source: proc(5), MemAvailable; cgroup-v2.rst, memory.max; cgroup-v1/memory.rst.
+    """
+    lines = read(f"{proc}/meminfo").splitlines()
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    for folder, is_v2 in _memory_folders(proc, root):
+        limit = read(f"{folder}/{'memory.max' if is_v2 else 'memory.limit_in_bytes'}").strip()
+        used = Cgroup(is_v2, "", "", folder).memory_bytes()
+        if limit.isdigit() and used is not None:
+            found.append(int(limit) - used)
+    return max(0, min(found, default=0))
+
+
+def _memory_folders(proc: str, root: str) -> List[Tuple[str, bool]]:
+    """The folders of this control group and of the top of its mount, each with: is it of v2?
+
+    A container with a cgroup namespace sees its own group at the top; without one the group is
+    further down. Source: proc(5).
+    """
+    lines = (line.split(":", 2) for line in read(f"{proc}/self/cgroup").splitlines())
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    path, folder, mounted_at = paths.get("", "/"), root, "/"
+    is_v2 = "memory" not in paths
+    if not is_v2:
+        path = paths["memory"]
+        mount = find_mount(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
+        folder, mounted_at = mount or (f"{root}/memory", "/")
+    top = mounted_at.rstrip("/")
+    below = path[len(top) :] if f"{path}/".startswith(f"{top}/") else ""
+    return [(folder + below, is_v2), (folder, is_v2)]
+
+
 def pairs(text: str) -> Dict[str, str]:
     """Name -> value, from the lines `name value` of a file of the kernel."""
     found = (line.split() for line in text.splitlines())
@@ -226,7 +274,7 @@ def ranks_of(pids: List[int], read: Callable[[str], str] = read) -> List[Measure
     found: Dict[int, MeasuredRank] = {}
     for pid in pids:
         number, progress = _read_rank(read(f"/proc/{pid}/environ"))
-        if number is not None:
+        if number is not None and read(f"/proc/{pid}/comm").strip() != SPARE:
             rank = found.setdefault(number, MeasuredRank(number, [], progress))
             rank.pids.append(pid)
     return sorted(found.values())

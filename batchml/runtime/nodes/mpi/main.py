@@ -32,6 +32,7 @@ from batchml.runtime.nodes.mpi.agent import CONTROL, HOSTS
 from batchml.runtime.nodes.supervisor.main import ProgramMissing, SupervisorKind, main
 from batchml.runtime.nodes.supervisor.ranks import RankContext, RankEnd, RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environment
+from batchml.runtime.nodes.supervisor.spares import RankStart
 from batchml.runtime.package import write_program
 from batchml.runtime.processes import descendants
 from batchml.runtime.protocol.launch import ALL, MPI_LAUNCHERS, RankCommand, with_python
@@ -191,7 +192,8 @@ class MpiProcesses(RankProcesses):
             control = ControlAddress(layout.master, layout.control_port, self._token)
             control.write(os.path.join(self._temporary, CONTROL))
             words = mpirun_line(command, environ, layout.world)
-            self._start_rank(0, b"", words, self._environ, layout.generation)
+            start = RankStart(words, self._environ, errors_apart=False)
+            self._start_rank(0, b"", start, layout.generation)
 
     def hear(self, message: Message) -> None:
         self._tasks.hear(message)

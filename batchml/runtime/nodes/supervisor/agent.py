@@ -19,9 +19,8 @@ from batchml.runtime.nodes.supervisor.group import GroupWatch
 from batchml.runtime.nodes.supervisor.network_check import NetworkProbe
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout
-from batchml.runtime.processes import read
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
-from batchml.runtime.telemetry.usage import find_mount, pairs
+from batchml.runtime.telemetry.usage import memory_kills
 
 _STACKS_LIMIT = 1.0  # seconds that ranks have to write their stacks
 _CHECK_EVERY = 1.0  # seconds between two checks for signs of life
@@ -157,6 +156,7 @@ class NodeAgent:
         """End the supervisor, after the ranks."""
         if self.leaving is None:
             self.leaving = leaving
+            self._ranks.end_spares()
             if self._is_busy:
                 self.end(grace)
 
@@ -177,6 +177,7 @@ class NodeAgent:
             interface=self._settings.interface,
             members=tuple((address, count) for _, count, address in members),
             control_port=message["control"],
+            next_port=message.get("next_port", 0),
         )
         self._generation = layout.generation
         self._is_ending = False
@@ -219,7 +220,7 @@ class NodeAgent:
 
     def _start(self, layout: RankLayout) -> None:
         self._last_sign = time.monotonic()
-        self._memory_kills = memory_kills()
+        self._memory_kills = memory_kills() - self._ranks.killed_spares
         try:
             self._ranks.start(self._settings.command, self._settings.environ, layout)
         except (OSError, ValueError) as error:
@@ -240,6 +241,7 @@ class NodeAgent:
         if message["softly"]:
             return
         self.stopping = SupervisorExit(message["code"], message["why"], True)
+        self._ranks.end_spares()
         self.end(message["grace"])
 
     def make_stop_file(self) -> None:
@@ -254,7 +256,8 @@ class NodeAgent:
         """A child process has ended: a rank, or a process that a rank left behind."""
         for end in self._ranks.reap():
             killed = end.code == -signal.SIGKILL and not end.was_sent
-            is_memory = killed and memory_kills() > self._memory_kills
+            others = self._memory_kills + self._ranks.killed_spares
+            is_memory = killed and memory_kills() > others
             self._tell({
                 "do": "exited", "generation": self._generation, "rank": end.rank,
                 "code": end.code, "tail": list(end.tail) if end.code else [],
@@ -386,29 +389,6 @@ class NodeAgent:
                     shutil.copy(path, os.path.join(self._settings.output, "ranks", name))
                 except OSError:
                     pass  # the log has them
-
-
-def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
-    """How many processes of this control group the kernel killed because memory was full.
-
-    0 if that is unknown. A container with a cgroup namespace sees its own group at the top; without
-    one the group is further down.
-    Source: proc(5); cgroup-v2.rst, memory.events; cgroup-v1/memory.rst, memory.oom_control.
-    """
-    lines = (line.split(":", 2) for line in read(f"{proc}/self/cgroup").splitlines())
-    paths = {name: path for _, names, path in lines for name in names.split(",")}
-    path, folder, mounted_at, name = paths.get("", "/"), root, "/", "memory.events"
-    if "memory" in paths:  # cgroup v1
-        path, name = paths["memory"], "memory.oom_control"
-        mount = find_mount(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
-        folder, mounted_at = mount or (f"{root}/memory", "/")
-    top = mounted_at.rstrip("/")
-    below = path[len(top) :] if f"{path}/".startswith(f"{top}/") else ""
-    for group in (folder + below, folder):
-        count = pairs(read(f"{group}/{name}")).get("oom_kill", "")
-        if count.isdigit():
-            return int(count)
-    return 0
 
 
 def _size_and_time(path: str) -> object:

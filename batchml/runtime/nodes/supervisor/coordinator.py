@@ -203,9 +203,13 @@ class Coordinator:
             "waits": bool(self._fetching),
             "saved": self._checkpoints.to_message() if self._fetching else {},
             "master": str(self._own["address"]),
-            "port": free_port_for(f"{self._identity.key}/{os.getpid()}/{action.generation}"),
+            "port": self._free_port(action.generation),
+            "next_port": self._free_port(action.generation + 1),
             "control": self._server.port,
         })  # fmt: skip
+
+    def _free_port(self, generation: int) -> int:
+        return free_port_for(f"{self._identity.key}/{os.getpid()}/{generation}")
 
     def _keep(self, action: events.KeepRecord) -> None:
         if action.past[-1].kind == "open":

@@ -53,6 +53,7 @@ from batchml.runtime.nodes.supervisor.settings import (
     without_deep_checks,
     write_verdict,
 )
+from batchml.runtime.nodes.supervisor.spares import VARIABLE as SPARES
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper, boot_id, die_with_parent, shell_code
 from batchml.runtime.processors import count_processors
@@ -140,7 +141,7 @@ class Supervisor:
         self._ranks = kind.make_ranks(
             RankContext(
                 self._selector, self.write, self._tell, temporary, self._env.output_dir, plan.logs,
-                self._position.identity.token,
+                self._position.identity.token, self._times.spares, environ.get(SPARES, ""),
             )
         )  # fmt: skip
         group = None

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from batchml.runtime.nodes.link.connection import Message
-from batchml.runtime.nodes.supervisor.settings import RankLayout, rank_environment
+from batchml.runtime.nodes.supervisor.settings import RankLayout, next_layout, rank_environment
+from batchml.runtime.nodes.supervisor.spares import RankStart, Spares, start_rank
 from batchml.runtime.processes import descendants, die_with_parent, kill_descendants, send
 from batchml.runtime.protocol.launch import MAIN
 from batchml.runtime.protocol.log_marks import SAME_TRACEBACK, LineSplitter
@@ -49,6 +50,8 @@ class RankContext(NamedTuple):
     output: str  # the folder of outputs; empty: ranks have no log files
     logs: str  # `LaunchPlan.logs`
     token: str  # the secret of the run
+    spares_after: float = 60.0  # seconds from the start of ranks to that of their spares
+    spares: str = "0"  # BATCHML_SPARES
 
 
 # --- Tracebacks -----------------------------------------------------------------------------------
@@ -122,6 +125,9 @@ class RankProcesses:
         self._folder = TracebackFolder()
         self._shown: Set[Tuple[str, ...]] = set()  # last lines of ranks whose output is in the log
         self._sent: Tuple[int, ...] = ()  # signals that this generation was sent
+        self._here = 0  # the ranks that were started
+        self.killed_spares = 0  # by the kernel, perhaps because memory was full
+        self._spares = Spares(self._torch_file, context.spares_after, context.spares)
         self.last_output = time.monotonic()  # when a rank printed something last
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout) -> None:
@@ -130,16 +136,20 @@ class RankProcesses:
         try:
             for local in range(layout.here):
                 rank = layout.first + local
-                files = self._files(rank, layout.generation)
-                found = rank_environment(environ, layout, local, files)
+                start = self._rank_start(command, environ, layout, local)
                 label = f"[r{rank}] ".encode() if layout.here > 1 else b""
-                error_file = files["TORCHELASTIC_ERROR_FILE"]
-                self._start_rank(rank, label, command, found, layout.generation, error_file)
+                error_file = start.environ["TORCHELASTIC_ERROR_FILE"]
+                if os.path.exists(start.environ["BATCHML_STACKS"]):
+                    os.unlink(start.environ["BATCHML_STACKS"])
+                self._start_rank(rank, label, start, layout.generation, error_file)
         except BaseException:
             self.signal(signal.SIGKILL)
             for pid in list(self._ranks):
                 self._collect(self._ranks.pop(pid))
             raise
+        self._here, after = layout.here, next_layout(layout)
+        starts = [self._rank_start(command, environ, after, local) for local in range(after.here)]
+        self._spares.begin(starts, time.monotonic())
 
     def run_first(
         self,
@@ -170,7 +180,13 @@ class RankProcesses:
         """
 
     def tick(self, now: float) -> None:
-        """Do what is due; called about once a second. Ranks without a launcher need nothing."""
+        """Do what is due; called about once a second."""
+        are_running = len(self._ranks) == self._here and not self._sent
+        self._spares.tick(now, [pid for _, pid in self.living()] if are_running else [])
+
+    def end_spares(self) -> None:
+        """The ranks are not started again."""
+        self._spares.end()
 
     def has_shown(self, tail: Sequence[str]) -> bool:
         """Whether the log of this node has the output of a rank with these last lines."""
@@ -179,6 +195,10 @@ class RankProcesses:
     def stacks_file(self, rank: int) -> str:
         """The file to which a rank writes its stacks after SIGUSR1."""
         return os.path.join(self._temporary, f"stacks-{rank}")
+
+    def _torch_file(self, pid: int) -> str:
+        """The file in which a rank notes how it imports torch: `runtime/site/batchml_torch.py`."""
+        return os.path.join(self._temporary, f"torch-{pid}")
 
     def progress_files(self) -> List[str]:
         """The files whose change is a sign of life."""
@@ -190,7 +210,7 @@ class RankProcesses:
 
     def signal(self, number: int) -> None:
         """Signal every process of the generation, whatever its session."""
-        self._signal(descendants(os.getpid()), number)
+        self._signal(descendants(os.getpid(), but=self._spares.pids), number)
 
     def reap(self) -> List[RankEnd]:
         """Return the ranks that have ended since the last call. Other children are reaped, too."""
@@ -210,31 +230,35 @@ class RankProcesses:
                 continue
             if rank is None:
                 os.waitpid(state.si_pid, os.WNOHANG)
+                is_spare = state.si_pid in self._spares.pids
+                self.killed_spares += is_spare and state.si_status == signal.SIGKILL
                 continue
             found.append(self._collect(rank))
         return found
 
     def clear(self) -> bool:
         """Once all ranks have ended, kill their leftovers. Return whether no process is left."""
-        return not self._ranks and kill_descendants(5.0)
+        return not self._ranks and kill_descendants(5.0, but=self._spares.pids)
 
     def _begin(self) -> None:
         self._sent = ()
         self.last_output = time.monotonic()
 
+    def _rank_start(
+        self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout, local: int
+    ) -> RankStart:
+        rank = layout.first + local
+        files = self._files(rank, layout.generation)
+        found = rank_environment(environ, layout, local, files)
+        return RankStart(command, found, errors_apart=self._logs == MAIN and rank > 0)
+
     def _start_rank(
-        self,
-        rank: int,
-        label: bytes,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        generation: int,
-        error_file: str = "",
+        self, rank: int, label: bytes, start: RankStart, generation: int, error_file: str = ""
     ) -> None:
-        shows_errors_only = self._logs == MAIN and rank > 0
+        process = self._spares.take(start) or start_rank(start)
         log = self._open_log(rank, generation)
-        started = _Rank(rank, label, shows_errors_only, log, error_file, command, environ)
-        self._ranks[started.process.pid] = started
+        started = _Rank(rank, label, log, error_file, process)
+        self._ranks[process.pid] = started
         for pipe in started.pipes:
             self._selector.register(pipe, selectors.EVENT_READ, self._reader(started, pipe))
 
@@ -300,11 +324,8 @@ class RankProcesses:
 
     def _files(self, rank: int, generation: int) -> Dict[str, str]:
         """The variables that name the files of one rank."""
-        stacks = self.stacks_file(rank)
-        if os.path.exists(stacks):
-            os.unlink(stacks)
         return {
-            "BATCHML_STACKS": stacks,
+            "BATCHML_STACKS": self.stacks_file(rank),
             "BATCHML_PROGRESS": os.path.join(self._temporary, f"progress-{rank}"),
             "TORCHELASTIC_ERROR_FILE": os.path.join(
                 self._temporary, f"error-{generation}-{rank}.json"
@@ -313,36 +334,27 @@ class RankProcesses:
 
 
 class _Rank:
-    """A running rank. The constructor starts its process; it raises OSError and ValueError.
+    """A running rank. `label` is printed before each line in the run's log.
 
-    `label` is printed before each line in the run's log. `shows_errors_only`: the run's log gets
-    standard error alone; the rank's own log gets all output.
+    If standard error has a pipe of its own, the run's log gets that alone; the rank's own log gets
+    all output.
     """
 
     def __init__(
         self,
         rank: int,
         label: bytes,
-        shows_errors_only: bool,
         log: Optional[_RankLog],
         error_file: str,
-        command: Sequence[str],
-        environ: Mapping[str, str],
+        process: subprocess.Popen[bytes],
     ) -> None:
         self.rank = rank
         self.label = label
         self.tail: Deque[str] = deque(maxlen=TAIL)
         self.error_file = error_file
         self._log = log
-        self.process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if shows_errors_only else subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
-        )
+        self.process = process
+        shows_errors_only = process.stderr is not None
         files = [file for file in (self.process.stdout, self.process.stderr) if file is not None]
         self.pipes = [file.fileno() for file in files]
         for pipe in self.pipes:

@@ -9,6 +9,7 @@ requested. docs/multi-node.md describes it for users.
 from __future__ import annotations
 
 import signal
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
@@ -154,9 +155,9 @@ def _joined(state: NodesState, event: NodeJoined) -> StepResult:
     node = event.node
     if event.unfit:
         return _unfit(state, node.number, event.unfit)
-    others = [other for other in state.nodes if other.number != node.number]
-    is_back = len(others) < len(state.nodes)
-    state = state._replace(nodes=tuple(sorted([*others, node])))
+    nodes, place = state.nodes, bisect_left(state.nodes, (node.number,))
+    is_back = nodes[place : place + 1] != () and nodes[place].number == node.number
+    state = state._replace(nodes=(*nodes[:place], node, *nodes[place + is_back :]))
     if state.phase == RUNNING:  # a new supervisor has no ranks, although they should be running
         return _end(state._replace(lost=(*state.lost, node.describe())), event.at, node.number)
     if state.phase in (ENDING, STOPPING):

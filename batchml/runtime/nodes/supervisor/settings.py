@@ -36,6 +36,7 @@ class SupervisorTimes(NamedTuple):
     end_grace: float = 3.0  # from SIGTERM to SIGKILL for ranks that cannot save any more
     fetch_within: float = 600.0  # until the checkpoints of rank 0 are fetched
     alone: float = 60.0  # until ranks that are not connected to each other are reported
+    spares: float = 60.0  # from the start of ranks to that of the first spare
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> SupervisorTimes:
@@ -151,6 +152,14 @@ class RankLayout(NamedTuple):
     interface: str = ""  # the network interface that has this node's address
     members: Tuple[Tuple[str, int], ...] = ()  # address and number of ranks of each node
     control_port: int = 0  # on which the main node listens for supervisors
+    next_port: int = 0  # `port` of the next generation, unless it is taken by then
+
+
+def next_layout(layout: RankLayout) -> RankLayout:
+    """The layout of the generation after this one, if all goes as usual."""
+    return layout._replace(
+        generation=layout.generation + 1, restarts=layout.restarts + 1, port=layout.next_port
+    )
 
 
 def rank_environment(
