@@ -1,7 +1,8 @@
 """Submissions one after the other by `batchml.Client`, beside a loop of boto3 and the AWS CLI.
 
-boto3's loop sends the same request and keeps nothing. Ours first writes each submission to disk
-and packs the folder's code each time. No job runs meanwhile: its compute environment is disabled.
+boto3's loop sends the same request and keeps nothing. Ours writes each submission to disk first,
+and looks whether the folder's code has changed. No job runs meanwhile: its compute environment is
+disabled.
 """
 
 import os

@@ -12,10 +12,11 @@ import tarfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from batchml.clock import Clock
 from batchml.errors import AccessError, ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
 from batchml.jobs.written import WRITTEN, is_outputs_rule, read_written
@@ -100,20 +101,27 @@ def pack(
     without: Path | None = None,
     include_secrets: bool = False,
     more: Mapping[str, bytes] = {},
+    memory: "PackMemory | None" = None,
 ) -> CodeArchive:
     """Archive the files of `find_files`, and those of `more`: path -> content.
 
-    A link to a file below the folder becomes that file. Raises ConfigError if the files are too
-    large, cannot be read, or are named like secrets.
+    A link to a file below the folder becomes that file. A folder that is unchanged since `memory`
+    has its archive is not read again. Raises ConfigError if the files are too large, cannot be
+    read, or are named like secrets.
     """
     try:
         found = find_files(folder, without)
+        files = [name for name in found.files if name not in more]
+        key, began = (str(folder), include_secrets), memory.clock.now() if memory else 0.0
+        content = _FolderContent(found, {name: _state(f"{folder}/{name}") for name in files})
+        known = memory.find(key, content) if memory is not None and not more else None
+        if known is not None:
+            return known
         secrets = [] if include_secrets else _secrets(found)
         if secrets:
             raise ConfigError(str(folder), [_secrets_text(secrets)])
-        files = [name for name in found.files if name not in more]
-        sizes = {name: _size(folder / name) for name in files}
-        sizes |= {name: len(content) for name, content in more.items()}
+        sizes = {name: state.size for name, state in content.states.items()}
+        sizes |= {name: len(data) for name, data in more.items()}
         if sum(sizes.values()) > MAX_BYTES:
             raise ConfigError(str(folder), [_too_large(sizes)])
         plain, packed = _tar(folder, files, more)
@@ -128,14 +136,71 @@ def pack(
         ) from error
     digest = hashlib.sha256(plain).hexdigest()
     ignored = tuple(printable_name(name) for name, why in found.ignored.items() if why != WRITTEN)
-    return CodeArchive(digest, plain, len(packed), sum(packed), found.left_out, ignored)
+    archive = CodeArchive(digest, plain, len(packed), sum(packed), found.left_out, ignored)
+    if memory is not None and not more:
+        memory.keep(key, content, archive, began)
+    return archive
 
 
-def _size(path: Path) -> int:
+class _FileState(NamedTuple):
+    """What tells a changed file from an unchanged one. Times in ns since the epoch."""
+
+    size: int = 0
+    modified: int = 0
+    changed: int = 0  # also of its mode, and not to be set by programs
+    device: int = 0
+    inode: int = 0
+
+
+def _state(path: str) -> _FileState:
     try:
-        return path.stat().st_size
+        found = os.stat(path)
     except FileNotFoundError:
-        return 0  # deleted after it was found
+        return _FileState()  # deleted after it was found
+    return _FileState(
+        found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
+    )
+
+
+class _FolderContent(NamedTuple):
+    found: CodeFiles
+    states: dict[str, _FileState]  # by path below the folder
+
+
+_SETTLED = 2.0  # seconds; the times of some file systems have no smaller steps
+_KEPT = 4  # archives
+_MOST_KEPT = 16 * 1024**2  # bytes of each
+
+
+class PackMemory:
+    """The last archives of a program that submits the same folders again and again.
+
+    A folder is unchanged if it has the same files in the same states. A file that was changed less
+    than `_SETTLED` ago could be changed again without another time, so its folder's archive is not
+    kept. Source: Git, "Use of index and Racy Git problem".
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._kept: dict[tuple[str, bool], tuple[_FolderContent, CodeArchive]] = {}
+
+    def find(self, key: tuple[str, bool], content: _FolderContent) -> CodeArchive | None:
+        """The archive of a folder with this content; None if it is not known."""
+        before, archive = self._kept.get(key, (None, None))
+        return archive if before == content else None
+
+    def keep(
+        self, key: tuple[str, bool], content: _FolderContent, archive: CodeArchive, read_at: float
+    ) -> None:
+        """Remember an archive. The states of its files were read at `read_at` (seconds since the
+        epoch), and then the files.
+        """
+        self._kept.pop(key, None)
+        newest = max((max(each[1:3]) for each in content.states.values()), default=0)
+        if len(archive.plain) > _MOST_KEPT or newest / 1e9 > read_at - _SETTLED:
+            return
+        others = list(self._kept.items())  # other threads may change it
+        self._kept = dict([*others[1 - _KEPT :], (key, (content, archive))])
 
 
 def _tar(

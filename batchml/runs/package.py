@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from batchml.clock import Clock
 from batchml.errors import BatchmlError, ConfigError, NotFound
-from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
+from batchml.jobs.code import CodeArchive, PackMemory, describe_sent, pack, put_once
 from batchml.runtime.entry.fetch import BadArchive, unpack
 from batchml.runtime.protocol.variables import (
     folder_placeholders,
@@ -62,6 +64,39 @@ class PackageStore(Struct, frozen=True):
     def store(self, key: str) -> str:
         """The address of the run's checkpoints and outputs in the bucket; "" on `local`."""
         return f"s3://{self.bucket}/runs/{key}" if self.bucket and self.is_read else ""
+
+
+_STORED_AGE = 60.0  # seconds
+
+
+class SubmissionMemory:
+    """What a program's earlier submissions have found out, for its next ones."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.packs = PackMemory(clock)
+        self.commits = CommitMemory(clock)
+        self._clock = clock
+        self._stored = ("", 0.0)
+
+    def note_stored(self, address: str) -> None:
+        """Remember that a bucket has this code package."""
+        self._stored = (address, self._clock.monotonic())
+
+    def is_stored(self, address: str) -> bool:
+        """Whether the bucket had the package a moment ago: then it is not asked again."""
+        known, at = self._stored
+        return known == address and self._clock.monotonic() - at < _STORED_AGE
+
+
+_memories = WeakKeyDictionary["Context", SubmissionMemory]()
+
+
+def memory_of(context: "Context") -> SubmissionMemory:
+    """The memory of an environment, as long as the program keeps its context."""
+    memory = _memories.get(context)
+    if memory is None:
+        memory = _memories[context] = SubmissionMemory(context.clock)
+    return memory
 
 
 def find_package_store(
@@ -113,7 +148,8 @@ def pack_code(
             ],
         )
     # Without the state folder: it holds keys, and all earlier archives.
-    archive = pack(source, context.home.root, request.include_secrets, request.files)
+    memory = memory_of(context).packs
+    archive = pack(source, context.home.root, request.include_secrets, request.files, memory)
     if archive.left_out:
         names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
         notices.append(f"Not sent, because they are not files of this folder: {names}.")
@@ -151,13 +187,21 @@ def store_package(
     document: "CommandDocument | None",
     tell: Callable[[str], None],
 ) -> None:
-    """Store code and document where the run finds them; one call for each that exists already."""
+    """Store code and document where the run finds them; one call for each that exists already.
+
+    A bucket is asked for the same code once a minute.
+    """
+    memory = memory_of(context)
     store = _open_store(context, packages)
     if document is not None:
         data = document.data
         put_once(store, document.name, lambda: data)
     if archive is not None:
-        sent = put_once(store, archive.name, lambda: archive.data)
+        address = packages.address(archive)
+        is_known = bool(packages.bucket) and memory.is_stored(address)
+        sent = not is_known and put_once(store, archive.name, lambda: archive.data)
+        if not is_known:
+            memory.note_stored(address)
         if archive.files and (sent or packages.bucket):
             tell(describe_sent(archive, sent))
 
@@ -271,16 +315,62 @@ class GitCommit(Struct, frozen=True):
 
 
 class CommitQuery:
-    """A query for the commit of a folder: the constructor starts git, `read` returns the answer."""
+    """A query for the commit of a folder: the constructor starts git, `read` returns the answer.
 
-    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
+    With `memory`, git is not started if it has answered a moment ago.
+    """
+
+    def __init__(
+        self, folder: Path, patience: float = PATIENCE, memory: "CommitMemory | None" = None
+    ) -> None:
+        self._folder, self._memory, self._patience = folder, memory, patience
         self._id = find_commit(folder)
-        self._status = _start_git_status(folder) if self._id else None
-        self._patience = patience
+        self._at = memory.clock.monotonic() if memory else 0.0
+        self._known = memory.find(folder, self._id, self._at) if memory else None
+        self._status = None if self._known else self._start()
 
-    def read(self) -> GitCommit:
-        status = self._status
-        return GitCommit(self._id, _read_git_status(status, self._patience) if status else None)
+    def _start(self) -> "subprocess.Popen[bytes] | None":
+        return _start_git_status(self._folder) if self._id else None
+
+    def read(self, code: str = "") -> GitCommit:
+        """The commit. `code`: the name of the archive of the folder, if it was packed meanwhile: an
+        earlier answer counts only for the same files.
+        """
+        if self._known and self._known.code == code:
+            return self._known.commit
+        status = self._status or self._start()
+        is_dirty = _read_git_status(status, self._patience) if status else None
+        commit = GitCommit(self._id, is_dirty)
+        if self._memory and code and is_dirty is not None:
+            self._memory.known = _KnownCommit(self._folder, code, self._at, commit)
+        return commit
+
+
+_COMMIT_AGE = 1.0  # seconds
+
+
+class _KnownCommit(Struct, frozen=True):
+    """The answer to a query that was made at `at` (monotonic), with the archive of the folder."""
+
+    folder: Path
+    code: str
+    at: float
+    commit: GitCommit
+
+
+class CommitMemory:
+    """The last answer about a commit, of a program that submits the same folder again and again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.known: _KnownCommit | None = None
+
+    def find(self, folder: Path, commit: str, now: float) -> _KnownCommit | None:
+        """The answer about this commit of a folder, if it was given a moment ago."""
+        known = self.known
+        if known is None or (known.folder, known.commit.id) != (folder, commit):
+            return None
+        return known if now - known.at < _COMMIT_AGE else None
 
 
 def find_commit(folder: Path) -> str:

@@ -53,6 +53,7 @@ from batchml.runs.package import (
     check_placeholders,
     code_folder,
     find_package_store,
+    memory_of,
     pack_code,
 )
 from batchml.runs.scripts import apply_script, with_slurm_sizes
@@ -100,7 +101,7 @@ def prepare(
     request = apply_script(context, request, notices)
     check_image_runs(context, request)
     job = resolve_job(context, request)
-    query = CommitQuery(job.folder)
+    query = CommitQuery(job.folder, memory=memory_of(context).commits)
     cache = None if context.settings.is_local else open_cache(context)
     requested = job.spec
     source = find_source(requested.image, context.image_folders, job.folder)
@@ -126,7 +127,8 @@ def prepare(
         *idle_gpus_notice(context, spec),
         *_unused_params_notice(spec, request.params),
     ]
-    commit = query.read()
+    is_whole = archive is not None and code_folder(job) == job.folder
+    commit = query.read(archive.name if archive and is_whole else "")
     submission = _submission_context(
         context, request, job, store, archive, commit, notices, dry_run=dry_run
     )

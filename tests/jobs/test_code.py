@@ -4,6 +4,7 @@ import inspect
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from batchml.aws.s3 import BucketStore
 from batchml.errors import AccessError, ConfigError
 from batchml.jobs import code
 from batchml.jobs.code import (
+    PackMemory,
     check_command_size,
     describe_sent,
     find_files,
@@ -21,6 +23,7 @@ from batchml.jobs.code import (
 )
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
+from tests.support.fakes import FakeClock
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -131,6 +134,78 @@ def test_the_name_does_not_depend_on_how_the_archive_is_packed(tmp_path: Path) -
     plain = gzip.decompress(archive.data)
     assert archive.name == f"{hashlib.sha256(plain).hexdigest()}.tar.gz"
     assert archive.describe() == f"1 file, 7 B ({archive.digest[:8]})"
+
+
+def _edit_with_old_time(folder: Path) -> None:
+    path = folder / "train.py"
+    times = path.stat().st_mtime_ns
+    path.write_text("print(2)")
+    os.utime(path, ns=(times, times))
+
+
+def _retarget(folder: Path) -> None:
+    (folder / "link.py").unlink()
+    (folder / "link.py").symlink_to("other.py")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _edit_with_old_time,
+        _retarget,
+        lambda folder: (folder / "train.py").chmod(0o755),
+        lambda folder: (folder / "new.py").write_text("print(1)"),
+        lambda folder: (folder / "other.py").unlink(),
+        lambda folder: (folder / ".gitignore").write_text("other.py"),
+    ],
+    ids=["edit", "link", "mode", "new", "deleted", "ignored"],
+)
+def test_an_unchanged_folder_is_packed_once_and_a_changed_one_again(
+    tmp_path: Path, change: Callable[[Path], Any]
+) -> None:
+    folder = write(tmp_path / "job", **{"train.py": "print(1)", "other.py": "print(3)"})
+    (folder / "link.py").symlink_to("train.py")
+    memory = PackMemory(FakeClock(folder.stat().st_ctime + 10_000))
+    first = pack(folder, memory=memory)
+    assert pack(folder, memory=memory) is first
+    before = (folder / "train.py").stat().st_ctime_ns
+    change(folder)
+    while change is _edit_with_old_time and (folder / "train.py").stat().st_ctime_ns == before:
+        change(folder)  # within a tick of the kernel's clock
+    second = pack(folder, memory=memory)
+    assert second.digest == pack(folder).digest != first.digest
+    assert pack(folder, memory=memory) is second
+
+
+def test_a_file_that_was_changed_a_moment_ago_is_read_again(tmp_path: Path) -> None:
+    folder = write(tmp_path, **{"train.py": "print(1)"})
+    clock = FakeClock((folder / "train.py").stat().st_ctime + 1.9)
+    memory = PackMemory(clock)
+    first = pack(folder, memory=memory)
+    assert (second := pack(folder, memory=memory)) is not first
+    clock.sleep(0.2)
+    third = pack(folder, memory=memory)
+    assert third is not second
+    assert pack(folder, memory=memory) is third
+
+
+def test_secrets_are_refused_also_after_the_folder_was_sent_with_them(tmp_path: Path) -> None:
+    folder = write(tmp_path, **{".env": "KEY=1", "train.py": "print(1)"})
+    memory = PackMemory(FakeClock(folder.stat().st_ctime + 10_000))
+    assert pack(folder, include_secrets=True, memory=memory).files == 2
+    with pytest.raises(ConfigError, match="named like secrets"):
+        pack(folder, memory=memory)
+
+
+def test_few_small_archives_are_remembered(tmp_path: Path) -> None:
+    folders = [write(tmp_path / str(each), **{"train.py": "1"}) for each in range(5)]
+    memory = PackMemory(FakeClock(folders[-1].stat().st_ctime + 10_000))
+    packed = [pack(folder, memory=memory) for folder in folders]
+    again = [pack(folder, memory=memory) for folder in reversed(folders)]
+    kept = [new is old for new, old in zip(again, packed[::-1], strict=True)]
+    assert kept == [True, True, True, True, False]
+    (folders[0] / "large").write_bytes(bytes(17 * 1024**2))
+    assert pack(folders[0], memory=memory) is not pack(folders[0], memory=memory)
 
 
 class Said:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runs.package import CommitQuery, GitCommit, find_commit
+from batchml.runs.package import CommitMemory, CommitQuery, GitCommit, find_commit
+from tests.support.fakes import FakeClock
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
 
@@ -66,3 +67,23 @@ def test_changes_are_told_and_those_of_another_folder_do_not_count(repository: P
     assert CommitQuery(repository / "job", patience=60).read().is_dirty is False
     (repository / "job" / "new.py").write_text("2")
     assert CommitQuery(repository / "job", patience=60).read().is_dirty is True
+
+
+def test_git_is_not_asked_again_for_the_same_files_within_a_second(repository: Path) -> None:
+    job, clock = repository / "job", FakeClock()
+    memory = CommitMemory(clock)
+
+    def is_dirty(code: str) -> bool | None:
+        return CommitQuery(job, 60, memory).read(code).is_dirty
+
+    assert is_dirty("one") is False
+    (job / "train.py").write_text("2")  # only the name of the archive tells it
+    assert is_dirty("one") is False
+    assert is_dirty("two") is True
+    git(repository, "commit", "-qam", "two")
+    assert is_dirty("two") is False  # another commit
+    (job / "train.py").write_text("3")
+    assert is_dirty("two") is False
+    assert is_dirty("") is True  # the archive is not that of the folder
+    clock.sleep(1)
+    assert is_dirty("two") is True

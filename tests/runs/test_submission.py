@@ -440,13 +440,30 @@ def test_code_goes_to_the_bucket_and_what_is_there_is_not_sent_again(
     told: list[str] = []
     for _ in range(2):
         submit_run(place, prepare(place, order(), dry_run=False), told.append)
-    assert (len(session.asked("HeadObject")), len(session.asked("PutObject"))) == (2, 1)
+    assert (len(session.asked("HeadObject")), len(session.asked("PutObject"))) == (1, 1)
     (key,) = aws.objects
     found = variables(session)
     assert found["BATCHML_CODE"] == f"s3://bucket/{key}"
     assert found["BATCHML_STORE"] == f"s3://bucket/runs/{found['BATCHML_KEY']}"
     assert told[0].startswith("Code: 1 file, ")
     assert "not sent again" in told[1]
+
+
+def test_the_bucket_is_asked_for_the_same_code_once_a_minute(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, CODE)
+    place, session = place_in(tmp_path, aws.answer)
+
+    def calls() -> list[str]:
+        session.calls.clear()
+        submit_run(place, prepare(place, order(), dry_run=False))
+        return [operation for operation, _ in session.calls]
+
+    assert "PutObject" in calls()
+    assert calls() == ["SubmitJob"]
+    (tmp_path / "jobs" / "hello" / "train.py").write_text("print(1)")
+    assert calls() == ["HeadObject", "PutObject", "SubmitJob"]
+    place.clock.sleep(60)
+    assert calls() == ["HeadObject", "SubmitJob"]
 
 
 def test_a_command_of_any_length_goes_along(tmp_path: Path, aws: Aws) -> None:
