@@ -13,7 +13,7 @@ from batchml.local.home import Home
 from batchml.local.store import identity
 from batchml.runtime.storage.store import StoreError
 from batchml.runtime.transfer.archive import mark_freed
-from batchml.runtime.transfer.backends import ArchiveStore
+from batchml.runtime.transfer.archives import ArchiveStore
 from batchml.runtime.transfer.manifest import ArchiveManifest, read_manifest
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.restore import find_unarchived, missing_files, remove, verify

@@ -13,6 +13,7 @@ from batchml.errors import NotFound
 from batchml.model.environment import sharers
 
 if TYPE_CHECKING:
+    from batchml.local.home import Home
     from batchml.workspace.base import WorkspaceBackend
     from batchml.workspace.remote import RemoteStorage
 
@@ -24,12 +25,11 @@ def open_workspace(context: Context, notify: Notify = lambda words: None) -> "Wo
     errors of reading CloudFormation stacks.
     """
     if context.settings.is_local:
-        from batchml.local.deletion_guard import count_running
         from batchml.workspace.local import LocalWorkspace
 
         home = context.home
         home.prepare()
-        return LocalWorkspace(home.root, context.folder, lambda: count_running(home))
+        return LocalWorkspace(home.root, context.folder, lambda: _count_running(home))
     owner = owning_context(context)
     outputs = open_cache(owner).outputs()
     if not outputs.get("BucketName") or not outputs.get("FileSystemId"):
@@ -42,11 +42,18 @@ def open_workspace(context: Context, notify: Notify = lambda words: None) -> "Wo
     return RemoteWorkspace(storage, lambda path: list_in_running_run(owner, path))
 
 
+def _count_running(home: "Home") -> int:
+    """Count the running attempts of `local`, which a command that deletes nothing need not know."""
+    from batchml.local.deletion_guard import count_running
+
+    return count_running(home)
+
+
 def _open_lustre(storage: "RemoteStorage") -> "WorkspaceBackend":
     from batchml.aws.fsx import FsxApi
     from batchml.aws.s3 import BucketStore
     from batchml.model.names import new_token
-    from batchml.runtime.transfer.backends import PosixArchive
+    from batchml.runtime.transfer.s3_archives import PosixArchive
     from batchml.workspace.lustre import LustreLink, LustreWorkspace
     from batchml.workspace.remote import ARCHIVE_PREFIX
 
@@ -63,7 +70,8 @@ def _remote_storage(
     context: Context, bucket: str, file_system: str, notify: Notify
 ) -> "RemoteStorage":
     from batchml.aws.s3 import BucketStore
-    from batchml.runtime.transfer.backends import ArchiveStore, open_archive
+    from batchml.runtime.transfer.archives import ArchiveStore
+    from batchml.runtime.transfer.backends import open_archive
     from batchml.workspace.remote import RemoteStorage
     from batchml.workspace.transfer_runs import TransferRuns
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from batchml.runtime.transfer.backends import PosixArchive, from_metadata, key_of, stored_digest
+from batchml.runtime.transfer.archives import key_of, stored_digest
 from batchml.runtime.transfer.files import SourceChanged, digest_of
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.receive import TransferResult
+from batchml.runtime.transfer.s3_archives import PosixArchive, from_metadata
 from batchml.runtime.transfer.tree import (
     ARCHIVE_FOLDER,
     FOLDER,

@@ -15,7 +15,8 @@ from batchml.model.environment import (
 )
 from batchml.runtime.storage.store import StoreError
 from batchml.runtime.transfer.archive import archive, archive_and_free
-from batchml.runtime.transfer.backends import ArchiveStore, open_archive
+from batchml.runtime.transfer.archives import ArchiveStore
+from batchml.runtime.transfer.backends import open_archive
 from batchml.runtime.transfer.main import list_folder
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.receive import FolderSource, TransferResult, combine, receive

@@ -32,8 +32,8 @@ from batchml.model.environment import (
     WorkspaceEntry,
     relative_path,
 )
-from batchml.runtime.transfer.backends import PosixArchive
 from batchml.runtime.transfer.receive import TransferResult, combine, receive
+from batchml.runtime.transfer.s3_archives import PosixArchive
 from batchml.workspace.base import plan_copies, pull_target
 from batchml.workspace.linked_files import LinkedSource, ObjectWriter, list_entries
 from batchml.workspace.local import to_entry, to_report, track_progress, translate_errors

@@ -24,7 +24,7 @@ from batchml.model.environment import (
     relative_path,
 )
 from batchml.runtime.transfer.archive import archive
-from batchml.runtime.transfer.backends import ArchiveStore
+from batchml.runtime.transfer.archives import ArchiveStore
 from batchml.runtime.transfer.main import RESULT_MARK
 from batchml.runtime.transfer.manifest import read_manifest
 from batchml.runtime.transfer.receive import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchml.runtime.transfer.archive import archive
-from batchml.runtime.transfer.backends import FolderArchive
+from batchml.runtime.transfer.archives import FolderArchive
 from batchml.runtime.transfer.restore import restore
 from batchml.runtime.transfer.tree import Tree
 from benchmarks.curves.cost import cpu, cpu_of_command, sizes

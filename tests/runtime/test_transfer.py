@@ -19,7 +19,8 @@ from batchml.runtime.storage.store import StoreError
 from batchml.runtime.transfer import archive as transfer_archive
 from batchml.runtime.transfer import files, main, manifest
 from batchml.runtime.transfer.archive import archive, free, plan_archive
-from batchml.runtime.transfer.backends import FolderArchive, key_of, open_archive
+from batchml.runtime.transfer.archives import FolderArchive, key_of
+from batchml.runtime.transfer.backends import open_archive
 from batchml.runtime.transfer.manifest import COMPLETE, read_manifest
 from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
 from batchml.runtime.transfer.receive import FolderSource, NoSpaceLeft, receive
@@ -522,14 +523,28 @@ def test_a_full_disk_is_reported_with_the_missing_files_and_the_transfer_continu
     assert done.missing == () and seen(disk) == seen(top)
 
 
+@pytest.mark.parametrize("names", [["f"], ["f", "g"]], ids=["alone", "in a group"])
+@pytest.mark.parametrize("size", [3, 3 * files.BLOCK + 3])
 def test_a_disk_that_returns_other_content_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], size: int
 ) -> None:
-    top = make(tmp_path / "top", {b"f": file("new")})
-    monkeypatch.setattr(files, "digest_of", lambda *_: "another")
-    done = receive(FolderSource(Tree(str(top)), ""), Tree(str(tmp_path / "there")))
-    assert "content read back is not what was written" in done.missing[0].why
-    assert not (tmp_path / "there/f").exists()
+    monkeypatch.setattr(files, "WINDOW", files.BLOCK)
+    content = os.urandom(size)
+    top = make(tmp_path / "top", {os.fsencode(name): file(content) for name in names})
+
+    def damage(now: ProgressState) -> None:
+        for part in (tmp_path / "there" / PARTS_FOLDER).glob("*"):
+            with open(part, "r+b") as disk:
+                disk.write(bytes([content[0] ^ 1]))
+
+    done = receive(
+        FolderSource(Tree(str(top)), ""), Tree(str(tmp_path / "there")), "",
+        TransferProgress(damage),
+    )  # fmt: skip
+    assert [each.path for each in done.missing] == names
+    for each in done.missing:
+        assert "content read back is not what was written" in each.why
+    assert os.listdir(tmp_path / "there") == [PARTS_FOLDER]
 
 
 def test_files_that_another_program_sent_are_only_read_back(

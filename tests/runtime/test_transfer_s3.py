@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.transfer import backends
+from batchml.runtime.transfer import s3_archives
 from batchml.runtime.transfer.archive import archive, free
-from batchml.runtime.transfer.backends import S3Archive
 from batchml.runtime.transfer.manifest import COMPLETE, read_manifest
 from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
 from batchml.runtime.transfer.restore import restore, verify
+from batchml.runtime.transfer.s3_archives import S3Archive
 from batchml.runtime.transfer.tree import Tree
 from tests.runtime.test_transfer import Cut, cut_after
 from tests.support.s3 import BUCKET, KEYS, client, moto_s3
@@ -59,7 +59,7 @@ def test_a_tree_of_any_names_comes_back_from_a_bucket(
 def test_a_large_file_is_sent_in_parts_and_no_part_twice(
     store: S3Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "PART", 5 << 20)  # S3's least
+    monkeypatch.setattr(s3_archives, "PART", 5 << 20)  # S3's least
     content = os.urandom(12 << 20)
     tree = Tree(str(make(tmp_path / "top", {b"large": file(content)})))
     with pytest.raises(Cut):
@@ -98,7 +98,7 @@ def test_an_upload_that_another_process_ended_begins_again(
             Ended.left -= now == call
             return now == call and Ended.left == 0
 
-    monkeypatch.setattr(backends, "PART", 5 << 20)
+    monkeypatch.setattr(s3_archives, "PART", 5 << 20)
     environ = {**KEYS, "AWS_ENDPOINT_URL_S3": moto}
     store = Ended.open(f"s3://{BUCKET}/{tmp_path.name}", environ)
     tree = Tree(str(make(tmp_path / "top", {b"large": file(os.urandom(6 << 20))})))

@@ -15,7 +15,8 @@ import pytest
 
 from batchml.runtime.transfer import main
 from batchml.runtime.transfer.archive import archive
-from batchml.runtime.transfer.backends import FolderArchive
+from batchml.runtime.transfer.archives import FolderArchive
+from batchml.runtime.transfer.groups import SMALL
 from batchml.runtime.transfer.receive import FolderSource, receive
 from batchml.runtime.transfer.restore import ArchiveIncomplete, restore
 from batchml.runtime.transfer.tree import Tree
@@ -27,8 +28,10 @@ pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and leave
 
 ROOT = str(Path(__file__).parents[2])
 _POINTS = 4  # in the suite; all of them in torture
-_CALLS = "mkdir,mkdirat,openat,pwrite64,write,fsync,rename,renameat,unlink,unlinkat,rmdir,ftruncate"
+_CALLS = ("mkdir,mkdirat,openat,pwrite64,write,fsync,syncfs,rename,renameat,unlink,unlinkat,rmdir,"
+          "ftruncate")  # fmt: skip
 _FAULTS = {"openat": "EMFILE", "pwrite64": "ENOSPC", "write": "ENOSPC", "fsync": "EIO",
+           "syncfs": "EIO",
            "mkdir": "ENOSPC", "renameat": "EIO", "rename": "EIO", "unlinkat": "EIO"}  # fmt: skip
 
 # What is needed is imported before the mark. One file at a time: points have to be found again.
@@ -36,8 +39,8 @@ PROGRAM = """
 import os, sys
 from batchml.runtime.entry import folders
 from batchml.runtime.transfer import main, parallel, receive, restore, tree
-import concurrent.futures, concurrent.futures.thread, fcntl, hashlib, tempfile
-parallel.AT_ONCE = 1
+import concurrent.futures, concurrent.futures.thread, ctypes, fcntl, hashlib, tempfile
+parallel.AT_ONCE = receive.GROUPS_AT_ONCE = 1
 top, there, store = sys.argv[1:]
 try:
     os.mkdir("/proc/begin")
@@ -51,6 +54,7 @@ sys.exit(main.main(["archive", store, there, "--delete"], {}, lambda text: None)
 TREE: Seen = {
     b"a/x": file("new x" * 1000),
     b"a/y": file("new y"),
+    b"a/z": file("new z" * (SMALL // 4)),  # not in a group
     b"l": Node("link", b"a/x"),
     b"e": Node("folder", mode=0o755),
 }
@@ -61,7 +65,7 @@ class Carrier:
     """The program, in a folder with a tree to push, or one to archive over an older archive."""
 
     def __init__(self, folder: Path, archives: bool) -> None:
-        self._folder, self._archives = folder, archives
+        self._folder, self._archives, self.pushes = folder, archives, not archives
         self.top, self.there, self.store = folder / "top", folder / "there", folder / "store"
 
     def begin_anew(self) -> None:
@@ -179,9 +183,13 @@ def test_killed_at_any_call_nothing_is_half_and_the_next_goes_on(carrier: Carrie
 def test_a_disk_that_fails_at_any_call_is_told_and_the_next_goes_on(carrier: Carrier) -> None:
     points = [point for point in carrier.points() if point[0] in _FAULTS]
     codes = Counter[int]()
-    for call, number in some(points):
+    write = next(point for point in points if point[0] == "pwrite64")
+    for call, number in {write, *some(points)}:
         carrier.begin_anew()
-        code, said = carrier.run("-e", f"inject={call}:error={_FAULTS[call]}:when={number}")
+        # What fails once in a group is tried again, so all later calls fail, too. Without openat,
+        # the program does not begin.
+        when = f"{number}+" if carrier.pushes and call != "openat" else number
+        code, said = carrier.run("-e", f"inject={call}:error={_FAULTS[call]}:when={when}")
         codes[code] += 1
         carrier.check()
         assert code in (0, 1) or "Full" in said or "OSError" in said, (call, number, said)

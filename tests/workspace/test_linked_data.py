@@ -12,11 +12,7 @@ from batchml.aws.s3 import BucketStore
 from batchml.errors import FsxTaskFailed, NotFound, TransferFailed, UsageError
 from batchml.local.server.protocol import problems
 from batchml.model.environment import TransferStatus, ignore_progress
-from batchml.runtime.transfer.backends import (
-    PosixArchive,
-    from_metadata,
-    posix_headers,
-)
+from batchml.runtime.transfer.s3_archives import PosixArchive, from_metadata, posix_headers
 from batchml.runtime.transfer.tree import TreeEntry
 from batchml.workspace.lustre import LustreLink, LustreWorkspace
 from tests.support.fakes import FakeClock

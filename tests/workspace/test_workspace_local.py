@@ -11,7 +11,7 @@ from batchml.errors import NotFound, TransferFailed, UsageError
 from batchml.local.deletion_guard import NAMES, delete_data, describe_losses, find_losses
 from batchml.local.home import Home
 from batchml.model.environment import TransferStatus, ignore_progress, relative_path
-from batchml.runtime.transfer.backends import FolderArchive
+from batchml.runtime.transfer.archives import FolderArchive
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.workspace.base import plan_copies, pull_target
 from batchml.workspace.commands import TransferDisplay, progress_line

@@ -20,7 +20,8 @@ from batchml.model.environment import (
     ignore_progress,
 )
 from batchml.runtime.transfer import main, worker
-from batchml.runtime.transfer.backends import ArchiveStore, open_archive, open_posix_archive
+from batchml.runtime.transfer.archives import ArchiveStore
+from batchml.runtime.transfer.backends import open_archive, open_posix_archive
 from batchml.workspace.remote import (
     RemoteStorage,
     RemoteWorkspace,

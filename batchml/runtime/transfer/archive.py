@@ -12,7 +12,7 @@ import time
 from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.storage.store import no_check
-from batchml.runtime.transfer.backends import ArchiveStore, key_of, stored_digest
+from batchml.runtime.transfer.archives import ArchiveStore, key_of, stored_digest
 from batchml.runtime.transfer.files import (
     NO_SPACE,
     ContentDamaged,

@@ -2,7 +2,8 @@
 
 Part files are in a folder at the top of the tree. Their name is a digest of the path and the
 version of the file. The blocks that a part file already contains are compared with the source or
-by the digest of the whole file, which is also read back before it gets its name. Holes stay holes.
+by the digest of the whole file. Before it gets its name, the file is synced, read back and compared
+in the same way. Holes stay holes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import errno
 import fcntl
 import hashlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Callable, Iterator, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from batchml.runtime.transfer.tree import (
     PARTS_FOLDER,
@@ -26,6 +28,7 @@ from batchml.runtime.transfer.tree import (
 )
 
 BLOCK = 1 << 20  # bytes
+WINDOW = 64 * BLOCK  # bytes of a large file that are read back while the next ones are written
 PART_EXPIRES = 7 * 86_400.0  # seconds after which an unused part file is removed
 RESTORING = f"{PARTS_FOLDER}/restoring"  # exists until an archive is restored completely
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +40,7 @@ OnBytes = Callable[[int, bool], None]
 
 
 CHANGED_WHILE_READ = "it changes while it is read"
+DAMAGED = "the content read back is not what was written: check the disk"
 _MAX_RACES = 100  # attempts to open a part file while other processes remove its folder
 
 
@@ -67,37 +71,97 @@ def make_folder(tree: Tree, path: str, mode: int = 0o777) -> None:
         pass
 
 
-def write_file(tree: Tree, file: OpenedFile, on_bytes: OnBytes, keeps: bool = False) -> str:
-    """Write a file below `tree` at its own path; return its SHA-256.
+def write_file(
+    tree: Tree, file: OpenedFile, on_bytes: OnBytes, keeps: bool = False, is_digested: bool = False
+) -> str:
+    """Write a file below `tree` at its own path; return its SHA-256 if that was computed, else "".
 
-    If `file.entry.sha256` is known, the content must have that digest. `keeps`: fail if the target
-    exists when the content is complete. Raises SourceChanged, ContentDamaged and OSError. The part
-    file stays, unless its content is known to be wrong.
+    A file of this machine is read again to compare what was written; that of another by its
+    SHA-256. If `file.entry.sha256` is known, the content must have that digest. `keeps`: fail if
+    the target exists when the content is complete. Raises SourceChanged, ContentDamaged and
+    OSError. The part file stays, unless its content is known to be wrong.
     """
     entry = file.entry
     above, _, end = entry.path.rpartition("/")
+    digest = hashlib.sha256() if is_digested or not file.is_near else None
     with tree.folder(above) as folder, _open_part(tree, entry) as (parts, name, fd):
-        digest = _fill(fd, entry, file.read, on_bytes)
-        if not file.is_unchanged():
-            raise SourceChanged(CHANGED_WHILE_READ)
-        if entry.sha256 and digest != entry.sha256:
-            os.ftruncate(fd, 0)
-            raise ContentDamaged(
-                "its SHA-256 differs from the archive's: it was damaged or changed"
-            )
-        os.fchmod(fd, entry.mode)
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-        os.fsync(fd)
-        if digest_of(partial(_read_at, fd), entry.size) != digest:
-            os.ftruncate(fd, 0)
-            raise ContentDamaged("the content read back is not what was written: check the disk")
-        if keeps and _exists(folder, end):
+        with _Comparison(fd, file) as comparison:
+            _fill(fd, entry, file.read, on_bytes, digest, comparison.begin)
+            if not file.is_unchanged():
+                raise SourceChanged(CHANGED_WHILE_READ)
+            found = digest.hexdigest() if digest is not None else ""
+            if entry.sha256 and found != entry.sha256:
+                os.ftruncate(fd, 0)
+                raise ContentDamaged(
+                    "its SHA-256 differs from the archive's: it was damaged or changed"
+                )
+            os.fchmod(fd, entry.mode)
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            os.fsync(fd)
+            comparison.finish(found)
+        if keeps and exists(folder, end):
             raise SourceChanged("another file has been created at its path meanwhile, and stays")
         os.replace(name, end, src_dir_fd=parts, dst_dir_fd=folder)
-    return digest
+    return found
 
 
-def _exists(folder: int, name: str) -> bool:
+class _Comparison:
+    """Compares a part file with its source after it was synced.
+
+    In a large file, a thread syncs and compares what is written while the rest is written.
+    """
+
+    def __init__(self, fd: int, file: OpenedFile) -> None:
+        self._fd, self._file = fd, file
+        self._begun = 0  # bytes for which the comparison has begun
+        self._thread: Optional[ThreadPoolExecutor] = None
+        self._windows: "List[Future[None]]" = []
+
+    def __enter__(self) -> "_Comparison":
+        return self
+
+    def begin(self, written: int) -> None:
+        """Begin to compare what was written since the last call, if that is much."""
+        if self._file.is_near and written - self._begun >= WINDOW:
+            self._thread = self._thread or ThreadPoolExecutor(1)
+            self._windows.append(self._thread.submit(self._sync_and_compare, self._begun, written))
+            self._begun = written
+
+    def _sync_and_compare(self, start: int, end: int) -> None:
+        os.fdatasync(self._fd)
+        self._compare(start, end)
+
+    def _compare(self, start: int, end: int) -> None:
+        if not has_same_bytes(self._file.read, partial(_read_at, self._fd), start, end):
+            if not self._file.is_unchanged():
+                raise SourceChanged(CHANGED_WHILE_READ)
+            raise ContentDamaged(DAMAGED)
+
+    def finish(self, digest: str) -> None:
+        """Compare what is left of the synced file: with its source, or by its SHA-256.
+
+        Raises SourceChanged, ContentDamaged.
+        """
+        size = self._file.entry.size
+        try:
+            if self._file.is_near:
+                self._compare(self._begun, size)
+                for window in self._windows:
+                    window.result()
+            elif digest_of(partial(_read_at, self._fd), size) != digest:
+                raise ContentDamaged(DAMAGED)
+        except ContentDamaged:
+            os.ftruncate(self._fd, 0)
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        for window in self._windows:
+            window.cancel()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def exists(folder: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -105,13 +169,20 @@ def _exists(folder: int, name: str) -> bool:
     return True
 
 
-def _fill(fd: int, entry: TreeEntry, read: ReadAt, on_bytes: OnBytes) -> str:
-    """Complete a part file: compare the blocks that it has, write the rest. Return the SHA-256."""
-    there, at, digest = os.fstat(fd).st_size, 0, hashlib.sha256()
+def _fill(
+    fd: int,
+    entry: TreeEntry,
+    read: ReadAt,
+    on_bytes: OnBytes,
+    digest: "Optional[hashlib._Hash]",
+    on_written: Callable[[int], None],
+) -> None:
+    """Complete a part file: compare the blocks that it has, write the rest."""
+    there, at = os.fstat(fd).st_size, 0
     if there > entry.size:
         os.ftruncate(fd, 0)
         there = 0
-    if entry.sha256:  # from a remote archive: the final digest proves the blocks that are kept
+    if entry.sha256 and digest is not None:  # from an archive: it proves the blocks that are kept
         while at < there:
             block = os.pread(fd, min(BLOCK, there - at), at)
             digest.update(block)
@@ -121,19 +192,21 @@ def _fill(fd: int, entry: TreeEntry, read: ReadAt, on_bytes: OnBytes) -> str:
         block = read(at, min(BLOCK, entry.size - at))
         if not block:
             break
-        digest.update(block)
+        if digest is not None:
+            digest.update(block)
         was_there = at < there and os.pread(fd, len(block), at) == block
         if not was_there:
-            _write(fd, block, at, there)
+            write_block(fd, block, at, there)
         at += len(block)
         on_bytes(len(block), was_there)
+        on_written(at)
     os.ftruncate(fd, at)
     if at < entry.size:
         raise SourceChanged(f"it ends after {at} of {entry.size} bytes")
-    return digest.hexdigest()
 
 
-def _write(fd: int, block: bytes, at: int, there: int) -> None:
+def write_block(fd: int, block: bytes, at: int, there: int) -> None:
+    """Write a block into a file of `there` bytes; zeros after its end become a hole."""
     if at >= there and not block.strip(b"\0"):
         os.ftruncate(fd, at + len(block))  # a hole
         return
@@ -145,6 +218,15 @@ def _write(fd: int, block: bytes, at: int, there: int) -> None:
 
 def _read_at(fd: int, start: int, length: int) -> bytes:
     return os.pread(fd, length, start)
+
+
+def has_same_bytes(one: ReadAt, other: ReadAt, start: int, end: int) -> bool:
+    """Say whether two files have the same bytes from `start` to `end`."""
+    for at in range(start, end, BLOCK):
+        block = one(at, min(BLOCK, end - at))
+        if len(block) < min(BLOCK, end - at) or block != other(at, len(block)):
+            return False
+    return True
 
 
 def digest_of(
@@ -182,7 +264,7 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
         try:
             make_folder(tree, PARTS_FOLDER, 0o700)
             with tree.folder(PARTS_FOLDER) as folder:
-                locked_name, fd = _lock_part(folder, name)
+                locked_name, fd = lock_part(folder, name)
                 return os.dup(folder), locked_name, fd
         except FileNotFoundError:
             if not left:
@@ -190,7 +272,7 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
     raise AssertionError("unreachable")
 
 
-def _lock_part(parts: int, name: str) -> Tuple[str, int]:
+def lock_part(parts: int, name: str) -> Tuple[str, int]:
     """Lock a part file, or one with a random name if that is impossible; return name and file."""
     own = ""
     while True:
@@ -206,6 +288,19 @@ def _lock_part(parts: int, name: str) -> Tuple[str, int]:
         if _is_named(parts, own or name, fd):
             return own or name, fd
         os.close(fd)  # it was completed and renamed before we got the lock
+
+
+def lock_existing(parts: int, name: str) -> int:
+    """Lock a part file that is there. Raises OSError, also if another process has locked it."""
+    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parts)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_named(parts, name, fd):
+            raise FileNotFoundError(errno.ENOENT, "another process has completed it", name)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _is_named(parts: int, name: str, fd: int) -> bool:

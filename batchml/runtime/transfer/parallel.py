@@ -86,20 +86,29 @@ class TransferProgress:
             try:
                 return transfer(on_bytes), counted
             except (SourceChanged, ContentDamaged):
-                with self._lock:  # these bytes have to be transferred again
-                    self._now = self._now._replace(size=max(0, self._now.size - counted))
+                self.take_back(counted)
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
 
-    def finish_file(self, path: str, size: int = 0) -> None:
-        """Count a finished file, and `size` bytes of it that were not counted yet."""
+    def take_back(self, size: int) -> None:
+        """Count bytes no longer as finished: they have to be transferred again."""
+        with self._lock:
+            self._now = self._now._replace(size=max(0, self._now.size - size))
+
+    def finish_file(self, path: str, size: int = 0, files: int = 1) -> None:
+        """Count a finished file, and `size` bytes of it that were not counted yet.
+
+        `files`: it is the last one of so many.
+        """
         with self._lock:
             now = self._now
-            self._now = now._replace(path=path, files=now.files + 1, size=now.size + size)
+            self._now = now._replace(path=path, files=now.files + files, size=now.size + size)
             self._notify(self._now)
 
-    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[List[Tuple[T, R]]]:
+    def each(
+        self, work: Callable[[T], R], items: Iterable[T], at_once: int = 0
+    ) -> Iterator[List[Tuple[T, R]]]:
         """Call `work` for each item in parallel, and yield the items with their results in batches.
 
         An error in one call stops the other calls soon.
@@ -108,7 +117,7 @@ class TransferProgress:
         def with_item(item: T) -> Tuple[T, R]:
             return item, work(item)
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(at_once or AT_ONCE) as pool:
             try:
                 for batch in _batches(items):
                     yield list(pool.map(with_item, batch))

@@ -6,13 +6,16 @@ Nothing is removed. A file with the same size and time counts as unchanged, as w
 
 from __future__ import annotations
 
+import copy
 import errno
 import operator
 import os
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import (
     ContextManager,
+    Dict,
     Iterator,
     List,
     NamedTuple,
@@ -30,14 +33,24 @@ from batchml.runtime.transfer.files import (
     SourceChanged,
     clear_parts,
     digest_of,
+    has_same_bytes,
     make_folder,
     write_file,
+)
+from batchml.runtime.transfer.groups import AT_ONCE as GROUPS_AT_ONCE
+from batchml.runtime.transfer.groups import (
+    SMALL,
+    FileGroup,
+    SyncFileSystem,
+    open_syncfs,
+    split_groups,
 )
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.tree import (
     FOLDER,
     LINK,
     LeftOut,
+    NearTree,
     OpenedFile,
     Reader,
     TransferError,
@@ -47,6 +60,8 @@ from batchml.runtime.transfer.tree import (
     join_path,
     looks_unchanged,
 )
+
+_Outcome = Tuple[str, bool]  # why a file failed, or ""; whether it was copied
 
 
 class TreeSource(Protocol):
@@ -79,17 +94,21 @@ class FolderSource:
     """A folder or file of this machine."""
 
     def __init__(self, tree: Tree, below: str) -> None:
-        self._tree, self._below = tree, below
+        self.tree, self._below = tree, below
+
+    def on(self, tree: Tree) -> "FolderSource":
+        """The same source, opened by way of another object."""
+        return FolderSource(tree, self._below)
 
     def entries(self, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
-        top = self._tree.lookup(self._below)
+        top = self.tree.lookup(self._below)
         if top is not None and top.kind != FOLDER:
             return iter([top._replace(path="")])
-        return self._tree.walk(self._below, left_out)
+        return self.tree.walk(self._below, left_out)
 
     @contextmanager
     def open(self, entry: TreeEntry) -> Iterator[OpenedFile]:
-        reader = Reader(self._tree, join_path(self._below, entry.path))
+        reader = Reader(self.tree, join_path(self._below, entry.path))
         try:
             yield reader.as_file(entry.path)
         finally:
@@ -130,14 +149,13 @@ def receive(
             missing += [LeftOut(entry.path, why)] if why else []
     files = size = unchanged = 0
     try:
-        for batch in progress.each(work.copy, coming):
-            for entry, (why, was_copied) in batch:
-                if why:
-                    missing.append(LeftOut(entry.path or below, why))
-                elif was_copied:
-                    files, size = files + 1, size + entry.size
-                else:
-                    unchanged += 1
+        for entry, (why, was_copied) in work.copy_all(coming):
+            if why:
+                missing.append(LeftOut(entry.path or below, why))
+            elif was_copied:
+                files, size = files + 1, size + entry.size
+            else:
+                unchanged += 1
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
@@ -170,12 +188,16 @@ class _Receiver:
         self._progress, self._checksum, self._keeps = progress, checksum, keeps
         self._finished: Set[str] = set()  # paths of files that the target has now
 
+    def _target(self, entry: TreeEntry) -> str:
+        """Return the path that an entry gets in the target."""
+        return join_path(self._below, entry.path)
+
     def list_missing(self, coming: List[TreeEntry]) -> List[TreeEntry]:
         return [entry for entry in coming if entry.path not in self._finished]
 
     def make(self, entry: TreeEntry) -> str:
         """Make a folder or a link; return why that failed, or ""."""
-        path = join_path(self._below, entry.path)
+        path = self._target(entry)
         try:
             if entry.kind == LINK:
                 return self._make_link(entry, path)
@@ -213,22 +235,77 @@ class _Receiver:
                 raise
         return ""
 
-    def copy(self, entry: TreeEntry) -> Tuple[str, bool]:
-        """Copy a file unless the target has it. Return why that failed, and whether it was copied.
+    def copy_all(self, coming: List[TreeEntry]) -> Iterator[Tuple[TreeEntry, _Outcome]]:
+        """Copy all files, small ones of this machine in groups; yield why each failed, or "", and
+        whether it was copied.
 
         Raises an error that ends the whole transfer: no space, or an unreachable source.
         """
-        path = join_path(self._below, entry.path)
+        alone, source = coming, self._source
+        sync = open_syncfs(self._tree.root)
+        if sync is not None and isinstance(source, FolderSource) and len(coming) > 1:
+            alone = [entry for entry in coming if entry.size > SMALL]
+            groups = split_groups([entry for entry in coming if entry.size <= SMALL])
+            work = partial(self._copy_group, source, sync)
+            for done in self._progress.each(work, groups, GROUPS_AT_ONCE):
+                for _, outcomes in done:
+                    yield from outcomes
+        for batch in self._progress.each(self._copy, alone):
+            yield from batch
+
+    def _copy_group(
+        self, source: FolderSource, sync: SyncFileSystem, entries: List[TreeEntry]
+    ) -> List[Tuple[TreeEntry, _Outcome]]:
+        """Copy small files. Those that fail in the group are copied alone afterwards."""
+        outcomes: Dict[str, _Outcome] = {}
+        counted: Dict[str, int] = {}  # bytes of the files of this group
+        with NearTree(source.tree) as here, NearTree(self._tree) as there:
+            near, group = (
+                self._by_way_of(source.on(here), there),
+                FileGroup(there, sync, self._keeps),
+            )
+            for entry in entries:
+                try:
+                    outcome = near._compare(entry)
+                    if outcome is None:
+                        near._add_to(group, entry, counted)
+                    else:
+                        outcomes[entry.path] = outcome
+                except (SourceChanged, OSError):
+                    continue
+            complete = group.finish()
+        self._finished |= complete
+        outcomes.update((path, ("", True)) for path in complete)
+        self._progress.take_back(sum(counted[path] for path in counted if path not in complete))
+        if complete:
+            self._progress.finish_file(max(complete), files=len(complete))
+        return [(entry, outcomes.get(entry.path) or self._copy(entry)) for entry in entries]
+
+    def _add_to(self, group: FileGroup, entry: TreeEntry, counted: Dict[str, int]) -> None:
+        """Write the part file of a small file. Raises SourceChanged and OSError."""
+        path = self._target(entry)
+
+        def on_bytes(size: int, was_there: bool) -> None:
+            self._progress.count(path, size, was_there)
+            counted[entry.path] = size
+
+        with self._source.open(entry) as file:
+            target = file._replace(entry=file.entry._replace(path=path))
+            group.write(entry.path, target, on_bytes)
+
+    def _by_way_of(self, source: FolderSource, tree: Tree) -> "_Receiver":
+        """The same, with other objects for the same trees."""
+        other = copy.copy(self)
+        other._source, other._tree = source, tree
+        return other
+
+    def _copy(self, entry: TreeEntry) -> _Outcome:
+        """Copy a file unless the target has it."""
+        path = self._target(entry)
         try:
-            there = self._tree.lookup(path)
-            if there is not None and there.kind == FOLDER:
-                return "a folder has this path", False
-            if there is not None and self._is_same(entry, there, path):
-                self._progress.finish_file(path, entry.size)
-                self._finished.add(entry.path)
-                return "", False
-            if there is not None and self._keeps:
-                return _describe_difference(there, entry), False
+            outcome = self._compare(entry)
+            if outcome is not None:
+                return outcome
             make_folder(self._tree, path.rpartition("/")[0])
             self._progress.try_file(path, lambda on_bytes: self._write(entry, path, on_bytes))
         except (SourceChanged, ContentDamaged) as error:
@@ -240,6 +317,20 @@ class _Receiver:
         self._finished.add(entry.path)
         self._progress.finish_file(path)
         return "", True
+
+    def _compare(self, entry: TreeEntry) -> Optional[_Outcome]:
+        """Return the outcome for a file that has not to be copied, else None. Raises OSError."""
+        path = self._target(entry)
+        there = self._tree.lookup(path)
+        if there is None:
+            return None
+        if there.kind == FOLDER:
+            return "a folder has this path", False
+        if self._is_same(entry, there, path):
+            self._progress.finish_file(path, entry.size)
+            self._finished.add(entry.path)
+            return "", False
+        return (_describe_difference(there, entry), False) if self._keeps else None
 
     def _write(self, entry: TreeEntry, path: str, on_bytes: OnBytes) -> None:
         with self._source.open(entry) as file:
@@ -263,13 +354,12 @@ class _Receiver:
         return True
 
     def _has_content(self, entry: TreeEntry, path: str) -> bool:
-        expected = entry.sha256
-        if not expected:
-            with self._source.open(entry) as file:
-                expected = digest_of(file.read, file.entry.size)
         reader = Reader(self._tree, path)
         try:
-            return digest_of(reader.read, entry.size) == expected
+            if entry.sha256:
+                return digest_of(reader.read, entry.size) == entry.sha256
+            with self._source.open(entry) as file:
+                return has_same_bytes(file.read, reader.read, 0, entry.size)
         finally:
             reader.close()
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 from batchml.runtime.storage.store import StoreError
-from batchml.runtime.transfer.backends import ArchiveStore, key_of, stored_digest
+from batchml.runtime.transfer.archives import ArchiveStore, key_of, stored_digest
 from batchml.runtime.transfer.files import NO_SPACE, ContentDamaged, mark_restoring
 from batchml.runtime.transfer.manifest import DELETED, ArchiveManifest, read_manifest
 from batchml.runtime.transfer.parallel import TransferProgress

@@ -172,12 +172,40 @@ class Tree:
         return entries
 
 
+class NearTree(Tree):
+    """A tree that keeps the folders open that it has opened, for a few files of the same folders.
+
+    Use it briefly: it does not notice that another folder takes the place of one.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.root)
+        self._tree = tree
+        self._opened: Dict[str, int] = {}
+
+    @contextmanager
+    def folder(self, below: str) -> Iterator[int]:
+        fd = self._opened.get(below)
+        if fd is None:
+            with self._tree.folder(below) as found:
+                fd = self._opened[below] = os.dup(found)
+        yield fd
+
+    def __enter__(self) -> "NearTree":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+
 class OpenedFile(NamedTuple):
     """A file that is ready to be read."""
 
     entry: TreeEntry  # as it was when it was opened
     read: ReadAt
     is_unchanged: Callable[[], bool]  # whether the file has not changed since it was opened
+    is_near: bool = False  # it is on this machine, and can be read again
 
 
 class Reader:
@@ -207,7 +235,7 @@ class Reader:
 
     def as_file(self, path: str) -> OpenedFile:
         """This file under another path."""
-        return OpenedFile(self.entry._replace(path=path), self.read, self.is_unchanged)
+        return OpenedFile(self.entry._replace(path=path), self.read, self.is_unchanged, True)
 
     def close(self) -> None:
         os.close(self._fd)

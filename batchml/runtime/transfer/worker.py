@@ -20,7 +20,8 @@ from typing import Any, Callable, Dict, List
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.transfer.archive import archive, archive_and_free
-from batchml.runtime.transfer.backends import ArchiveStore, open_posix_archive
+from batchml.runtime.transfer.archives import ArchiveStore
+from batchml.runtime.transfer.backends import open_posix_archive
 from batchml.runtime.transfer.main import describe_progress, list_folder, to_json
 from batchml.runtime.transfer.manifest import read_manifest
 from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
