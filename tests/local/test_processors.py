@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from batchml.local.executors.processors import (
+    MachineProcessors,
     Processor,
     bound_to,
     choose_processors,
@@ -51,6 +52,21 @@ def test_two_processors_are_those_of_one_core() -> None:
 
 def test_processors_that_others_use_and_this_machine_lacks_do_no_harm() -> None:
     assert choose_processors(FOUR, {77, 0}, 3) == (1, 2, 3)
+
+
+def test_the_list_of_claims_is_read_unless_the_processors_have_just_been_given_back() -> None:
+    reads: list[set[int]] = []
+
+    def claimed() -> set[int]:
+        reads.append({0})
+        return reads[-1]
+
+    machine = MachineProcessors(FOUR, claimed)
+    assert machine.choose([1, 2, 3], 1, {0}) == (0,)
+    assert not reads, "no other server has claimed it since"
+    assert machine.choose([2, 3], 1, {1}) == (1,), "another server has 0"
+    assert machine.choose([1, 2, 3], 1, set()) == ()
+    assert len(reads) == 2
 
 
 def test_the_processors_of_this_process_are_found() -> None:

@@ -32,7 +32,7 @@ from batchml.local.batch.events import (
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.operations.resources import continue_deletions
 from batchml.local.batch.scheduling import next_time_limit, schedule
-from batchml.local.batch.state import BatchState, Job
+from batchml.local.batch.state import BatchState, Job, parent_of
 from batchml.local.batch.transaction import Transaction
 from batchml.local.server.protocol import ApiError
 from batchml.model.run import JobStatus
@@ -138,7 +138,7 @@ def restore(state: BatchState, now: int = 0) -> BatchState:
         if job.is_array:
             counts.setdefault(job.id, dict(state.counts.get(job.id, {})))
         elif job.index is not None:
-            of_parent = counts[job.parent]  # a parent comes before its children
+            of_parent = counts[parent_of(job.id)]  # a parent comes before its children
             of_parent[job.status.value] = of_parent.get(job.status.value, 0) + 1
         if job.attempt is not None:
             if job.node is None:

@@ -104,17 +104,15 @@ class Transaction:
 
     def enqueue_all(self, jobs: Iterable[tuple[Job, bool]]) -> None:
         """`enqueue` many jobs at once, each with its `front`."""
-        found: dict[str, dict[QueueLine, list[tuple[Any, str]]]] = {}
+        found: dict[tuple[str, str], list[tuple[Any, str]]] = {}
         for job, front in jobs:
-            lines = found.setdefault(job.queue, {})
-            lines.setdefault(QueueLine(job.spec.share), []).append((_line_key(job, front), job.id))
-        for queue, entries in found.items():
-            before: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
-            more = {
-                line: persistent_heap.merge(before.get(line), persistent_heap.from_items(each))
-                for line, each in entries.items()
-            }
-            self._set(lines=self.state.lines.set(queue, before.update(more)))
+            entries = found.setdefault((job.spec.queue, job.spec.share), [])
+            entries.append((_line_key(job, front), job.id))
+        for (queue, share), entries in found.items():
+            line, heap = QueueLine(share), persistent_heap.from_items(entries)
+            lines: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
+            lines = lines.set(line, persistent_heap.merge(lines.get(line), heap))
+            self._set(lines=self.state.lines.set(queue, lines))
 
     def _push(self, queue: str, line: QueueLine, key: Any, job_id: str) -> None:
         lines: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
