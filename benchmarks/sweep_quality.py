@@ -27,6 +27,7 @@ from batchml.model.sweep import (
     is_active,
 )
 from batchml.sweeps.samplers.choose import suggest_trials
+from batchml.sweeps.samplers.tpe import TrialObservations
 from benchmarks import sweep_problems as problems
 from benchmarks.rows import Finding, LeftOut, Row, alone, paired
 from benchmarks.running import main
@@ -65,8 +66,12 @@ def ours(
 
 
 def _search(spec: SweepSpec, stops: bool) -> Search:
+    observed = TrialObservations(spec)
+
     def ask(trials: Sequence[Trial], numbers: Sequence[int]) -> list[Params]:
-        return [params for params, _ in suggest_trials(spec, trials, numbers)]
+        for trial in trials:
+            observed.note(trial)
+        return [params for params, _ in suggest_trials(spec, trials, numbers, observed)]
 
     return Search(ask, Asha(spec), stops_early=True) if stops else Search(ask)
 
@@ -220,10 +225,12 @@ def ask_times(counts: Sequence[int], peers: Sequence[int]) -> dict[str, list[tup
     for count in counts:
         spec = spec_of(problem, "tpe", LARGE[0], 0)
         trials = _ledger(problem, spec, count)
-        _cpu(spec, trials, 1)  # the first one after a start reads all of it
-        alone_ = [_cpu(spec, _grown(trials), 1) for _ in range(15)]
+        observed = TrialObservations(spec, trials)
+        _cpu(spec, trials, observed, 1)  # the first one after a start reads all of it
+        alone_ = [_cpu(spec, _grown(trials, observed), observed, 1) for _ in range(15)]
         found["alone"].append((count, median(alone_) * 1000))
-        found["of 64 at once"].append((count, _cpu(spec, _grown(trials), 64) / 64 * 1000))
+        together = _cpu(spec, _grown(trials, observed), observed, 64)
+        found["of 64 at once"].append((count, together / 64 * 1000))
         if count in peers and find_spec("optuna"):
             found.setdefault("Optuna", []).append((count, _optuna_ask(problem, trials)))
     return found
@@ -269,16 +276,19 @@ def _ledger(problem: Problem, spec: SweepSpec, count: int) -> list[Trial]:
     return trials
 
 
-def _grown(trials: list[Trial]) -> list[Trial]:
+def _grown(trials: list[Trial], observed: TrialObservations) -> list[Trial]:
     """One trial more, and one that has come further."""
-    trials[len(trials) % 50].reports.append(TrialReport(20, (0.5,)))
+    further = trials[len(trials) % 50]
+    further.reports.append(TrialReport(20, (0.5,)))
     trials.append(Trial(len(trials), trials[7].params, 0, state=TrialState.RUNNING))
+    observed.note(further)
+    observed.note(trials[-1])
     return trials
 
 
-def _cpu(spec: SweepSpec, trials: list[Trial], count: int) -> float:
+def _cpu(spec: SweepSpec, trials: list[Trial], observed: TrialObservations, count: int) -> float:
     start = time.process_time()
-    suggest_trials(spec, trials, range(len(trials), len(trials) + count))
+    suggest_trials(spec, trials, range(len(trials), len(trials) + count), observed)
     return time.process_time() - start
 
 

@@ -8,11 +8,26 @@ from typing import Any
 from batchml.runtime.storage.store import Store, StoreError
 
 
+class _Values(dict[str, bytes]):
+    """By key. `folders` has the keys by their first folder, as a store that lists one has them."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, set[str]] = {}
+
+    def __setitem__(self, key: str, data: bytes) -> None:
+        super().__setitem__(key, data)
+        self.folders.setdefault(key.partition("/")[0], set()).add(key)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self.folders[key.partition("/")[0]].remove(key)
+
+
 class MemoryStore(Store):
     """A store of nothing but a dictionary. `writes` counts what changed it."""
 
     def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
+        self.values = _Values()
         self.writes = 0
 
     def get(self, key: str) -> bytes | None:
@@ -24,15 +39,21 @@ class MemoryStore(Store):
 
     def create(self, key: str, data: bytes) -> bool:
         self.writes += 1
-        return self.values.setdefault(key, data) is data
+        if key in self.values:
+            return False
+        self.values[key] = data
+        return True
 
     def keys(self, prefix: str, limit: int | None = None) -> list[str]:
-        return sorted(key for key in self.values if key.startswith(prefix))[:limit]
+        first, is_folder, _ = prefix.partition("/")
+        keys = self.values.folders.get(first, ()) if is_folder else self.values
+        return sorted(key for key in keys if key.startswith(prefix))[:limit]
 
     def delete(self, *keys: str) -> None:
         for key in keys:
             self.writes += 1
-            self.values.pop(key, None)
+            if key in self.values:
+                del self.values[key]
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
         data = self.values.get(key)

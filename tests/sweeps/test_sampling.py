@@ -26,6 +26,10 @@ from batchml.model.sweep import (
     count_points,
     is_active,
 )
+from batchml.sweeps.control.events import PlannedTrial, TrialBatch
+from batchml.sweeps.control.plan import SubmitMode, plan_new
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.control.totals import SweepTotals
 from batchml.sweeps.samplers import sequences
 from batchml.sweeps.samplers.choose import suggest_trials
 from batchml.sweeps.samplers.optuna import missing_packages
@@ -174,11 +178,14 @@ def test_a_list_is_its_points_and_then_nothing() -> None:
 
 def test_trials_that_confirm_others_use_up_no_point() -> None:
     spec = spec_of(DISCRETE, "grid")
-    trials = ended(params_of(spec, 10), [1.0] * 10)
-    trials += [Trial(10 + n, trials[0].params, n, confirms=0) for n in range(3)]
-    after = [s.params for s in suggest_trials(spec, trials, range(13, 100))]
-    assert len(after) == 14
-    assert after == params_of(spec, 24)[10:]
+    points = params_of(spec, 10)
+    planned = [PlannedTrial(n, params, n, "grid") for n, params in enumerate(points)]
+    planned += [PlannedTrial(10 + n, points[0], n, "confirm", confirms=0) for n in range(3)]
+    state = SweepState()
+    state.apply(TrialBatch(1, 0.0, "first", tuple(planned)))
+    (batch,) = plan_new(SweepTotals(spec, state), SubmitMode.ARRAY, 99, 1.0, lambda: "next")
+    assert [each.number for each in batch.trials] == list(range(13, 27))
+    assert [each.params for each in batch.trials] == params_of(spec, 24)[10:]
 
 
 def test_halving_asks_for_no_results() -> None:

@@ -182,7 +182,8 @@ def test_a_torn_tail_is_cut_at_every_byte() -> None:
     last = store.values["log/000000002.jsonl"]
     for cut in range(len(last)):
         torn_store = MemoryStore()
-        torn_store.values = {**store.values, "log/000000002.jsonl": last[:cut]}
+        for key, data in {**store.values, "log/000000002.jsonl": last[:cut]}.items():
+            torn_store.put(key, data)
         expected = fold(ALL[: 5 + torn(last, cut)])
         ledger = SweepLedger(torn_store)
         assert ledger.load() == expected, cut

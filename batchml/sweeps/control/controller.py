@@ -7,7 +7,7 @@ submitted exactly once, because its name is searched for; to write a manifest or
 changes nothing.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Set
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -275,7 +275,7 @@ class Controller:
             self._lease.renew()
         return [], False
 
-    def _inputs(self, now: float, ended_batches: frozenset[int]) -> DecisionInputs:
+    def _inputs(self, now: float, ended_batches: Set[int]) -> DecisionInputs:
         return DecisionInputs(
             now=now,
             mode=self._mode,

@@ -4,7 +4,7 @@ Decisions follow from the ledger and from observations of jobs. The controller w
 a decision to the ledger first, and then acts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from msgspec import Struct
 
@@ -39,7 +39,7 @@ class DecisionInputs(Struct, frozen=True):
     grace: float = 0.0  # seconds from the stop signal until jobs are terminated
     stop_signal: str | None = None  # why somebody stopped the sweep
     is_exhausted: bool = False  # the sampler has no more parameters
-    ended_batches: frozenset[int] = frozenset()  # numbers of the batches whose job has ended
+    ended_batches: Set[int] = frozenset()  # numbers of the batches whose job has ended
 
 
 class BeginTrials(Struct, frozen=True):

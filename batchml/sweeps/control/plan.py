@@ -107,8 +107,10 @@ def plan_new(
 ) -> list[TrialBatch]:
     """Up to `count` new trials, as many as the sampler suggests, in batches of up to MAX_ARRAY."""
     state, spec = totals.state, totals.spec
-    first = totals.tally.highest + 1
-    suggested = suggest_trials(spec, list(state.trials.values()), range(first, first + count))
+    first, points = totals.tally.highest + 1, totals.tally.planned
+    suggested = suggest_trials(
+        spec, state.trials.values(), range(points, points + count), totals.observed
+    )
     target = first_target(spec, mode)
     planned = [
         (target, PlannedTrial(number, params, seed_of(spec, number), origin))
@@ -287,7 +289,7 @@ def _batches_by_target(
         for target, trials in by_target.items()
         for start in range(0, len(trials), MAX_ARRAY)
     ]
-    first = max(totals.state.batches, default=0) + 1
+    first = next(reversed(totals.state.batches), 0) + 1
     return [
         TrialBatch(number, at, make_key(), tuple(trials), target)
         for number, (target, trials) in enumerate(parts, first)

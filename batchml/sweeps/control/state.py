@@ -334,6 +334,7 @@ class SweepState:
         self.reopened: dict[float, SweepReopened] = {}  # by time
         self.counts: dict[TrialState, int] = dict.fromkeys(TrialState, 0)
         self.segment = 0  # the last segment of the ledger that was applied
+        self._open: dict[int, TrialBatch] = {}  # by number; see `open_batches`
         self._histories: dict[int, TrialHistory] = {}
 
     def apply(self, event: Event) -> None:
@@ -349,6 +350,7 @@ class SweepState:
                 self._apply_batch(event)
             case BatchSubmitted():
                 self.jobs[event.wave] = event.job_id
+                self._open.pop(event.wave, None)
                 name_jobs(self.trials, self.batches.get(event.wave), event.job_id)
             case LimitsChanged():
                 self.limits = event.limits
@@ -381,7 +383,7 @@ class SweepState:
     @property
     def open_batches(self) -> list[TrialBatch]:
         """The batches whose job id is unknown: they were intended, and may have been submitted."""
-        return [batch for number, batch in self.batches.items() if number not in self.jobs]
+        return list(self._open.values())
 
     def sender_of(self, message: Message) -> int:
         """The number of the trial that sent a message; negative if it is unknown.
@@ -423,6 +425,8 @@ class SweepState:
             self._update(trial, before)
         if batch.number in self.jobs:
             name_jobs(self.trials, batch, self.jobs[batch.number])
+        else:
+            self._open[batch.number] = batch
 
     def _apply_message(self, event: MessageReceived) -> None:
         message = event.message

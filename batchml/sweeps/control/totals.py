@@ -27,6 +27,7 @@ from batchml.sweeps.control.events import (
 from batchml.sweeps.control.pruning import RungResults
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.results import BestTrial
+from batchml.sweeps.samplers.tpe import TrialObservations
 
 
 class TrialShare(Struct):
@@ -199,6 +200,9 @@ class SweepTotals:
         self.tally = Tally(spec, state.trials.values())
         self.rungs = RungResults(spec, state.trials.values())
         self.best = BestTrial(spec, state.trials.values())
+        self.observed: TrialObservations | None = None  # of the sampler
+        if spec.method == "tpe":
+            self.observed = TrialObservations(spec, state.trials.values())
 
     def apply(self, event: Event) -> None:
         """Apply an event to the state, and its changes to the rest."""
@@ -209,6 +213,8 @@ class SweepTotals:
                 continue
             self.tally.note(trial)
             self.rungs.note(trial)
+            if self.observed is not None:
+                self.observed.note(trial)
             if not self.best.note(trial):
                 self.best.restart(self.state.trials.values())
 

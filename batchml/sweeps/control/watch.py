@@ -5,7 +5,7 @@ lost or never started; so jobs are observed seldom, a hundred in one call. `wave
 batch of trials, as in `events.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from msgspec import Struct
@@ -125,9 +125,9 @@ class JobWatch:
         self._silent: dict[int, _Silent] = {}  # by trial
 
     @property
-    def ended_batches(self) -> frozenset[int]:
+    def ended_batches(self) -> Set[int]:
         """The numbers of the batches whose job has ended."""
-        return frozenset(self._ended)
+        return self._ended.keys()
 
     def observe(self, totals: SweepTotals, now: float) -> None:
         """Observe the unfinished jobs with one call, if it is due. Raises BatchmlError."""
@@ -156,11 +156,11 @@ class JobWatch:
         Call it when all messages were read. Raises BatchmlError.
         """
         found: list[TrialObserved] = []
-        for wave, (ended_at, job) in self._ended.items():
-            if totals.tally.in_flight.get(wave):
-                found += self._silent_of_ended(totals, wave, ended_at, job, now)
-                if found and job.children:
-                    break  # one call to AWS Batch a round; the other batches follow in later rounds
+        for wave in sorted(totals.tally.in_flight.keys() & self._ended.keys()):
+            ended_at, job = self._ended[wave]
+            found += self._silent_of_ended(totals, wave, ended_at, job, now)
+            if found and job.children:
+                break  # one call to AWS Batch a round; the other batches follow in later rounds
         for number, silent in list(self._silent.items()):
             trial = totals.state.trials[number]
             if not silent.is_of(trial):

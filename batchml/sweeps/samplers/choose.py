@@ -1,11 +1,12 @@
 """Choose the parameters of the next trials, by the sweep's method and its trials so far."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from batchml.model.sweep import MODELS, Params, SweepSpec, Trial
 from batchml.sweeps.samplers import optuna, tpe
 from batchml.sweeps.samplers.sequences import find_sequence
+from batchml.sweeps.samplers.tpe import TrialObservations
 
 
 class Suggestion(NamedTuple):
@@ -16,21 +17,26 @@ class Suggestion(NamedTuple):
 
 
 def suggest_trials(
-    spec: SweepSpec, trials: Sequence[Trial], numbers: Sequence[int]
+    spec: SweepSpec,
+    trials: Collection[Trial],
+    indices: Sequence[int],
+    observed: TrialObservations | None = None,
 ) -> list[Suggestion]:
-    """The parameters of the new trials `numbers`; each accounts for the trials before it.
+    """The parameters of the new points `indices`; each accounts for the points before it.
 
-    `trials` are all trials so far. The same arguments give the same result after a restart. There
-    are fewer suggestions than `numbers` if no other points are left, or `where` allows none.
+    `trials` are all trials so far. Confirming runs are no points, so points are counted without
+    them. The same arguments give the same result after a restart. There are fewer suggestions than
+    `indices` if no other points are left, or `where` allows none. `observed`: what was kept of the
+    trials for `tpe`, with all their changes noted.
     """
-    confirming = [trial.number for trial in trials if trial.confirms is not None]
-    # Confirming runs have numbers too, and are no new points.
-    indices = [number - sum(each < number for each in confirming) for number in numbers]
-    return list(_suggestions(spec, trials, indices))
+    return list(_suggestions(spec, trials, indices, observed))
 
 
 def _suggestions(
-    spec: SweepSpec, trials: Sequence[Trial], indices: Sequence[int]
+    spec: SweepSpec,
+    trials: Collection[Trial],
+    indices: Sequence[int],
+    observed: TrialObservations | None,
 ) -> Iterator[Suggestion]:
     # With `halving` all suggestions are made before any result.
     uses_results = spec.method in MODELS and spec.early_stop.method != "halving"
@@ -44,7 +50,8 @@ def _suggestions(
     if not uses_results or not rest:
         return
     if spec.method == "tpe":
-        yield from (Suggestion(*each) for each in tpe.suggest_points(spec, trials, rest))
+        observed = observed or TrialObservations(spec, trials)
+        yield from (Suggestion(*each) for each in tpe.suggest_points(spec, observed, rest))
     else:
         points = optuna.suggest_points(spec, trials, rest)
         yield from (Suggestion(params, spec.method) for params in points)

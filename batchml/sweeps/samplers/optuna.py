@@ -6,7 +6,7 @@ parameter works. A trial that was stopped early counts with its last value, a fa
 worst value of all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 from random import Random
 from typing import Any
@@ -47,7 +47,7 @@ def missing_package_mistakes(method: str) -> list[str]:
 
 
 def suggest_points(
-    spec: SweepSpec, trials: Sequence[Trial], indices: Sequence[int]
+    spec: SweepSpec, trials: Collection[Trial], indices: Sequence[int]
 ) -> Iterator[Params]:
     """Points number `indices`. Ends if no point is left; ConfigError if a package is missing."""
     mistakes = missing_package_mistakes(spec.method)
@@ -71,7 +71,7 @@ def suggest_points(
 class _Study:
     """An Optuna study of all trials, running ones too, so that the next trial differs."""
 
-    def __init__(self, spec: SweepSpec, trials: Sequence[Trial]) -> None:
+    def __init__(self, spec: SweepSpec, trials: Collection[Trial]) -> None:
         import optuna  # type: ignore[import-not-found,unused-ignore]
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -140,7 +140,7 @@ class _Evolution:
     Trials that have ended count in the order of their numbers, a generation at a time.
     """
 
-    def __init__(self, spec: SweepSpec, trials: Sequence[Trial]) -> None:
+    def __init__(self, spec: SweepSpec, trials: Collection[Trial]) -> None:
         import cmaes  # type: ignore[import-not-found,unused-ignore]
         import numpy  # type: ignore[import-not-found,unused-ignore]
 
@@ -186,7 +186,7 @@ def _fill_up(coordinates: Coordinates, size: int) -> list[float]:
 
 
 def _losses_so_far(
-    spec: SweepSpec, trials: Sequence[Trial]
+    spec: SweepSpec, trials: Collection[Trial]
 ) -> Iterator[tuple[Trial, Sequence[float] | None]]:
     """Each trial that counts, with its losses; None: no result yet."""
     losses = {trial.number: losses_of(trial, spec) for trial in trials}

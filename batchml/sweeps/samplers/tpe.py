@@ -9,15 +9,13 @@ same rung. Figures: docs/sweeps-figures.md.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import repeat
 from operator import mul, neg
 from random import Random
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from batchml.model.job import Scalar
 from batchml.model.sweep import (
@@ -26,7 +24,6 @@ from batchml.model.sweep import (
     Space,
     SweepSpec,
     Trial,
-    TrialReport,
     TrialState,
     is_discrete,
 )
@@ -137,27 +134,93 @@ def _place_of_choice(kernel: Kernel, count: int, chosen: int) -> tuple[float, ..
     return tuple(side if index == chosen else 0.0 for index in range(count))
 
 
+Row = tuple[float, ...]
+_PART = 32  # kernels whose densities are computed at once
+_MAX_ROWS = 1 << 14  # that are kept for one set of active parameters
+
+
+class Kernels:
+    """The kernels of one sweep, in rows of coordinates that are computed once for all mixtures.
+
+    A kernel whose centre lacks a parameter has no density along its axis. So the kernels are
+    grouped by the parameters that they share with the points at which densities are asked.
+    """
+
+    def __init__(self, axes: Sequence[KernelAxis], kernel: Kernel) -> None:
+        self.axes = axes
+        self.kernel = kernel
+        self._groups: dict[tuple[bool, ...], KernelGroup] = {}
+        self._rows: dict[tuple[bool, ...], dict[Coordinates, tuple[KernelGroup, Row]]] = {}
+
+    def row(self, active: tuple[bool, ...], point: Coordinates) -> tuple["KernelGroup", Row]:
+        """The kernel around a point, for densities at points with these active parameters."""
+        rows = self._rows.setdefault(active, {})
+        found = rows.get(point)
+        if found is None:
+            shared = tuple(a and at is not None for a, at in zip(active, point, strict=True))
+            if shared not in self._groups:
+                self._groups[shared] = KernelGroup(self.axes, self.kernel, shared)
+            group = self._groups[shared]
+            if len(rows) >= _MAX_ROWS:
+                rows.clear()
+            found = rows[point] = group, group.row(point)
+        return found
+
+
+class KernelGroup:
+    """The kernels along the axes of these parameters."""
+
+    def __init__(
+        self, axes: Sequence[KernelAxis], kernel: Kernel, shared: tuple[bool, ...]
+    ) -> None:
+        self._kernel = kernel
+        self._axes = [each for each, used in zip(enumerate(axes), shared, strict=True) if used]
+        # The kernel is highest at an end of the range, where half of it is cut off.
+        self._top = sum(
+            max(kernel.log_height(axis, end) for end in (0.0, 1.0)) for _, axis in self._axes
+        )
+        self.height = math.exp(self._top)  # by which the sum of `exp(-distance ** 2)` is multiplied
+
+    def row(self, point: Coordinates) -> Row:
+        """The coordinates of a kernel. Its height is one more coordinate, so that one distance
+        includes it."""
+        height = sum(self._kernel.log_height(axis, point[n] or 0.0) for n, axis in self._axes)
+        return (*self._place(point), math.sqrt(max(0.0, self._top - height)))
+
+    def place(self, point: Coordinates) -> Row:
+        """The coordinates at which a density is asked."""
+        return (*self._place(point), 0.0)
+
+    def _place(self, point: Coordinates) -> Row:
+        place: Row = ()
+        for n, axis in self._axes:
+            place += self._kernel.place(axis, point[n] or 0.0)
+        return place
+
+
 class Mixture:
     """The density of many kernels and a random draw, whose weight is that of `prior` kernels."""
 
-    def __init__(
-        self,
-        axes: Sequence[KernelAxis],
-        points: Sequence[Coordinates],
-        kernel: Kernel,
-        prior: float = 1.0,
-    ) -> None:
-        self.axes = axes
+    def __init__(self, kernels: Kernels, points: Sequence[Coordinates], prior: float = 1.0) -> None:
+        self.axes = kernels.axes
         self.points = list(points)
-        self.kernel = kernel
         self.prior = prior
-        self._places = {axis.name: place for place, axis in enumerate(axes)}
-        self._views: dict[tuple[bool, ...], _View] = {}
+        self._kernels = kernels
+        self._places = {axis.name: place for place, axis in enumerate(self.axes)}
+        # By active parameters: the kernels in parts of _PART.
+        self._views: dict[tuple[bool, ...], dict[KernelGroup, list[list[Row]]]] = {}
 
     def add(self, point: Coordinates) -> None:
         self.points.append(point)
-        for view in self._views.values():
-            view.add(point)
+        for active in self._views:
+            self._add_to_view(active, point)
+
+    def _add_to_view(self, active: tuple[bool, ...], point: Coordinates) -> None:
+        group, row = self._kernels.row(active, point)
+        parts = self._views[active].setdefault(group, [])
+        if not parts or len(parts[-1]) == _PART:
+            parts.append([])
+        parts[-1].append(row)
 
     def log_density(self, point: Coordinates) -> float:
         """The logarithm of the density at a point, in the subspace of its active parameters."""
@@ -168,10 +231,14 @@ class Mixture:
         """The sums of the densities of some kernels each at a point, those of the newest first."""
         active = tuple(position is not None for position in point)
         if active not in self._views:
-            view = self._views[active] = _View(self.axes, self.kernel, active)
+            self._views[active] = {}
             for other in self.points:
-                view.add(other)
-        return self._views[active].parts(point)
+                self._add_to_view(active, other)
+        for group, parts in self._views[active].items():
+            place = repeat(group.place(point))
+            for rows in reversed(parts):
+                distances = list(map(math.dist, place, rows))
+                yield group.height * sum(map(math.exp, map(neg, map(mul, distances, distances))))
 
     def draw(self, space: Space, random: Random) -> Params:
         """Draw a point from one of the kernels; parameters that its centre lacks are random."""
@@ -185,72 +252,10 @@ class Mixture:
             axis, position = self.axes[place], centre[place]
             if position is None:
                 return axis.scale.value(random.random())
-            drawn = self.kernel.draw_near(axis, position, random)
+            drawn = self._kernels.kernel.draw_near(axis, position, random)
             return dimension.values[int(drawn)] if axis.values else axis.scale.value(drawn)
 
         return build_point(space, pick)
-
-
-_PART = 32  # kernels whose densities are computed at once
-
-
-class _Group(NamedTuple):
-    """The kernels that share the same parameters with the points of a view."""
-
-    axes: tuple[tuple[int, KernelAxis], ...]  # with their indexes in the space
-    top: float  # the logarithm of the greatest height of a kernel
-    parts: list[list[tuple[float, ...]]]  # coordinates of up to _PART kernels each
-
-
-class _View:
-    """The kernels, for the density at points with one set of active parameters.
-
-    A kernel whose centre lacks one of these parameters has no density along its axis. So kernels
-    are grouped by the parameters that they share with the points.
-    """
-
-    def __init__(
-        self, axes: Sequence[KernelAxis], kernel: Kernel, active: tuple[bool, ...]
-    ) -> None:
-        self._axes = axes
-        self._kernel = kernel
-        self._active = active
-        self._groups: dict[tuple[bool, ...], _Group] = {}
-
-    def add(self, point: Coordinates) -> None:
-        shared = tuple(
-            a and position is not None for a, position in zip(self._active, point, strict=True)
-        )
-        group = self._groups.get(shared)
-        if group is None:
-            group = self._groups[shared] = self._make_group(shared)
-        if not group.parts or len(group.parts[-1]) == _PART:
-            group.parts.append([])
-        height = sum(self._kernel.log_height(axis, point[n] or 0.0) for n, axis in group.axes)
-        # The height is one more coordinate, so that one distance includes it.
-        last = math.sqrt(max(0.0, group.top - height))
-        group.parts[-1].append((*self._place(group, point), last))
-
-    def _make_group(self, shared: tuple[bool, ...]) -> _Group:
-        axes = tuple(each for each, used in zip(enumerate(self._axes), shared, strict=True) if used)
-        # The kernel is highest at an end of the range, where half of it is cut off.
-        top = sum(max(self._kernel.log_height(axis, end) for end in (0.0, 1.0)) for _, axis in axes)
-        return _Group(axes, top, [])
-
-    def parts(self, point: Coordinates) -> Iterator[float]:
-        """See `Mixture.parts`."""
-        for group in self._groups.values():
-            place = repeat((*self._place(group, point), 0.0))
-            height = math.exp(group.top)
-            for rows in reversed(group.parts):
-                distances = list(map(math.dist, place, rows))
-                yield height * sum(map(math.exp, map(neg, map(mul, distances, distances))))
-
-    def _place(self, group: _Group, point: Coordinates) -> tuple[float, ...]:
-        place: tuple[float, ...] = ()
-        for n, axis in group.axes:
-            place += self._kernel.place(axis, point[n] or 0.0)
-        return place
 
 
 def find_greatest_ratio(good: Mixture, bad: Mixture, points: Sequence[Coordinates]) -> int:
@@ -274,6 +279,27 @@ def find_greatest_ratio(good: Mixture, bad: Mixture, points: Sequence[Coordinate
         heapreplace(ratios, (-above / below, index, above, below, parts))
 
 
+# --- Settings -------------------------------------------------------------------------------------
+
+
+class TpeSettings(NamedTuple):
+    """Settings, chosen on benchmarks/sweep_problems.py, not with the seeds of the figures."""
+
+    first: int = 10  # results that are needed before a model is used,
+    first_each: int = 2  # and more results for each parameter
+    candidates: int = 24  # points that are compared for one suggestion
+    draws: int = 8  # for each candidate, at most: `where` refuses some points, others were tried
+    share: float = 0.1  # of the results count as good,
+    good: int = 12  # at most so many
+    bad: int = 400  # results that count as bad, at most; of more a sample is taken
+    width: float = 0.15  # `Kernel.width`
+    other: float = 0.3  # `Kernel.other`
+    prior: float = 1.0  # the weight of a random draw, in kernels
+
+
+SETTINGS = TpeSettings()
+
+
 # --- The results of trials so far -----------------------------------------------------------------
 
 
@@ -289,105 +315,93 @@ class DepthResult(NamedTuple):
 
 
 _FAILED = (TrialState.FAILED, TrialState.DIVERGED)
-_KEPT = 4  # sweeps
 
 
 class _Observed(NamedTuple):
     """A trial as it was when it was last read."""
 
-    trial: Trial
-    state: TrialState
-    last: TrialReport | None
     coordinates: Coordinates | None
     results: tuple[DepthResult, ...] | None
 
 
 class TrialObservations:
-    """The trials of one sweep: those with results, and those that have none yet."""
+    """The trials of one sweep: those with results, and those that have none yet.
 
-    def __init__(self, spec: SweepSpec) -> None:
-        self.axes: tuple[KernelAxis, ...] = make_axes(spec.space)
-        self.with_results: set[int] = set()  # indexes of trials with results, also of failed ones
-        self.waiting: dict[int, Coordinates] = {}  # trials that have no result yet
+    Whoever keeps it for several suggestions notes each trial that is new or has changed.
+    """
+
+    def __init__(self, spec: SweepSpec, trials: Iterable[Trial] = ()) -> None:
+        self.kernels = Kernels(make_axes(spec.space), Kernel(SETTINGS.width, SETTINGS.other))
+        self.with_results: list[int] = []  # numbers of trials with results, also of failed ones
+        self.waiting: dict[int, Coordinates] = {}  # trials that have no result yet, by number
         self.points: set[Hashable] = set()  # keys of the tried points; only in a discrete space
         self.is_discrete = is_discrete(spec.space)
         self._spec = spec
         self._rungs = spec.early_stop.rungs
         self._results: dict[float, list[tuple[DepthResult, int]]] = {}  # by depth, the best first
-        self._observed: list[_Observed] = []
+        self._observed: dict[int, _Observed] = {}  # by number
+        self._noted: dict[int, Trial] = {trial.number: trial for trial in trials}
 
-    def coordinates(self, index: int) -> Coordinates:
-        coordinates = self._observed[index].coordinates
+    def note(self, trial: Trial) -> None:
+        """Note that a trial is new or has changed; `read` reads it."""
+        self._noted[trial.number] = trial
+
+    def coordinates(self, number: int) -> Coordinates:
+        coordinates = self._observed[number].coordinates
         assert coordinates is not None
         return coordinates
 
     def best(self, count: int) -> list[int]:
-        """The indexes of the best trials, each ranked at the greatest depth that it has reached.
+        """The numbers of the best trials, each ranked at the greatest depth that it has reached.
 
         So a running trial that leads at its rung is not behind all trials that have ended.
         """
         ranks: list[tuple[int, float, int]] = []
         for depth, at_depth in self._results.items():
-            for position, (_, index) in enumerate(at_depth[:count]):
-                results = self._observed[index].results
+            for position, (_, number) in enumerate(at_depth[:count]):
+                results = self._observed[number].results
                 if results and results[-1].depth == depth:
-                    ranks.append((position, -depth, index))
-        return [index for _, _, index in sorted(ranks)[:count]]
+                    ranks.append((position, -depth, number))
+        return [number for _, _, number in sorted(ranks)[:count]]
 
-    def follow(self, trials: Sequence[Trial]) -> bool:
-        """Read the trials that are new or have changed. False for the trials of another sweep."""
-        if len(trials) < len(self._observed):
-            return False
-        for index, (trial, observed) in enumerate(zip(trials, self._observed, strict=False)):
-            if trial is not observed.trial:
-                return False
-            last = trial.reports[-1] if trial.reports else None
-            if trial.state is not observed.state or last is not observed.last:
-                self._forget(index, observed)
-                self._observed[index] = self._observe(index, trial, observed.coordinates)
-        for index in range(len(self._observed), len(trials)):
-            trial = trials[index]
-            if self.is_discrete:
-                self.points.add(point_key(trial.params))
-            coordinates = locate(self.axes, trial.params)
-            self._observed.append(self._observe(index, trial, coordinates))
-        return True
+    def read(self) -> None:
+        """Read the trials that were noted since the last call."""
+        for number, trial in self._noted.items():
+            before = self._observed.get(number)
+            if before is None:
+                coordinates = locate(self.kernels.axes, trial.params)
+                if self.is_discrete:
+                    self.points.add(point_key(trial.params))
+            else:
+                coordinates = before.coordinates
+                self._forget(number, before)
+            self._observed[number] = self._observe(trial, coordinates)
+        self._noted.clear()
 
-    def _observe(self, index: int, trial: Trial, coordinates: Coordinates | None) -> _Observed:
+    def _observe(self, trial: Trial, coordinates: Coordinates | None) -> _Observed:
+        number = trial.number
         results: tuple[DepthResult, ...] | None = None
         if coordinates is not None and trial.confirms is None:
             results = results_by_depth(self._spec, self._rungs, trial)
             if results is not None:
-                self.with_results.add(index)
+                insort(self.with_results, number)
             elif not trial.state.is_ended:
-                self.waiting[index] = coordinates
+                self.waiting[number] = coordinates
         for result in results or ():
-            insort(self._results.setdefault(result.depth, []), (result, index))
-        last = trial.reports[-1] if trial.reports else None
-        return _Observed(trial, trial.state, last, coordinates, results)
+            insort(self._results.setdefault(result.depth, []), (result, number))
+        return _Observed(coordinates, results)
 
-    def _forget(self, index: int, observed: _Observed) -> None:
+    def _forget(self, number: int, observed: _Observed) -> None:
         for result in observed.results or ():
-            at_depth = self._results[result.depth]
-            del at_depth[bisect_left(at_depth, (result, index))]
-        self.with_results.discard(index)
-        self.waiting.pop(index, None)
+            _remove(self._results[result.depth], (result, number))
+        if observed.results is not None:
+            _remove(self.with_results, number)
+        self.waiting.pop(number, None)
 
 
-def observe_trials(spec: SweepSpec, trials: Sequence[Trial]) -> TrialObservations:
-    """The observations of these trials. The last few sweeps' observations are kept in memory."""
-    key = msgspec.json.encode((spec.space, spec.goals, spec.early_stop, spec.seed))
-    observations = _kept_observations.pop(key, None) or TrialObservations(spec)
-    if not observations.follow(trials):
-        observations = TrialObservations(spec)
-        observations.follow(trials)
-    while len(_kept_observations) >= _KEPT:
-        del _kept_observations[next(iter(_kept_observations))]
-    _kept_observations[key] = observations
-    return observations
-
-
-_kept_observations: dict[bytes, TrialObservations] = {}
+def _remove(items: list[Any], item: Any) -> None:
+    """Remove an item from a sorted list."""
+    del items[bisect_left(items, item)]
 
 
 def results_by_depth(
@@ -419,42 +433,22 @@ def results_by_depth(
 # --- The sampler ----------------------------------------------------------------------------------
 
 
-class TpeSettings(NamedTuple):
-    """Settings, chosen on benchmarks/sweep_problems.py, not with the seeds of the figures."""
-
-    first: int = 10  # results that are needed before a model is used,
-    first_each: int = 2  # and more results for each parameter
-    candidates: int = 24  # points that are compared for one suggestion
-    draws: int = 8  # for each candidate, at most: `where` refuses some points, others were tried
-    share: float = 0.1  # of the results count as good,
-    good: int = 12  # at most so many
-    bad: int = 400  # results that count as bad, at most; of more a sample is taken
-    width: float = 0.15  # `Kernel.width`
-    other: float = 0.3  # `Kernel.other`
-    prior: float = 1.0  # the weight of a random draw, in kernels
-
-
-SETTINGS = TpeSettings()
-
-
 def suggest_points(
-    spec: SweepSpec,
-    trials: Sequence[Trial],
-    indices: Sequence[int],
-    settings: TpeSettings = SETTINGS,
+    spec: SweepSpec, observed: TrialObservations, indices: Sequence[int]
 ) -> Iterator[tuple[Params, str]]:
     """Points number `indices`, with the origin "tpe" or "random". Ends if no point is left."""
-    observed = observe_trials(spec, trials)
+    observed.read()
     tried = observed.points | set(map(point_key, spec.points)) if observed.is_discrete else set()
-    enough = settings.first + settings.first_each * len(observed.axes)
+    axes = observed.kernels.axes
+    enough = SETTINGS.first + SETTINGS.first_each * len(axes)
     model = None
     for index in indices:
         params: Params | None = None
         origin = "tpe"
         random = seeded_random(spec.seed, index, "tpe")
-        if observed.axes and len(observed.with_results) >= enough:
-            model = model or _make_model(observed, random, settings)
-            params = _choose_candidate(spec, model, tried, random, settings)
+        if axes and len(observed.with_results) >= enough:
+            model = model or _make_model(observed, random)
+            params = _choose_candidate(spec, model, tried, random)
         if params is None:
             params, origin = find_unused(spec, tried, index), "random"
         if params is None:
@@ -462,7 +456,7 @@ def suggest_points(
         yield params, origin
         if observed.is_discrete:
             tried.add(point_key(params))
-        coordinates = locate(observed.axes, params)
+        coordinates = locate(axes, params)
         if model is not None and coordinates is not None:
             model.bad.add(coordinates)
 
@@ -472,27 +466,30 @@ class _Model(NamedTuple):
     bad: Mixture
 
 
-def _make_model(observed: TrialObservations, random: Random, settings: TpeSettings) -> _Model:
-    good = observed.best(min(math.ceil(settings.share * len(observed.with_results)), settings.good))
-    bad = sorted(observed.with_results.difference(good))
-    if len(bad) > settings.bad:
-        bad = random.sample(bad, settings.bad)
+def _make_model(observed: TrialObservations, random: Random) -> _Model:
+    count = math.ceil(SETTINGS.share * len(observed.with_results))
+    good = observed.best(min(count, SETTINGS.good))
+    bad = observed.with_results.copy()
+    for number in good:
+        _remove(bad, number)
+    if len(bad) > SETTINGS.bad:
+        bad = random.sample(bad, SETTINGS.bad)
     good_points, bad_points = (list(map(observed.coordinates, each)) for each in (good, bad))
-    kernel = Kernel(settings.width, settings.other)
+    waiting = (point for _, point in sorted(observed.waiting.items()))
     return _Model(
-        Mixture(observed.axes, good_points, kernel, settings.prior),
-        Mixture(observed.axes, [*bad_points, *observed.waiting.values()], kernel, settings.prior),
+        Mixture(observed.kernels, good_points, SETTINGS.prior),
+        Mixture(observed.kernels, [*bad_points, *waiting], SETTINGS.prior),
     )
 
 
 def _choose_candidate(
-    spec: SweepSpec, model: _Model, tried: set[object], random: Random, settings: TpeSettings
+    spec: SweepSpec, model: _Model, tried: set[object], random: Random
 ) -> Params | None:
     """Draw candidates from the good kernels; choose the one with the best ratio of the densities of
     good and bad kernels. None if no draw is allowed and new."""
     candidates: list[Params] = []
     points: list[Coordinates] = []
-    for _ in range(settings.candidates * settings.draws):
+    for _ in range(SETTINGS.candidates * SETTINGS.draws):
         params = model.good.draw(spec.space, random)
         if not is_allowed(spec, params) or (tried and point_key(params) in tried):
             continue
@@ -500,6 +497,6 @@ def _choose_candidate(
         assert coordinates is not None
         candidates.append(params)
         points.append(coordinates)
-        if len(points) == settings.candidates:
+        if len(points) == SETTINGS.candidates:
             break
     return candidates[find_greatest_ratio(model.good, model.bad, points)] if points else None
