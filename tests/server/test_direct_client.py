@@ -10,6 +10,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,6 +81,11 @@ class Both:
 
     def ask(self, who: str, method: str, request: dict[str, Any]) -> tuple[str, Any, str]:
         """What comes of a call: the kind, the answer or the error, and the HTTP status."""
+        if method == "delete_consumable_resource":
+            sent = dict(self.sent)
+            with suppress(ClientError):
+                self.sdk.create_consumable_resource(consumableResourceName="c", totalQuantity=1)
+            self.sent = sent
         self.sent.pop(who, None)
         try:
             answer = getattr(getattr(self, who), method)(**request)
@@ -134,6 +140,8 @@ def make_request(
         request["jobs"] = chance.sample(known["jobs"], chance.randrange(1, 5))
     if "jobId" in request and chance.random() < 0.7:
         request["jobId"] = chance.choice(known["jobs"])
+    if "consumableResource" in shape.members and chance.random() < 0.7:
+        request["consumableResource"] = "c"
     if "arrayJobId" in shape.members and chance.random() < 0.3:
         request["arrayJobId"] = known["jobs"][3]
     if operation == "RegisterJobDefinition" and chance.random() < 0.7:

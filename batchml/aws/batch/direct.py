@@ -53,7 +53,7 @@ class Operation(NamedTuple):
 _LOGS = "Logs_20140328"
 
 # By service, then by the name of the method in the SDK. Operations that change queues, compute
-# environments or tags are seldom called, so botocore sends them.
+# environments or tags are seldom called, and some get a token from botocore: it sends them.
 OPERATIONS: Mapping[str, Mapping[str, Operation]] = {
     "batch": {
         "submit_job": Operation("SubmitJob", ("jobArn", "jobName", "jobId")),
@@ -71,6 +71,10 @@ OPERATIONS: Mapping[str, Mapping[str, Operation]] = {
         "register_job_definition": Operation(
             "RegisterJobDefinition", ("jobDefinitionName", "jobDefinitionArn", "revision")
         ),
+        "create_consumable_resource": Operation(
+            "CreateConsumableResource", ("consumableResourceName", "consumableResourceArn")
+        ),
+        "delete_consumable_resource": Operation("DeleteConsumableResource"),
     },
     "logs": {
         "get_log_events": Operation(
