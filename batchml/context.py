@@ -28,7 +28,7 @@ from batchml.clock import Clock
 from batchml.config.project import PROJECT_VARIABLE, choose_project, find_project_folder
 from batchml.config.settings import Settings
 from batchml.errors import UsageError
-from batchml.history import History
+from batchml.history import History, IndexNotice
 from batchml.model.environment import DEFAULT_QUEUE, choose_queue
 from batchml.model.run import CANNOT_START, Run
 from batchml.resources import shipped_folder
@@ -191,7 +191,8 @@ class Context:
     def history(self) -> History:
         path = Path(self.settings.home.value) / "history.jsonl"
         if self._history is None or self._history.path != path:
-            self._history = History(path)  # it remembers what it has read
+            # It remembers what it has read.
+            self._history = History(path, IndexNotice(self.clock, self.tell))
         return self._history
 
     @property

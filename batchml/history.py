@@ -10,7 +10,7 @@ run.
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.clock import Clock
 from batchml.errors import StateDamaged
 from batchml.model.run import MetricRange, Record, Run, RunName, classify
 from batchml.runtime.storage.files import sync_path
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
 
 
 class History:
-    """The file at `path`. Its folder exists and is private to the user."""
+    """The file at `path`. Its folder exists and is private to the user.
 
-    def __init__(self, path: Path) -> None:
+    `report` is told how many bytes the index has taken in, and of how many.
+    """
+
+    def __init__(self, path: Path, report: Callable[[int, int], None] = lambda *_: None) -> None:
         self.path = path
+        self._report = report
         self._lock = threading.RLock()
         self._index: RunIndex | None = None
 
@@ -153,6 +158,19 @@ class History:
         )
         return {name for (name,) in rows}
 
+    def column_names(self, env: str, project: str = "") -> dict[str, set[str]]:
+        """The names of parameters ("param") and metrics ("metric") of the runs that `ls` lists.
+
+        Metrics also of patterns of `job.toml`, and of children: `loss:3`. `project`: "" for all.
+        """
+        found: dict[str, set[str]] = {"param": set(), "metric": set()}
+        for kind, name in self._opened().query(
+            "SELECT kind, name FROM column_names WHERE env = ? AND ? IN ('', project)",
+            (env, project),
+        ):
+            found[kind].add(name)
+        return found
+
     def records(self, env: str | None = None) -> "HistoryRecords":
         """The records of `newest_first` that have a job id. Each is decoded when it is used."""
         return HistoryRecords(self._opened(), env)
@@ -174,7 +192,7 @@ class History:
                 # Imported late: a program that only submits needs no database.
                 from batchml.history_index import RunIndex
 
-                self._index = RunIndex(self.path)
+                self._index = RunIndex(self.path, self._report)
             history = _OpenHistory(descriptor, self._index)
             try:
                 self._index.take_in(descriptor)
@@ -292,6 +310,23 @@ class _OpenHistory:
         return os.pread(self._descriptor, size, place) if self._descriptor is not None else b""
 
 
+class IndexNotice:
+    """Says that the index takes in a long history: after a second, then every ten."""
+
+    def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._next = 0.0
+
+    def __call__(self, read: int, size: int) -> None:
+        now = self._clock.monotonic()
+        if not read:
+            self._next = now + 1.0
+        elif now >= self._next and read < size:
+            self._next = now + 10.0
+            self._tell(f"Making the index of the history: {read / size:.0%} of {size >> 20} MiB")
+
+
 class HistoryNames:
     """The names of an environment's runs, the newest first."""
 
@@ -365,6 +400,8 @@ class RunQuery(Struct, frozen=True):
     """Runs with a job id; a field with its default matches all. Some runs may not match.
 
     `statuses`: of AWS Batch, of runs whose end is known. Runs that have moved match all of them.
+    `params`: values as on a command line. Runs whose end is not known match all tags, parameters
+    and commits, and those of sweeps all parameters if they are `with_sweeps`.
     """
 
     project: str = ""
@@ -373,6 +410,10 @@ class RunQuery(Struct, frozen=True):
     since: int = 0
     statuses: frozenset[str] = frozenset()
     metrics: tuple[MetricBound, ...] = ()
+    tags: dict[str, str] = {}
+    params: dict[str, str] = {}
+    commit: str = ""
+    with_sweeps: bool = False
 
     def to_sql(self) -> tuple[str, list[Any]]:
         """The condition for all fields but the project."""
@@ -400,7 +441,19 @@ class RunQuery(Struct, frozen=True):
             text, needed = bound.to_sql()
             parts.append(text)
             values += needed
+        for some in self._marks():
+            others = "OR NOT is_listed" if self.with_sweeps else ""
+            has_one = " OR ".join(["instr(marks, ?)"] * len(some))
+            parts.append(f"(status = '' OR moved != '' {others} OR {has_one})")
+            values += some
         return " AND ".join(parts), values
+
+    def _marks(self) -> list[list[bytes]]:
+        if not (self.tags or self.params or self.commit):
+            return []
+        from batchml.history_index import marks_to_find  # late, as in `History`
+
+        return marks_to_find(self.tags, self.params, self.commit)
 
 
 class HistoryRecords:

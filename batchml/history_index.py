@@ -14,10 +14,12 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct, field
@@ -25,9 +27,10 @@ from msgspec import Struct, field
 from batchml.model.group import is_listed
 from batchml.model.run import MetricRange, RunName
 
-_VERSION = 2  # of the tables, and of what their columns mean
+_VERSION = 3  # of the tables, and of what their columns mean
 _COMPARED = 256  # bytes before the new lines, which tell whether the file has only grown
-_PART = 16 * 1024 * 1024  # bytes that are read at once
+_PART = 1024 * 1024  # bytes that are read at once
+_SEEN = 4 * 1024 * 1024  # bytes that say which keys a new index has already
 _MOST_KEPT = 20_000  # changed runs in memory
 _BUSY_LIMIT = 20.0  # seconds for which another process may take in lines
 _FIRST, _PAGE = 128, 65_536  # runs that are looked up at first, and at most, at once
@@ -38,13 +41,16 @@ _TABLES = """
     CREATE TABLE runs (
         place INTEGER PRIMARY KEY, env TEXT, project TEXT, key TEXT, job_id TEXT, name TEXT,
         job_name TEXT, gang TEXT, moved TEXT, refused TEXT, fallback TEXT, is_listed INTEGER,
-        queue TEXT, at INTEGER, status TEXT, metrics_known INTEGER, lines BLOB
+        queue TEXT, at INTEGER, status TEXT, metrics_known INTEGER, marks BLOB, lines BLOB
     );
     CREATE TABLE earlier_jobs (job_id TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID;
     CREATE TABLE metric_names (name TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID;
     CREATE TABLE metrics (
         metric INTEGER, place INTEGER, last REAL, first REAL, least REAL, greatest REAL,
         PRIMARY KEY (metric, place)
+    ) WITHOUT ROWID;
+    CREATE TABLE column_names (
+        env TEXT, project TEXT, kind TEXT, name TEXT, PRIMARY KEY (env, project, kind, name)
     ) WITHOUT ROWID;
 """
 
@@ -88,6 +94,10 @@ class _IndexedFields(_LineFields, frozen=True, gc=False):
     measured: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     ranges: dict[str, MetricRange] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    commit: str = ""
+    patterns: dict[str, Any] = field(default_factory=dict)
+    directions: dict[str, Any] = field(default_factory=dict)
 
 
 class IndexedRun(Struct, gc=False):
@@ -109,6 +119,7 @@ class IndexedRun(Struct, gc=False):
     at: int
     status: str  # "" before the end was read, "lost" if AWS Batch has forgotten the run
     metrics_known: int
+    marks: bytes  # of its tags, its parameters and its commit: see `marks_to_find`
     lines: bytes
 
     def spans(self) -> list[tuple[int, int]]:
@@ -122,12 +133,15 @@ _DECODER = msgspec.json.Decoder(_IndexedFields)
 _IDENTITY = msgspec.json.Decoder(_LineFields)
 _values = msgspec.structs.astuple
 
+Report = Callable[[int, int], None]  # gets how many bytes have been read, and of how many
+
 
 class RunIndex:
     """The index of the history at `path`. Threads may share it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, report: Report = lambda *_: None) -> None:
         self._path = path
+        self._report = report
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._is_in_memory = False
@@ -254,12 +268,13 @@ class RunIndex:
                 database.execute(f"DROP {kind} {name}")
             for statement in (_TABLES + _INDEXES).split(";"):
                 database.execute(statement)
-            taken = _Reader(database, is_new=True).read(descriptor, 0, b"")
+            taken = _Reader(database, self._report, is_new=True).read(descriptor, 0, b"")
             for statement in _LATE_INDEXES.split(";"):
                 database.execute(statement)
             database.execute(f"PRAGMA user_version = {_VERSION}")
         else:
-            taken = _Reader(database, is_new=False).read(descriptor, known[1], known[2])
+            reader = _Reader(database, self._report, is_new=False)
+            taken = reader.read(descriptor, known[1], known[2])
         self._read_part = (state.st_ino, *taken, os.fstat(descriptor).st_ctime_ns)
         database.execute("DELETE FROM read_part")
         database.execute("INSERT INTO read_part VALUES (?, ?, ?, ?)", self._read_part)
@@ -279,7 +294,7 @@ class RunIndex:
             check_same_thread=False,
         )
         self._database.execute("PRAGMA journal_mode = TRUNCATE")
-        self._database.execute("PRAGMA cache_size = -65536")
+        self._database.execute("PRAGMA cache_size = -32768")
         return self._database
 
     def _open_in_memory(self) -> None:
@@ -312,21 +327,27 @@ def _has_tail(descriptor: int, size: int, tail: bytes) -> bool:
 class _Reader:
     """Reads the lines after a place of the file into the tables, some runs at a time."""
 
-    def __init__(self, database: sqlite3.Connection, *, is_new: bool) -> None:
+    def __init__(self, database: sqlite3.Connection, report: Report, *, is_new: bool) -> None:
         self._database = database
+        self._report = report
         self._changed: dict[str, IndexedRun] = {}  # by key; runs of the first version by job id
         self._identity_of: dict[str, str] = {}  # job id -> key, of the changed runs
         self._metrics: dict[int, dict[str, tuple[float | None, ...]]] = {}  # by place of the run
+        self._fetched: set[int] = set()  # places of the changed runs that are in the tables
+        self._columns: set[tuple[str, ...]] = set()  # of which the names are known
+        self._column_names: set[tuple[str, str, str, str]] = set()
         self._earlier: dict[str, str] = {}  # earlier job id of a run that has moved -> key
-        # The runs that are in the tables; None if they were not read in this transaction.
-        self._written: set[str] | None = set() if is_new else None
+        # Of a new index: a 1 for each key in the tables, at a place that few keys share.
+        self._seen: bytearray | None = bytearray(_SEEN) if is_new else None
 
     def read(self, descriptor: int, size: int, tail: bytes) -> tuple[int, bytes]:
         """Take in what comes after `size` bytes, the last of which are `tail`.
 
         Return both for the next time. A last line that is not whole yet is left for then.
         """
-        rest = b""
+        rest, start = b"", size
+        new = os.fstat(descriptor).st_size - start
+        self._report(0, new)
         while part := os.pread(descriptor, _PART, size + len(rest)):
             data = rest + part
             end = data.rfind(b"\n") + 1
@@ -334,7 +355,9 @@ class _Reader:
             for line in data[:end].split(b"\n")[:-1]:
                 self._add(line, place)
                 place += len(line) + 1
-            size, rest, tail = size + end, data[end:], (tail + data[:end])[-_COMPARED:]
+            tail = (tail + data[max(0, end - _COMPARED) : end])[-_COMPARED:]
+            size, rest = size + end, data[end:]
+            self._report(size - start, new)
             if len(self._changed) > _MOST_KEPT:
                 self._write()
         if rest and self._add(rest, size):  # whole, only without its newline
@@ -358,7 +381,7 @@ class _Reader:
                 self._add_to(run, head, line, place)
             return True
         if head.moved:  # the run continues as another job, so the first job's end is not its end
-            run.moved, run.refused, run.lines, run.status = head.moved, "", b"", ""
+            run.moved, run.refused, run.status, run.marks, run.lines = head.moved, "", "", b"", b""
             run.metrics_known, self._metrics[run.place] = NOT_READ, {}
         elif run.moved and head.job_id == run.moved:
             return True
@@ -385,6 +408,17 @@ class _Reader:
         elif head.measured and (head.ranges or not run.metrics_known):
             run.metrics_known = ALL_KNOWN
         run.lines += _LINE.pack(place, len(line))
+        if head.tags or head.params or head.commit:
+            run.marks += _marks_of(head)
+        if run.is_listed:
+            self._add_names(run, "param", (*head.params,))
+            self._add_names(run, "metric", (*head.metrics, *head.patterns, *head.directions))
+
+    def _add_names(self, run: IndexedRun, kind: str, names: tuple[str, ...]) -> None:
+        known = (run.env, run.project, kind, *names)
+        if names and known not in self._columns:
+            self._columns.add(known)
+            self._column_names.update((run.env, run.project, kind, each) for each in names)
 
     def _keep(self, run: IndexedRun) -> None:
         identity = run.key or run.job_id
@@ -396,8 +430,6 @@ class _Reader:
         identity = head.key or self._identity_of.get(head.job_id, "")
         if identity in self._changed:
             return self._changed[identity]
-        if self._written is not None and not self._written:
-            return None
         if head.key:
             return self._fetch("key", head.key)
         earlier = self._earlier.get(head.job_id, "") or self._earlier_key(head.job_id)
@@ -412,7 +444,7 @@ class _Reader:
     def _fetch(self, column: str, value: str) -> IndexedRun | None:
         if value in self._changed:
             return self._changed[value]
-        if column == "key" and self._written is not None and value not in self._written:
+        if column == "key" and self._seen is not None and not self._seen[hash(value) % _SEEN]:
             return None
         row = self._database.execute(
             f"SELECT {_COLUMNS} FROM runs WHERE {column} = ? AND {column} != '' "
@@ -422,6 +454,7 @@ class _Reader:
         if row is None:
             return None
         self._keep(IndexedRun(*row))
+        self._fetched.add(row[0])
         return self._changed[row[3] or row[4]]
 
     def _forget(self, env: str) -> None:
@@ -429,6 +462,8 @@ class _Reader:
         places = "(SELECT place FROM runs WHERE env = ?)"
         self._database.execute(f"DELETE FROM metrics WHERE place IN {places}", (env,))
         self._database.execute("DELETE FROM runs WHERE env = ?", (env,))
+        self._database.execute("DELETE FROM column_names WHERE env = ?", (env,))
+        self._columns.clear()
 
     def _write(self) -> None:
         """Write the changed runs into the tables."""
@@ -439,7 +474,8 @@ class _Reader:
                 "INSERT OR REPLACE INTO earlier_jobs VALUES (?, ?)", self._earlier.items()
             )
         numbers: dict[str, int] = dict(database.execute("SELECT * FROM metric_names"))
-        old = [(place, number) for place in self._metrics for number in numbers.values()]
+        changed = self._fetched & self._metrics.keys()
+        old = [(place, number) for place in changed for number in numbers.values()]
         database.executemany("DELETE FROM metrics WHERE place = ? AND metric = ?", old)
         for name in {name for rows in self._metrics.values() for name in rows} - set(numbers):
             numbers[name] = len(numbers)
@@ -452,9 +488,14 @@ class _Reader:
                 for name, values in rows.items()
             ),
         )
-        if self._written is not None:
-            self._written.update(self._changed)
+        database.executemany(
+            "INSERT OR IGNORE INTO column_names VALUES (?, ?, ?, ?)", self._column_names
+        )
+        if self._seen is not None:
+            for key in self._changed:
+                self._seen[hash(key) % _SEEN] = 1
         self._changed, self._identity_of, self._metrics, self._earlier = {}, {}, {}, {}
+        self._fetched, self._column_names = set(), set()
 
 
 def _decode(line: bytes) -> _IndexedFields | None:
@@ -480,7 +521,7 @@ def _first(head: _IndexedFields, place: int) -> IndexedRun:
     return IndexedRun(
         place, head.env, head.project, head.key, head.job_id, head.name,
         "" if is_usual else head.job_name, head.gang, "", head.refused, head.fallback,
-        int(is_listed(head)), "", 0, "", NOT_READ, b"",
+        int(is_listed(head)), "", 0, "", NOT_READ, b"", b"",
     )  # fmt: skip
 
 
@@ -491,7 +532,7 @@ def _metric_rows(head: _IndexedFields) -> dict[str, tuple[float | None, ...]]:
     """
     rows: dict[str, tuple[float | None, ...]] = {}
     for name in {**head.metrics, **head.ranges}:
-        base = metric_base(name)
+        base = metric_base(name) if ":" in name else name
         span = head.ranges.get(name)
         if base != name or base in rows:
             rows[base] = (None,) * 4
@@ -506,3 +547,54 @@ def metric_base(name: str) -> str:
     """The metric of a child's metric: `loss` for `loss:3`; other names are unchanged."""
     base, _, child = name.rpartition(":")
     return base if base and child.isascii() and child.isdecimal() else name
+
+
+# --- Marks: four bytes for each tag, each parameter and the commit of a run -----------------------
+# Two values may have the same mark, so that a run with a mark may match, and one without does not.
+
+_KEY_TAG = "batchml:key"  # every run has another value, which is also its key
+_COMMIT_TAG = "batchml:commit"
+_ANY = "{"  # stands for values with a placeholder: what a run shows is another value
+_COMMIT = 4  # first digits
+
+
+@lru_cache(maxsize=4096)
+def _mark(kind: str, name: str, value: str) -> bytes:
+    return crc32(f"{kind}\0{name}\0{value}".encode(errors="replace")).to_bytes(4, "big")
+
+
+def _marks_of(head: _IndexedFields) -> bytes:
+    found = [_mark("tag", *each) for each in head.tags.items() if each[0] != _KEY_TAG]
+    found += [_mark("param", name, _value_text(value)) for name, value in head.params.items()]
+    if commit := head.commit or head.tags.get(_COMMIT_TAG, ""):
+        found.append(_mark("commit", "", commit[:_COMMIT]))
+    return b"".join(found)
+
+
+def _value_text(value: object) -> str:
+    """The same text for equal values: 1 is 1.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        try:
+            return repr(float(value) + 0.0)  # without the sign of -0.0
+        except OverflowError:
+            return _ANY
+    text = str(value)
+    return _ANY if "{" in text else text
+
+
+def marks_to_find(
+    tags: Mapping[str, str], params: Mapping[str, str], commit: str
+) -> list[list[bytes]]:
+    """For each condition the marks of which a run that matches has one or more.
+
+    `params`: values as on a command line. `commit`: four digits or more.
+    """
+    found = [[_mark("tag", *each)] for each in tags.items() if each[0] != _KEY_TAG]
+    for name, text in params.items():
+        texts = {text, text.lower(), _ANY}
+        with suppress(ValueError):
+            texts.add(repr(float(text) + 0.0))
+        found.append([_mark("param", name, each) for each in sorted(texts)])
+    return [*found, [_mark("commit", "", commit[:_COMMIT])]] if commit else found

@@ -393,6 +393,7 @@ def _to_query(filters: RunFilter) -> RunQuery:
     return RunQuery(
         filters.project, filters.queue, filters.name, filters.since, frozenset(statuses),
         tuple(_to_bound(each) for each in filters.metrics if not isnan(each.bound)),
+        filters.tags, filters.params, filters.commit, not filters.leaves_out_sweeps,
     )  # fmt: skip
 
 

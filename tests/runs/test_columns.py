@@ -95,9 +95,11 @@ def test_an_unknown_column_is_named_with_those_that_exist(name: str, words: str)
     assert "\n" not in str(caught.value)
 
 
-def test_names_are_those_of_runs_and_records_and_of_no_child() -> None:
-    names = known_names([found(), Record(metrics={"f1:3": 1.0}, patterns={"step": "x", "a": "y"})])
-    assert names == KnownNames(frozenset({"lr"}), frozenset({"acc", "f1", "f1:3", "a"}))
+def test_names_are_those_of_runs_and_of_the_history_and_of_no_child() -> None:
+    runs = [found(), found(metrics={"f1:3": 1.0}, patterns={"step": "x", "a": "y"})]
+    names = known_names(runs, ["seed"], ["loss:2", "step"])
+    assert names.params == {"lr", "seed"}
+    assert names.metrics == {"acc", "f1", "f1:3", "a", "loss", "loss:2"}
 
 
 def test_runs_without_a_value_come_last_in_either_direction() -> None:

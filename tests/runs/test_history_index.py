@@ -14,14 +14,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchml.history import History
-from batchml.model.run import JobStatus, MetricRange, Record, Run, RunName
+from batchml.history import History, HistoryRecords, IndexNotice
+from batchml.model.group import is_listed
+from batchml.model.run import JobStatus, MetricRange, Record, Run, RunName, run_from_record
 from batchml.runs.metrics.conditions import MetricCondition
-from batchml.runs.search import RunFilter, _to_query, lacks_ranges
+from batchml.runs.search import FoundRun, RunFilter, _to_query, lacks_ranges, matches
+from tests.support.fakes import FakeClock
 from tests.support.known_runs import KnownList
 
 PROJECTS = ("", "vision", "digits")
 NAMES = ("train", "4abc", "eval")
+PARAMS: tuple[dict[str, object], ...] = (
+    {"lr": 0.1}, {"lr": "0.10", "on": True}, {"lr": -0.0}, {"lr": 1, "big": 10**400},
+    {"seed": "{index}"}, {"lr": [1, "a"]},
+)  # fmt: skip
+COMMITS = ("", "0a1b2c3d4e")
+FILTERS = (
+    RunFilter(tags={"team": "v"}), RunFilter(tags={"team": "v", "batchml:key": "2"}),
+    RunFilter(params={"lr": "0.1"}), RunFilter(params={"lr": "1e-1"}),
+    RunFilter(params={"lr": "0.10"}), RunFilter(params={"lr": "0"}),
+    RunFilter(params={"lr": "1.0", "big": str(10**400)}), RunFilter(params={"on": "TRUE"}),
+    RunFilter(params={"seed": "3"}), RunFilter(params={"lr": "[1, 'a']"}, name="train"),
+    RunFilter(commit="0a1b"), RunFilter(commit="0a1b2c", params={"lr": "0.1"}),
+    RunFilter(tags={"batchml:sweep": "s"}, params={"lr": "9"}),
+)  # fmt: skip
 
 
 def job_id(number: int) -> str:
@@ -90,11 +106,12 @@ def test_the_index_agrees_with_the_lines_after_any_steps(
 def take(history: History, step: str, number: int, other: int) -> None:
     if step == "intend":
         name, project = NAMES[other % 3], PROJECTS[number % 3]
-        tags = {"batchml:sweep": "s"} if other == 5 else {}
+        tags = {"batchml:sweep": "s"} if other == 5 else {"team": "vt"[other % 2]}
         record = Record(
             key=key(number), name=name, job_name=f"{name}-{key(number)}", env=("local", "dev")[
                 other % 2
             ], at=number, project=project, tags=tags, queue="q", fallback="q2:60",
+            params=PARAMS[other], commit=COMMITS[number % 2], patterns={"acc": "x"},
         )  # fmt: skip
         history.intend(record)
     elif step == "id":
@@ -156,6 +173,14 @@ def check(history: History, again: History) -> None:
                 )
                 if condition.holds(each) or not (is_read or each.lost):
                     assert each in may
+        check_filters(records, whole)
+        columns = again.column_names(env)
+        listed = [each for each in whole if is_listed(each)]
+        theirs = known_of(listed)
+        assert {
+            "param": {name for each in listed for name in each.params},
+            "metric": {name for each in listed for name in (*each.metrics, *each.patterns)},
+        } == {kind: each & theirs for kind, each in columns.items()}
         for status in ("RUNNING", "FAILED"):
             query = _to_query(RunFilter(states=frozenset({status}), project="vision"))
             may = list(records.matching(query))
@@ -164,6 +189,55 @@ def check(history: History, again: History) -> None:
             wanted += [each for each in of_project if not each.status and not each.lost]
             assert all(each in may for each in wanted)
             assert all(each.status in ("", status) or each.moved for each in may)
+
+
+def known_of(records: Sequence[Record]) -> set[str]:
+    return {name for each in records for name in (*each.params, *each.metrics, *each.patterns)}
+
+
+def check_filters(records: HistoryRecords, whole: Sequence[Record]) -> None:
+    """The index leaves out no run that matches, and none whose end is not known."""
+    for filters in FILTERS:
+        may = [each.job_id for each in records.matching(_to_query(filters))]
+        for each in whole:
+            found = FoundRun(run_from_record(each), each)
+            is_open = not each.has_ended and not each.lost
+            is_trial = bool(filters.params and found.sweep) and not filters.leaves_out_sweeps
+            if matches(found, filters) or (is_open and not filters.name) or is_trial:
+                assert each.job_id in may, (filters, each)
+
+
+def test_of_many_runs_the_index_finds_those_with_a_tag_a_parameter_and_a_commit(
+    history: History,
+) -> None:
+    write(history, *range(300), tags={"team": "v"}, params={"lr": 0.1}, commit="0a1b2c")
+    write(history, 300, tags={"team": "t", "batchml:key": "2"}, params={"lr": 0.2}, commit="ffff00")
+    history.add_ends(
+        Run(job_id(each), "n", "q", JobStatus.SUCCEEDED, key=key(each)) for each in range(301)
+    )
+    write(history, 301, tags={"team": "v"}, params={"lr": 0.1}, commit="0a1b2c")  # it runs
+    records = History(history.path).records("local")
+    for filters in (
+        RunFilter(tags={"team": "t"}), RunFilter(params={"lr": "2e-1"}), RunFilter(commit="ffff"),
+    ):  # fmt: skip
+        assert [each.at for each in records.matching(_to_query(filters))] == [301, 300]
+
+
+def test_an_index_that_takes_long_is_said_with_what_it_has_read(history: History) -> None:
+    write(history, *range(3))
+    size = history.path.stat().st_size
+    read: list[tuple[int, int]] = []
+    assert len(times(History(history.path, lambda *done: read.append(done)))) == 3
+    assert read == [(0, size), (size, size)]
+    clock, said = FakeClock(), list[str]()
+    notice = IndexNotice(clock, said.append)
+    for seconds in range(17):
+        notice(seconds << 20, 16 << 20)
+        clock.sleep(1)
+    assert said == [
+        "Making the index of the history: 6% of 16 MiB",
+        "Making the index of the history: 69% of 16 MiB",
+    ]
 
 
 def reference(path: Path, env: str) -> list[tuple[Record | None, RunName]]:

@@ -25,7 +25,6 @@ from batchml.config.project import (
     short_project,
 )
 from batchml.errors import UsageError, did_you_mean
-from batchml.model.group import is_listed
 from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runs.commands.next_commands import short_word
 from batchml.runs.compare.columns import (
@@ -197,8 +196,8 @@ def _read_columns(
     chosen += [param_column(name) for name in wanted.params]
     if columns is None and sort is None:
         return chosen, []
-    kept = (each for each in context.history.newest_first(context.env) if is_listed(each))
-    known = known_names([*found, *(e for e in kept if wanted.project in ("", e.project))])
+    kept = context.history.column_names(context.env, wanted.project)
+    known = known_names(found, kept["param"], kept["metric"])
     key = [read_column(sort.removeprefix("-"), "--sort", known)] if sort is not None else []
     if columns is not None:
         return [read_column(name, "--columns", known) for name in columns.split(",")], key

@@ -188,15 +188,16 @@ def metric_column(metric: MetricValue) -> Column:
     return Column(words, lambda found, _: metric.read(found.record), text, metric)
 
 
-def known_names(runs: Iterable[FoundRun | Record]) -> KnownNames:
-    """The parameters and metrics of runs and records; `loss:3` is the metric `loss` of child 3."""
-    params, metrics = set[str](), set[str]()
+def known_names(
+    runs: Iterable[FoundRun], params: Iterable[str] = (), metrics: Iterable[str] = ()
+) -> KnownNames:
+    """The parameters and metrics of runs, and these; `loss:3` is the metric `loss` of child 3."""
+    params, metrics = set(params), set(metrics)
     for each in runs:
-        record = each.record if isinstance(each, FoundRun) else each
         params |= each.params.keys()
-        if record is not None:
-            metrics |= {child_of(name)[0] for name in record.metrics}
+        if record := each.record:
             metrics |= record.metrics.keys() | record.patterns.keys() | record.directions.keys()
+    metrics |= {child_of(name)[0] for name in metrics}
     return KnownNames(frozenset(params), frozenset(metrics - {"step"}))
 
 
