@@ -116,10 +116,10 @@ class History:
         history = self._opened()
         return list(history.records(history.walk(_scope(env), "1")))
 
-    def since(self, env: str, at: int) -> list[Record]:
+    def since(self, env: str, at: int) -> Iterator[Record]:
         """The records of `newest_first` whose submission was at a time (ms) or later."""
         history = self._opened()
-        return list(history.records(history.find("env = ? AND at >= ?", [env, at])))
+        return history.records(history.find("env = ? AND at >= ?", [env, at]))
 
     def recent(self, env: str | None = None) -> list[Record]:
         """The newest few hundred records of `newest_first`."""

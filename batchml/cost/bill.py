@@ -340,7 +340,9 @@ def unused_cost(bill: Bill, part: float) -> Usd:
 
 def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
     """The sum of amounts, without those that are unknown."""
-    return sum((each for each in amounts if each is not None), Usd())
+    known = [each for each in amounts if each is not None]
+    zero = Decimal()
+    return Usd(sum((each.low for each in known), zero), sum((each.high for each in known), zero))
 
 
 # --- totals of many runs --------------------------------------------------------------------

@@ -315,13 +315,20 @@ def list_spending(
     Runs come from AWS Batch; runs that it has forgotten come from this user's history. `queue`: its
     name in AWS; all queues unless given. `project`: its identity; all projects unless given.
     """
-    recent = [
-        record
-        for record in context.history.since(context.env, since)
-        if queue in ("", record.queue)
-    ]
-    records = {each.job_id: each for each in recent if project in ("", each.project)}
-    elsewhere = {each.job_id for each in recent if each.project not in ("", project) and project}
+    recorded: dict[str, RunCost] = {}
+    records: dict[str, Record] = {}  # of which the cost is not known
+    elsewhere = set[str]()
+    for record in context.history.since(context.env, since):
+        if queue not in ("", record.queue):
+            continue
+        if project and record.project not in ("", project):
+            elsewhere.add(record.job_id)
+        if project not in ("", record.project):
+            continue
+        if record.cost is None:
+            records[record.job_id] = record
+        else:
+            recorded[record.job_id] = cost_of_record(record, record.cost)
     listed = [
         run.job_id
         for each in ([queue] if queue else context.batch.queues())
@@ -331,15 +338,15 @@ def list_spending(
     live = context.describe(listed) if listed else {}
     if project:
         live = {job_id: run for job_id, run in live.items() if run.project == project}
-    old = [record for job_id, record in records.items() if job_id not in live]
-    recorded = [cost_of_record(each, each.cost) for each in old if each.cost is not None]
-    forgotten = [run for each in old if each.cost is None for run in [run_from_record(each)] if run]
+    kept = [cost for job_id, cost in recorded.items() if job_id not in live]
+    old = (record for job_id, record in records.items() if job_id not in live)
+    forgotten = [run for run in map(run_from_record, old) if run]
     runs = [*live.values(), *(run for run in forgotten if not run.array_size)]
     bills = make_bills(context, runs)
     record_costs(context, records, live.values(), bills)
     billed = [cost_of_bill(run, bills[run.job_id]) for run in runs]
     rates = tuple(dict.fromkeys(rate for each in bills.values() for rate in each.rates))
-    return sorted([*recorded, *billed], key=lambda each: -each.at), rates
+    return sorted([*kept, *billed], key=lambda each: -each.at), rates
 
 
 def bill_of(context: "Context", job_id: str) -> tuple[Run, Bill]:
