@@ -214,7 +214,7 @@ def main() -> None:
         story = Cli(folder / "work", Home(folder / "home"))
         try:
             key = tell(story)
-            with running(story) as dashboard, browser(folder / "browser") as chromium:
+            with browser(folder / "browser") as chromium, running(story) as dashboard:
                 camera = Camera(dashboard.enter(chromium, WIDTH), dashboard.base)
                 going, *ended = camera.page.evaluate(CHOSEN)
                 together(chromium, take_all(camera, going, ended, key), folder)

@@ -2,12 +2,11 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 
@@ -21,12 +20,6 @@ TOO_WIDE = """document.documentElement.scrollWidth <= innerWidth ? [] :
 FILLED = """location.pathname.startsWith('/run/') && document.querySelector('[data-panel]') &&
     [...document.querySelectorAll('[data-panel]')].every(each => each.children.length)"""
 NASTY = "</script><img src=x onerror=alert(1)> \u202e\x1b[31m"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.mark.journey

@@ -1,20 +1,12 @@
 """Acting from the dashboard's pages, in a real browser."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 
 OPEN = "document.querySelector('dialog[open]')"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def press(page: Page, label: str, within: str = "main") -> None:

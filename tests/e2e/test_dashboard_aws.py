@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 from tests.support.moto_aws import MotoAws, moto_aws
@@ -16,12 +16,6 @@ CONFIG = """
 region = "us-east-1"
 """
 PAGES = ("/", "/sweeps", "/compare", "/cluster", "/cost", "/submit")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The pages of the cluster and of costs, in a real browser."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.e2e.test_dashboard import TOO_WIDE
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 
@@ -13,12 +11,6 @@ SECTIONS = "document.querySelectorAll('main section').length"
 
 BLOCKED = """[...document.querySelectorAll('tr')].some(
     row => row.innerText.includes('blocked') && row.innerText.includes('after '))"""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.mark.journey

@@ -1,11 +1,10 @@
 """Curves of the dashboard, in a real browser, by mouse and by keyboard."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 
@@ -29,12 +28,6 @@ for i in range(200):
     print(f"step {i} loss={'nan' if i == 100 else lr * (200 - i) - 1} acc={i / 200}")
 """
 CHARTS = "document.querySelectorAll('.curve canvas').length"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def train(cli: Cli, *rates: str) -> list[str]:

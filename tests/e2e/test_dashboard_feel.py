@@ -1,28 +1,21 @@
 """How the dashboard feels: long logs, many runs, several tabs, a server that comes back."""
 
+import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.config.settings import load_settings
 from batchml.context import Context
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 from tests.support.many_runs import copy_run
 from tests.support.sweep_story import fill, started, story
 
 RUN = ("submit", "--wait", "--name")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def test_a_log_of_a_hundred_thousand_lines_is_searched_at_once(cli: Cli, chromium: Browser) -> None:
@@ -66,15 +59,25 @@ PAINT = """new Promise(done => new PerformanceObserver(list => list.getEntriesBy
     ).observe({type: 'paint', buffered: true}))"""
 
 
-def _first_paint(page: Page, url: str) -> float:
-    """The least of five first paints, in milliseconds."""
-    times = []
-    for number in range(5):
-        page.go(f"{url}?n={number}")
-        drawn = "(!document.body.dataset.view || document.documentElement.dataset.ready)"
-        wait_for(page, f"location.search === '?n={number}' && {drawn}")
-        times.append(float(page.evaluate(PAINT)))
-    return min(times)
+def _first_paint(page: Page, url: str, number: int) -> float:
+    """A first paint, in milliseconds."""
+    page.go(f"{url}?n={number}")
+    drawn = "(!document.body.dataset.view || document.documentElement.dataset.ready)"
+    wait_for(page, f"location.search === '?n={number}' && {drawn}")
+    return float(page.evaluate(PAINT))
+
+
+def check_first_paint(page: Page, base: str, path: str) -> None:
+    """A page paints nearly as soon as one with nothing but the frame, which tells how busy this
+    machine is: the least of as many first paints of both as it takes, of twenty at most.
+    """
+    empty = paint = math.inf
+    for number in range(20):
+        empty = min(empty, _first_paint(page, f"{base}/no-such-page", number))
+        paint = min(paint, _first_paint(page, f"{base}{path}", number))
+        if paint < empty + max(200, 5 * empty):
+            return
+    raise AssertionError((paint, empty))
 
 
 def test_a_sweep_of_a_thousand_trials_paints_at_once(cli: Cli, chromium: Browser) -> None:
@@ -85,10 +88,7 @@ def test_a_sweep_of_a_thousand_trials_paints_at_once(cli: Cli, chromium: Browser
     with running(cli) as dashboard:
         dashboard.expect("status of 404")  # of no-such-page
         page = dashboard.enter(chromium)
-        empty = _first_paint(page, f"{dashboard.base}/no-such-page")
-        paint = _first_paint(page, f"{dashboard.base}/sweep/{sweep.key}")
-        print(f"{paint=} {empty=}")
-        assert paint < empty + max(200, 5 * empty), (paint, empty)
+        check_first_paint(page, dashboard.base, f"/sweep/{sweep.key}")
         wait_for(page, "document.querySelector('#trials [role=status]').textContent"
                        ".startsWith('1000 trials')")  # fmt: skip
         # The page draws a part of the trials: its size does not grow with the sweep.
@@ -105,10 +105,7 @@ def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
         dashboard.expect("status of 404")
         page = dashboard.enter(chromium)
         wait_for(page, "document.querySelector('#count').textContent === '10001 runs'")
-        # A page with nothing but the frame tells how busy this machine is.
-        empty = _first_paint(page, f"{dashboard.base}/no-such-page")
-        paint = _first_paint(page, f"{dashboard.base}/")
-        assert paint < empty + max(200, 5 * empty), (paint, empty)
+        check_first_paint(page, dashboard.base, "/")
         wait_for(page, "document.querySelector('#count').textContent === '10001 runs'")
         page.click("#search")
         page.type("team=t3 failed")
@@ -140,7 +137,7 @@ def test_ten_thousand_runs_paint_at_once_and_are_searched_sorted_and_live(
         memory = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
         status = Path(f"/proc/{dashboard.process.pid}/status").read_text()
         resident = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-        print(f"{paint=} {empty=} {delay=} {memory=} {resident=}")
+        print(f"{delay=} {memory=} {resident=}")
         assert delay < 3000  # less than 1 s on a machine that does nothing else
         assert (memory < 200, resident < 400) == (True, True), (memory, resident)
 
@@ -185,13 +182,13 @@ def test_a_page_that_stays_open_does_not_grow(cli: Cli, chromium: Browser) -> No
                 page.go(f"{dashboard.base}{path}")
                 wait_for(page, f"location.pathname === '{path}' "
                                "&& document.documentElement.dataset.ready")  # fmt: skip
-                page.evaluate(f"{HOUR}(10)")
+                page.evaluate(f"{HOUR}(5)")
                 before = _held(chromium, page)
-                page.evaluate(f"{HOUR}(60)")
+                page.evaluate(f"{HOUR}(25)")
                 after = _held(chromium, page)
                 print(f"{path=} {before=} {after=}")
-                assert after[0] < 1.3 * before[0] + 200, (path, before, after)
-                assert after[1] < 1.3 * before[1] + 20, (path, before, after)
-                assert after[2] < 1.3 * before[2] + 3, (path, before, after)
+                assert after[0] < 1.1 * before[0] + 80, (path, before, after)
+                assert after[1] < 1.1 * before[1] + 8, (path, before, after)
+                assert after[2] < 1.2 * before[2] + 1.5, (path, before, after)
     finally:
         cli("cancel", job)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ RESOURCES = '\n[resources]\nvcpus = 1\nmemory = "128 MiB"\n'
 EXAMPLES = Path(__file__).parents[1] / "dashboard" / "search.json"
 WHY = "document.querySelector('[data-panel$=explanation]')"
 STATE = "document.querySelector('[data-panel$=state]')"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def fail(cli: Cli, name: str, command: str, params: str = "", **files: str) -> str:
@@ -131,7 +124,7 @@ def test_two_people_see_the_same_queue_and_what_the_other_does(
     holds = cli("submit", "--json", "--name", "holds", *busy, "--", "sleep", "600").json["jobId"]
     jobs = [cli("submit", "--json", "--name", f"waits-{number}", *busy, "--", "true").json["jobId"]
             for number in range(3)]  # fmt: skip
-    with running(cli) as dashboard, browser(tmp_path / "other") as other:
+    with browser(tmp_path / "other") as other, running(cli) as dashboard:
         mine = dashboard.enter(chromium)
         theirs = dashboard.enter(other, link=dashboard.plain_link)
         for page in (mine, theirs):

@@ -1,11 +1,10 @@
 """The dashboard without a mouse."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli, write_job
 from tests.support.dashboard_rig import running, settle, wait_for
 
@@ -32,12 +31,6 @@ FOCUSED = """(() => {
             && style.outlineStyle !== "none",
     };
 })()"""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def tab_to(page: Page, name: str, most: int = 60) -> None:

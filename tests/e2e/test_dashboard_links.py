@@ -2,24 +2,17 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
 
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli
 from tests.support.dashboard_rig import running, wait_for
 from tests.support.tunnel import tunnel
 
 READY = "location.pathname === '/' && document.documentElement.dataset.ready > 0"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def browser_that_writes(folder: Path) -> tuple[Path, Path]:

@@ -1,10 +1,8 @@
 """Sweeps in the dashboard, in a real browser: found, followed while they train, and managed."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.cli import Cli, write_job
 from tests.support.dashboard_rig import running, wait_for
 
@@ -52,12 +50,6 @@ CLICK_LINE = """(() => { const line = document.querySelector('#parallel svg g pa
     for (const kind of ['pointerover', 'pointerdown', 'click'])
         line?.dispatchEvent(new PointerEvent(kind, {bubbles: true, clientX: 9, clientY: 9}));
     return Boolean(line); })()"""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def act(page: Page, label: str, **fields: str) -> None:

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.cli import Cli
 from tests.support.jupyter import LIMIT, run_cell, shown_until, until
 
@@ -30,12 +30,6 @@ with SummaryWriter(os.path.join(os.environ["BATCHML_OUTPUT_DIR"], "tb")) as writ
         writer.add_scalar("fitted/loss", 1 / (step + 1), step)
 print(os.environ["BATCHML_RUN"])
 """
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @contextmanager

@@ -4,14 +4,13 @@ One browser, started once, for all of it.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.page import write_report
-from tests.support.browser import Browser, Page, browser
+from tests.support.browser import Browser, Page
 from tests.support.fakes import FakeClock
 from tests.support.sweep_story import BEGAN, PARETO, SPEC, started, told
 
@@ -21,12 +20,6 @@ PLOTS = (
 )  # fmt: skip
 MARKS = """Object.fromEntries([...document.querySelectorAll('.card')].map(
     card => [card.id, card.querySelectorAll('.mark').length]))"""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 def opened(chromium: Browser, folder: Path, state: SweepState, several: bool = False) -> Page:

@@ -19,8 +19,8 @@ Resource = dict[str, Any]
 _NO_VALUE = {"Ref": "AWS::NoValue"}
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads YAML with CloudFormation's tags."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads YAML with CloudFormation's tags, by the parser in C where there is one."""
 
 
 def _intrinsic(loader: Any, suffix: str, node: Any) -> dict[str, Any]:

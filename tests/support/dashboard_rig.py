@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tests.support.browser import Browser, Navigated, Page
@@ -49,6 +49,10 @@ class RunningDashboard:
             own = (*(f"{base}/" for base in self._bases), *_OWN)
             foreign = [each for each in page.requests if not each.startswith(own)]
             assert foreign == [], f"requests to other servers: {foreign}"
+
+    def close_pages(self) -> None:
+        for page in self._pages:
+            page.close()
 
     @property
     def port(self) -> int:
@@ -98,7 +102,7 @@ def wait_for(page: Page, condition: str) -> Any:
         f" let found; try {{ found = ({condition}); }} catch {{ found = null; }}"
         " if (found) done(found); else if (performance.now() - began > 30000)"
         f" fail(new Error('never: ' + {condition!r} + ' in ' + {text}));"
-        " else setTimeout(look, 20); }; look(); })"
+        " else setTimeout(look, 50); }; look(); })"
     )
     for _ in range(5):
         try:
@@ -110,17 +114,18 @@ def wait_for(page: Page, condition: str) -> Any:
 
 @contextmanager
 def running(cli: Cli, *options: str) -> Iterator[RunningDashboard]:
-    """A dashboard until the end of the test, which fails if a page has caused what none should:
-    see `RunningDashboard.check_pages`."""
+    """A dashboard, and its pages, until the end of the test, which fails if a page has caused what
+    none should: see `RunningDashboard.check_pages`."""
     process = subprocess.Popen(
         cli.command("dashboard", "--no-open", *options), cwd=cli.folder, env=cli.environ,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    try:
+    with ExitStack() as ending:
+        ending.callback(process.communicate)
+        ending.callback(process.kill)
         dashboard = RunningDashboard(process)
+        # They would ask for the dashboard again and again.
+        ending.callback(dashboard.close_pages)
         yield dashboard
         dashboard.check_pages()
-    finally:
-        process.kill()
-        process.communicate()

@@ -39,10 +39,10 @@ from tests.support.local_server import client_for, define, identity_of, wait_for
 __all__ = ["started"]  # a fixture
 
 CLOCK = SystemClock()
-_DEFAULT = 100 if TORTURE == 1 else 500 * TORTURE
+_DEFAULT = 40 if TORTURE == 1 else 500 * TORTURE
 ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", _DEFAULT))
 MINUTES = float(os.environ.get("BATCHML_KILL9_MINUTES", "0"))
-_COPY_EVERY, _MOVE_EVERY = 45, 80  # rounds
+_COPY_EVERY, _MOVE_EVERY = 17, 30  # rounds
 SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
 
 
@@ -95,7 +95,7 @@ class Rounds:
 
     def _round(self, number: int) -> None:
         CLOCK.sleep(self._chance.uniform(0, 0.2))
-        if number % 40 == 20:
+        if number % 20 == 10:
             self._people.append(self._person(number))
         if number % _COPY_EVERY == _COPY_EVERY - 1:
             self._copy()

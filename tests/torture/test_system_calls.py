@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(not can_trace(), reason="needs strace, and leave
 
 CLOCK = SystemClock()
 SEED = 20261121
-_POINTS = 16  # in the suite; all of them in torture
+_POINTS = 8  # in the suite; all of them in torture
 
 # What changes something outside of the process: between two of these a kill makes no difference.
 _CHANGES = (
