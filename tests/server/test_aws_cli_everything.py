@@ -24,6 +24,7 @@ from tests.support.models import ec2
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 pytestmark = [
     pytest.mark.skipif(shutil.which("aws", path=SEARCH) is None, reason="no `aws` here"),
+    pytest.mark.full,  # test_every_operation.py asks for each with boto3
     pytest.mark.xdist_group("aws-cli-everything"),  # the last test looks back at the others
 ]
 

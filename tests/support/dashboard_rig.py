@@ -102,7 +102,8 @@ def wait_for(page: Page, condition: str) -> Any:
         f" let found; try {{ found = ({condition}); }} catch {{ found = null; }}"
         " if (found) done(found); else if (performance.now() - began > 30000)"
         f" fail(new Error('never: ' + {condition!r} + ' in ' + {text}));"
-        " else setTimeout(look, 50); }; look(); })"
+        " else setTimeout(look, Math.min(200, 20 + (performance.now() - began) / 20)); };"
+        " look(); })"
     )
     for _ in range(5):
         try:

@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache, partial
+from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
-from xml.sax.saxutils import escape
 
 import msgspec
 from msgspec import Struct
@@ -494,7 +494,8 @@ def error_response(error: ApiError, service: str, request_id: str) -> HttpRespon
 
 def _xml_answer(call: ApiCall, body: Mapping[str, Any]) -> HttpResponse:
     name = call.operation
-    inside = "".join(f"<{key}>{escape(str(value))}</{key}>" for key, value in body.items())
+    texts = {key: escape(str(value), quote=False) for key, value in body.items()}
+    inside = "".join(f"<{key}>{text}</{key}>" for key, text in texts.items())
     text = (
         f'<{name}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
         f"<{name}Result>{inside}</{name}Result>"
@@ -510,4 +511,5 @@ def _headers(kind: str, request_id: str) -> tuple[tuple[str, str], ...]:
 
 def _in_xml(text: str) -> str:
     """`text` for XML 1.0, which cannot contain control characters in any form."""
-    return escape(re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))
+    known = re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+    return escape(known, quote=False)
