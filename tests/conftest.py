@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -84,15 +85,32 @@ def no_leftovers(tmp_path_factory: pytest.TempPathFactory) -> None:
     end_with(os.getpid(), tmp_path_factory.getbasetemp())
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    """A fresh state folder; whatever server holds it at the end is killed."""
-    made = Home(tmp_path / "home")
+@contextmanager
+def _fresh_home(folder: Path) -> Iterator[Home]:
+    """A state folder; whatever server holds it at the end is killed."""
+    made = Home(folder / "home")
     made.prepare()
     yield made
     pid = made.holder()
     if pid is not None and made.is_held():
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """The state folder of a file's tests that are marked `shared_home`."""
+    with _fresh_home(tmp_path_factory.mktemp("shared")) as made:
+        yield made
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A fresh state folder, or the file's, if the test is marked `shared_home`."""
+    if request.node.get_closest_marker("shared_home") is not None:
+        yield request.getfixturevalue("shared_home")
+    else:
+        with _fresh_home(tmp_path) as made:
+            yield made
 
 
 @pytest.fixture

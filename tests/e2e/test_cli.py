@@ -20,6 +20,7 @@ SHELL = ("--", "sh", "-c")
 RULE = "=" * 80
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_submit_wait_prints_the_classic_text_and_exits_with_the_jobs_code(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--name", "hello", *SHELL, "echo one; echo; echo two; exit 3")
@@ -40,6 +41,7 @@ def test_submit_wait_prints_the_classic_text_and_exits_with_the_jobs_code(cli: C
     assert "app-error: the program ended with code 3" in shown.err
 
 
+@pytest.mark.shared_home
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
@@ -56,6 +58,7 @@ def test_the_exit_code_tells_the_truth(cli: Cli, script: str, code: int, said: s
     assert said in shown.err
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_a_command_that_does_not_exist_is_127_and_says_so(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--", "no-such-program", "--flag")
@@ -63,6 +66,7 @@ def test_a_command_that_does_not_exist_is_127_and_says_so(cli: Cli) -> None:
     assert "cannot run 'no-such-program'" in shown.out
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_arguments_arrive_as_they_were_given(cli: Cli) -> None:
     words = ["a b", "$HOME", "`id`", '"quoted"', "--wait", "-p", "x=y", "*", "ünïcode"]
@@ -72,6 +76,7 @@ def test_arguments_arrive_as_they_were_given(cli: Cli) -> None:
     assert json.loads(line.split("] ", 1)[1]) == words
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_json_is_one_document_and_the_log_goes_to_stderr(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--json", *SHELL, "echo line; exit 5")
@@ -103,6 +108,7 @@ def test_detached_submission_is_followed_by_other_commands(cli: Cli) -> None:
     assert cli("ls", "--status", "RUNNING", "--json").json == []
 
 
+@pytest.mark.shared_home
 def test_waiting_for_several_gives_the_first_code_that_is_not_0(cli: Cli) -> None:
     codes = (0, 7, 9)
     ids = [cli("submit", "--json", *SHELL, f"exit {code}").json["jobId"] for code in codes]
@@ -111,6 +117,7 @@ def test_waiting_for_several_gives_the_first_code_that_is_not_0(cli: Cli) -> Non
     assert cli("wait", ids[0]).code == 0
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_cancel_stops_a_running_job_and_its_exit_code_is_143(cli: Cli) -> None:
     job_id = cli("submit", "--json", *SHELL, "echo begun; sleep 600").json["jobId"]
@@ -122,6 +129,7 @@ def test_cancel_stops_a_running_job_and_its_exit_code_is_143(cli: Cli) -> None:
     assert "had ended already" in cli("cancel", job_id).out
 
 
+@pytest.mark.shared_home
 def test_a_run_after_a_failed_one_does_not_run(cli: Cli) -> None:
     first = cli("submit", "--json", *SHELL, "sleep 0.2; exit 1").json["jobId"]
     shown = cli("submit", "--wait", "--after", first, *SHELL, "echo never")
@@ -129,6 +137,7 @@ def test_a_run_after_a_failed_one_does_not_run(cli: Cli) -> None:
     assert "never" not in shown.out.replace(shown.out.splitlines()[0], "")
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
     program = (
@@ -213,6 +222,7 @@ def test_unknown_names_are_errors_with_a_hint(cli: Cli) -> None:
     assert cli("submit", "-p", "novalue", "lenet").code == 2
 
 
+@pytest.mark.shared_home
 def test_a_job_larger_than_the_machine_is_fitted_and_said(cli: Cli) -> None:
     big = ("--vcpus", "4000", "--memory", "90 TiB", "--gpus", "64", "--", "true")
     fitted = cli("submit", "--wait", *big)
@@ -225,6 +235,7 @@ def test_a_job_larger_than_the_machine_is_fitted_and_said(cli: Cli) -> None:
     assert "3 mistakes" in refused.err
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
     script = 'if [ "$AWS_BATCH_JOB_ATTEMPT" = 1 ]; then echo first; exit 9; fi; echo second'
@@ -240,6 +251,7 @@ def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
     assert shown.out.index("] first") < shown.out.index("] second")
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
     watching = cli.watch("submit", "--wait", *SHELL, "echo begun; sleep 1; exit 6")
@@ -253,6 +265,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
     assert cli("wait", "@last").code == 6
 
 
+@pytest.mark.shared_home
 def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
     script = "echo begun; sleep 600"
     watching = cli.watch("submit", "--wait", "--cancel-on-interrupt", *SHELL, script)
@@ -279,6 +292,7 @@ def test_the_server_may_die_while_someone_watches(cli: Cli) -> None:
     assert "Log complete: 20 lines." in err
 
 
+@pytest.mark.shared_home
 def test_a_closed_pipe_is_no_error(cli: Cli) -> None:
     cli("submit", "--wait", *SHELL, "seq 20000")
     piped = subprocess.run(
@@ -364,6 +378,7 @@ def test_a_program_cannot_forge_the_end_of_its_log(cli: Cli, image: str) -> None
     assert "evil" not in shown.err
 
 
+@pytest.mark.shared_home
 @pytest.mark.journey
 def test_code_travels_with_any_image(cli: Cli) -> None:
     write_job(cli.folder, "t", UBUNTU, here__txt="I came along")
@@ -387,6 +402,7 @@ def test_ls_tells_what_runs_came_to(cli: Cli) -> None:
     assert cli("ls", "--job", "nothing").err == "No runs match.\n"
 
 
+@pytest.mark.shared_home
 def test_the_log_of_an_ended_run_is_printed_without_pretending_that_it_runs(cli: Cli) -> None:
     cli("submit", "--wait", *SHELL, "echo hi")
     shown = cli("logs", "-f", "@last")
@@ -394,6 +410,7 @@ def test_the_log_of_an_ended_run_is_printed_without_pretending_that_it_runs(cli:
     assert "] hi" in shown.out
 
 
+@pytest.mark.shared_home
 def test_a_log_cut_off_by_a_stop_is_known_to_be_whole(cli: Cli) -> None:
     script = "trap '' TERM; echo begun; sleep 600"
     grace = ("--set-env", "BATCHML_GRACE=1")
@@ -405,6 +422,7 @@ def test_a_log_cut_off_by_a_stop_is_known_to_be_whole(cli: Cli) -> None:
     assert "Log complete: 1 line." in followed.err
 
 
+@pytest.mark.shared_home
 def test_a_file_that_cannot_be_read_or_sent_is_named(cli: Cli) -> None:
     (cli.folder / "data").symlink_to("/etc")
     shown = cli("submit", "--wait", "--", "ls")
@@ -417,6 +435,7 @@ def test_a_file_that_cannot_be_read_or_sent_is_named(cli: Cli) -> None:
         assert "secret cannot be read" in unreadable.err
 
 
+@pytest.mark.shared_home
 def test_output_that_the_terminal_cannot_show_does_not_change_the_exit_code(cli: Cli) -> None:
     shown = cli("submit", "--wait", *SHELL, "printf '\\342\\226\\210\\n'", PYTHONIOENCODING="ascii")
     assert shown.code == 0
@@ -457,6 +476,7 @@ def test_local_does_not_depend_on_the_users_aws_configuration(cli: Cli) -> None:
     assert cli("submit", "--wait", "--", "true", **environ).code == 0
 
 
+@pytest.mark.shared_home
 def test_braces_of_a_typed_command_are_the_shell_s_but_for_given_parameters(cli: Cli) -> None:
     ran = cli("submit", "--wait", "-p", "lr=0.5", "--", "sh", "-c", "A=x; echo ${A} {lr} {print}")
     assert ran.code == 0, ran.err

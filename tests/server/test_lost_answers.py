@@ -25,6 +25,7 @@ from batchml.local import control
 from batchml.local.home import Home, ServerEndpoint
 from tests.support.local_server import define
 
+pytestmark = pytest.mark.shared_home
 CLOCK = SystemClock()
 Harm = Callable[[socket.socket, bytes], None]
 
@@ -177,10 +178,10 @@ def test_stock_boto3_makes_one_run(
     told = ""
     # Some of the nine botocore does not send again. Then the caller is told, and the run is there.
     with suppress(BotoCoreError, ClientError):
-        made = client.submit_job(jobName="once", jobQueue="default", jobDefinition=definition)
+        made = client.submit_job(jobName=name, jobQueue="default", jobDefinition=definition)
         told = made.get("jobId", "")  # botocore takes an answer that was cut off for an empty one
     assert relay.harmed == 1
-    found = runs_called(batch, "once")
+    found = runs_called(batch, name)
     assert len(found) == 1
     assert told in ("", *found)
 
@@ -201,10 +202,10 @@ def test_our_client_makes_one_run(
         ("127.0.0.1", relay.port), min(limit, 1)
     )
     told = JobApi(session).submit(
-        {"jobName": "once", "jobQueue": "default", "jobDefinition": definition}
+        {"jobName": name, "jobQueue": "default", "jobDefinition": definition}
     )
     assert relay.harmed == 1
-    assert runs_called(batch, "once") == [told]
+    assert runs_called(batch, name) == [told]
 
 
 def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -> None:
@@ -221,6 +222,6 @@ def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -
     )
     definition = define(session.client("batch"), ["true"])
     os.kill(endpoint.pid, signal.SIGKILL)
-    request = {"jobName": "once", "jobQueue": "default", "jobDefinition": definition}
+    request = {"jobName": name, "jobQueue": "default", "jobDefinition": definition}
     job_id = JobApi(session).submit(request)
-    assert runs_called(session.client("batch"), "once") == [job_id]
+    assert runs_called(session.client("batch"), name) == [job_id]
