@@ -214,7 +214,7 @@ def main() -> None:
         story = Cli(folder / "work", Home(folder / "home"))
         try:
             key = tell(story)
-            with browser(folder / "browser") as chromium, running(story) as dashboard:
+            with running(story) as dashboard, browser(folder / "browser") as chromium:
                 camera = Camera(dashboard.enter(chromium, WIDTH), dashboard.base)
                 going, *ended = camera.page.evaluate(CHOSEN)
                 together(chromium, take_all(camera, going, ended, key), folder)

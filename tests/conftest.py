@@ -142,10 +142,17 @@ def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def session_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for all tests of a session."""
     with browser(tmp_path_factory.mktemp("browser")) as found:
         yield found
+
+
+@pytest.fixture
+def chromium(session_browser: Browser) -> Iterator[Browser]:
+    """The browser, without pages that would ask for dashboards of earlier tests again and again."""
+    yield session_browser
+    session_browser.close_pages()
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ def _times_grow(page: Page) -> None:
         shown = f"document.querySelector('[data-panel$={panel}]')?.innerText"
         before = wait_for(page, f"{shown}?.includes('{words}') && {shown}")
         wait_for(page, f"{shown} !== {json.dumps(before)}")
-    page.evaluate("history.back()")
+    page.back()
 
 
 def test_the_server_ends_with_ctrl_c_and_tells_its_tabs(cli: Cli, chromium: Browser) -> None:

@@ -63,12 +63,13 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 
 @pytest.fixture(scope="module")
-def access(cli: Cli, chromium: Browser) -> Iterator[Access]:
+def access(cli: Cli, session_browser: Browser) -> Iterator[Access]:
     world = make_hostile_world(cli)
     try:
         with running(cli) as dashboard:
             dashboard.expect("status of 400", "status of 404")
-            yield Access(dashboard.enter(chromium), dashboard, world)
+            yield Access(dashboard.enter(session_browser), dashboard, world)
+        session_browser.close_pages()
     finally:
         cli("cancel", world.running)
 

@@ -102,7 +102,7 @@ def test_the_view_of_the_list_survives_the_visit_of_a_run(cli: Cli, chromium: Br
         view = page.evaluate("location.search")
         page.click("#runs tbody a")
         wait_for(page, "location.pathname.startsWith('/run/') && document.querySelector('#log')")
-        page.evaluate("history.back()")
+        page.back()
         wait_for(page, f"location.pathname === '/' && {names} === 'third,second'")
         heads = "[...document.querySelectorAll('#runs th')].map(th => th.textContent)"
         assert page.evaluate(heads) == ["Name", "lr", "Status"]
@@ -124,7 +124,7 @@ def test_two_people_see_the_same_queue_and_what_the_other_does(
     holds = cli("submit", "--json", "--name", "holds", *busy, "--", "sleep", "600").json["jobId"]
     jobs = [cli("submit", "--json", "--name", f"waits-{number}", *busy, "--", "true").json["jobId"]
             for number in range(3)]  # fmt: skip
-    with browser(tmp_path / "other") as other, running(cli) as dashboard:
+    with running(cli) as dashboard, browser(tmp_path / "other") as other:
         mine = dashboard.enter(chromium)
         theirs = dashboard.enter(other, link=dashboard.plain_link)
         for page in (mine, theirs):

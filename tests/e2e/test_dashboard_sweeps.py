@@ -83,7 +83,7 @@ def test_a_sweep_is_followed_stopped_resumed_and_topped_up(cli: Cli, chromium: B
         # A trial's number leads to its run, with its log.
         page.click("#trials tbody a")
         wait_for(page, "document.querySelector('#log')?.textContent.includes('epoch=1')")
-        page.evaluate("history.back()")
+        page.back()
         wait_for(page, "document.querySelector('#trials tbody tr')")
         # One trial is stopped in the table; the sweep goes on with the next.
         wait_for(page, f"{ROW_STOP}?.checkVisibility()")
@@ -96,7 +96,7 @@ def test_a_sweep_is_followed_stopped_resumed_and_topped_up(cli: Cli, chromium: B
         # A click on a curve opens the run of its trial.
         wait_for(page, CLICK_LINE)
         wait_for(page, "location.pathname.startsWith('/run/')")
-        page.evaluate("history.back()")
+        page.back()
         wait_for(page, "document.querySelector('#trials tbody tr')")
         act(page, "Stop")
         wait_for(page, "document.querySelector('#summary .status').innerText.includes('ended')")

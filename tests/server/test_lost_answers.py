@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -134,6 +135,12 @@ def definition(batch: Any) -> str:
     return define(batch, ["true"])
 
 
+@pytest.fixture
+def name() -> str:
+    """Of the test's run alone."""
+    return uuid.uuid4().hex
+
+
 @pytest.fixture(params=HARMS)
 def relay(request: pytest.FixtureRequest, server: ServerEndpoint) -> Iterator[Relay]:
     made = Relay(server, HARMS[request.param])
@@ -164,8 +171,9 @@ def through(relay: Relay, client: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["legacy", "standard"])
 def test_stock_boto3_makes_one_run(
-    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay, mode: Any
-) -> None:
+    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay, mode: Any,
+    name: str,
+) -> None:  # fmt: skip
     keys = home.keys()
     client = through(
         relay,
@@ -187,7 +195,7 @@ def test_stock_boto3_makes_one_run(
 
 
 def test_our_client_makes_one_run(
-    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay
+    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay, name: str
 ) -> None:
     keys = home.keys()
     session = Session(
@@ -208,7 +216,7 @@ def test_our_client_makes_one_run(
     assert runs_called(batch, name) == [told]
 
 
-def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -> None:
+def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home, name: str) -> None:
     endpoint = control.ensure_server(home, CLOCK)
     keys = home.keys()
     session = Session(

@@ -74,8 +74,8 @@ class Navigated(Exception):
 class Page:
     """What a page did since it was opened, and questions to it."""
 
-    def __init__(self, browser: "Browser", session: str) -> None:
-        self._browser, self.session = browser, session
+    def __init__(self, browser: "Browser", target: str, session: str) -> None:
+        self._browser, self._target, self.session = browser, target, session
         self.requests: list[str] = []  # addresses that were asked for
         self.complaints: list[str] = []  # errors and warnings of the console
         self.reports: list[str] = []  # what a script of `report_by` has said
@@ -102,9 +102,13 @@ class Page:
         """Another address, in the same tab; its document may still load."""
         self._browser.ask("Page.navigate", self.session, url=url)
 
+    def back(self) -> None:
+        """The address before this one, which may still load."""
+        self.evaluate("setTimeout(() => history.back()) && null")
+
     def close(self) -> None:
         """Close the tab, if it is still open."""
-        self._browser.close_page(self.session)
+        self._browser.close_page(self._target, self.session)
 
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that matches, as a person would."""
@@ -205,10 +209,9 @@ class Browser:
 
     def visit(self, url: str, width: int = 1400, height: int = 1000) -> Page:
         """The page of an address, once it has loaded; what its scripts fetch may come later."""
-        target = self.ask("Target.createTarget", url="about:blank")
-        attached = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        session = attached["sessionId"]
-        page = self._pages[session] = Page(self, session)
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = self._pages[session] = Page(self, target, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable", session)
         page.resize(width, height)
@@ -232,9 +235,13 @@ class Browser:
                 result: dict[str, Any] = message["result"]
                 return result
 
-    def close_page(self, session: str) -> None:
+    def close_page(self, target: str, session: str) -> None:
         if self._pages.pop(session, None) is not None:
-            self.ask("Page.close", session)
+            self.ask("Target.closeTarget", targetId=target)
+
+    def close_pages(self) -> None:
+        for page in [*self._pages.values()]:
+            page.close()
 
     def close(self) -> None:
         os.close(self._out)

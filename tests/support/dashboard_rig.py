@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from tests.support.browser import Browser, Navigated, Page
@@ -49,10 +49,6 @@ class RunningDashboard:
             own = (*(f"{base}/" for base in self._bases), *_OWN)
             foreign = [each for each in page.requests if not each.startswith(own)]
             assert foreign == [], f"requests to other servers: {foreign}"
-
-    def close_pages(self) -> None:
-        for page in self._pages:
-            page.close()
 
     @property
     def port(self) -> int:
@@ -115,18 +111,17 @@ def wait_for(page: Page, condition: str) -> Any:
 
 @contextmanager
 def running(cli: Cli, *options: str) -> Iterator[RunningDashboard]:
-    """A dashboard, and its pages, until the end of the test, which fails if a page has caused what
-    none should: see `RunningDashboard.check_pages`."""
+    """A dashboard until the end of the test, which fails if a page has caused what none should:
+    see `RunningDashboard.check_pages`."""
     process = subprocess.Popen(
         cli.command("dashboard", "--no-open", *options), cwd=cli.folder, env=cli.environ,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    with ExitStack() as ending:
-        ending.callback(process.communicate)
-        ending.callback(process.kill)
+    try:
         dashboard = RunningDashboard(process)
-        # They would ask for the dashboard again and again.
-        ending.callback(dashboard.close_pages)
         yield dashboard
         dashboard.check_pages()
+    finally:
+        process.kill()
+        process.communicate()
