@@ -80,7 +80,6 @@ def is_clean(home: Home, tmp_path: Path) -> bool:
     return not find_leftovers(home.root) and not list((tmp_path / "t").glob("batchml-prove-*"))
 
 
-@pytest.mark.journey
 def test_moto_holds_every_claim_that_needs_no_running_job(
     cli: Cli, home: Home, aws: MotoAws, tmp_path: Path
 ) -> None:

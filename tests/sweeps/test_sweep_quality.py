@@ -14,6 +14,7 @@ from benchmarks.sweep_simulator import budget, share_to_match
 SEEDS = range(10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("problem", [H6CURVES, MIXED8CURVES], ids=lambda p: p.name)
 def test_tpe_with_asha_has_at_most_60_percent_of_the_regret_of_random(problem: Problem) -> None:
     chance = measure_search(partial(ours, method="random"), problem, *SMALL, SEEDS)

@@ -256,7 +256,7 @@ def test_a_server_killed_at_any_call_loses_and_doubles_nothing(
 def test_a_first_start_that_is_killed_while_it_makes_the_journal_can_be_made_again(
     tmp_path: Path, call: str
 ) -> None:
-    for number in range(1, 4 if TORTURE == 1 else 60):
+    for number in range(1, 3 if TORTURE == 1 else 60):
         home = Home(tmp_path / f"home{number}")
         files = [f"{home.journal}{suffix}" for suffix in ("", "-journal", "-wal", "-shm")]
         paths = [word for file in files for word in ("-P", file)]
