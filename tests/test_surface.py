@@ -61,14 +61,18 @@ print(json.dumps(said))
 """
 
 
-@pytest.fixture(scope="module")
-def helps() -> dict[str, str]:
+def typed_helps() -> dict[str, str]:
     """What the commands themselves say, without the stored help texts: all in one process."""
     shown = subprocess.run(
         [sys.executable, "-c", _SAY_ALL, json.dumps(COMMANDS)],
         capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=True,
     )  # fmt: skip
     return dict(zip(map(" ".join, COMMANDS), json.loads(shown.stdout), strict=True))
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    return typed_helps()
 
 
 def test_public_names_are_sorted_and_resolve() -> None:

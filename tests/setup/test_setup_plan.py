@@ -272,6 +272,7 @@ COMMANDS: dict[str, tuple[Mapping[str, Any], Callable[[World], Any]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_was_killed_at_any_moment_goes_on_when_it_is_typed_again(
     world: World, new: dict[str, Any], made: dict[str, Any], name: str
@@ -819,29 +820,34 @@ def test_a_change_that_does_not_take_ends_instead_of_going_round(ready: World) -
 # --- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [("Throttling", ServiceUnreachable), ("AccessDenied", AccessError)],
-)
+REFUSALS: list[tuple[str, type[BatchmlError]]] = [
+    ("Throttling", ServiceUnreachable), ("AccessDenied", AccessError),
+]  # fmt: skip
+
+
+@pytest.mark.full
 def test_whatever_call_is_refused_is_named_and_the_next_run_goes_on(
-    ready: World, made: dict[str, Any], code: str, error: type[BatchmlError]
+    ready: World, made: dict[str, Any]
 ) -> None:
+    """Each call in one of two ways by turns; in both where they differ, and in torture."""
     ready.table = CHANGED
     ready.account.calls.clear()
     ready.setup()
     end, operations = ready.account.snapshot(), sorted(set(ready.account.calls))
     assert len(operations) > 15
-    for operation in operations:
-        ready.account.restore(made)
-        ready.account.refusals[operation] = [(code, "You may not, or not so often")]
-        if "Drift" in operation and code == "AccessDenied":
-            ready.setup()  # it is only told
-        else:
-            with pytest.raises(error, match=operation):
+    for number, operation in enumerate(operations):
+        both = TORTURE > 1 or "Drift" in operation
+        for code, error in REFUSALS if both else [REFUSALS[number % 2]]:
+            ready.account.restore(made)
+            ready.account.refusals[operation] = [(code, "You may not, or not so often")]
+            if "Drift" in operation and code == "AccessDenied":
+                ready.setup()  # it is only told
+            else:
+                with pytest.raises(error, match=operation):
+                    ready.setup()
                 ready.setup()
-            ready.setup()
-        assert not ready.account.refusals[operation]
-        assert ready.account.snapshot() == end, operation
+            assert not ready.account.refusals[operation]
+            assert ready.account.snapshot() == end, operation
 
 
 # --- any two configurations -------------------------------------------------------------------
@@ -933,8 +939,9 @@ def without_generations(snapshot: Mapping[str, Any]) -> Any:
 HISTORY = {"version", "VersionNumber", "team"}
 
 
+@pytest.mark.full
 @settings(
-    max_examples=25,
+    max_examples=10 if TORTURE == 1 else 25 * TORTURE,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,

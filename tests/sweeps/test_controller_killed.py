@@ -42,6 +42,7 @@ def outcome(world: World) -> tuple[object, ...]:
     return params, Counter(trial.state for trial in state.trials.values()), ended
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_at_a_write_and_resumed_it_comes_to_the_same_end(story: str) -> None:
     whole = world_of(story)
