@@ -1,8 +1,9 @@
 """Pushing data into the workspace, against cp: `python -m benchmarks.workspace`. docs/workspace.md
 
-cp is the lower bound: it neither reads back what it wrote nor compares, does not wait for the disk,
-and leaves half a file where it is stopped. An unchanged tree is compared with rsync, if there is
-one: both read sizes and times.
+cp -a is the lower bound: it neither reads back what it wrote nor compares, does not wait for the
+disk, and leaves half a file where it is stopped. With sync and diff it has what a push promises but
+the last. rsync --fsync syncs each file and compares checksums on the way, rclone compares them with
+what it reads back. An unchanged tree is compared with rsync: both read sizes and times.
 """
 
 import os
@@ -36,6 +37,18 @@ def _shell(*lines: str) -> list[str]:
     return ["sh", "-ec", "\n".join(lines)]
 
 
+def _peers(tree: str) -> dict[str, tuple[str, str]]:
+    """Other ways to copy a tree into the folder `copy`: name of the row -> words, a shell line."""
+    checked = f"cp -a {tree} copy; sync -f copy; diff -r {tree} copy/{tree}"
+    peers = {
+        "": ("cp -a", f"cp -a {tree} copy"),
+        "_checked": ("cp -a; sync -f; diff -r", checked),
+        "_rsync": ("rsync -ac --fsync", f"rsync -ac --fsync {tree} copy"),
+        "_rclone": ("rclone copy --checksum", f"rclone copy --checksum {tree} copy/{tree}"),
+    }
+    return {name: each for name, each in peers.items() if shutil.which(each[0].split()[0])}
+
+
 def measure(full: bool) -> Iterator[Finding]:
     pairs, small, large = (PAIRS, SMALL, LARGE) if full else (3, SMALL // 5, LARGE // 4)
     with tempfile.TemporaryDirectory() as text:
@@ -49,18 +62,12 @@ def measure(full: bool) -> Iterator[Finding]:
         }
         for tree, (what, goal) in trees.items():
             ours = _shell(f"rm -rf home/workspace/{tree}", f"{push} {tree}")
-            floor = _shell(f"rm -rf copy/{tree}; mkdir -p copy", f"cp -a {tree} copy/{tree}")
-            found = compare(ours, floor, environ=environ, folder=text, pairs=pairs)
-            yield from rows(
-                f"workspace/{tree}", f"push of {what}", found, beside="cp -a", goal=goal
-            )
-            if shutil.which("rclone"):
-                # Like ours it compares checksums, and reads back what it wrote.
-                floor = _shell(f"rm -rf rc/{tree}", f"rclone copy --checksum {tree} rc/{tree}")
-                found = compare(ours, floor, environ=environ, folder=text, pairs=pairs)
+            for name, (beside, line) in _peers(tree).items():
+                theirs = _shell(f"rm -rf copy/{tree}; mkdir -p copy", line)
+                found = compare(ours, theirs, environ=environ, folder=text, pairs=pairs)
                 yield from rows(
-                    f"workspace/{tree}_rclone", f"push of {what}", found,
-                    beside="rclone copy --checksum",
+                    f"workspace/{tree}{name}", f"push of {what}", found, beside=beside,
+                    goal=None if name else goal,
                 )  # fmt: skip
         rsync = shutil.which("rsync")
         again = _shell("rsync -a small copy" if rsync else "cp -au small copy")

@@ -31,7 +31,7 @@ CONDA = "environment.yml"
 FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTINGS)
 
 _TAG_LENGTH = 12
-_SMALL = 8 * 1024**2  # bytes of a recipe whose hash is remembered
+_SMALL = 128 * 1024  # bytes of a file whose hash is remembered
 _CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
 _REFERENCE = re.compile(
@@ -116,9 +116,10 @@ class Recipe(Struct, frozen=True):
     @property
     def content(self) -> str:
         """The hash of the files and arguments: the tag without the processor."""
-        is_small = sum(len(data) for _, data in self.files) <= _SMALL
-        hash_files = _hash_small_files if is_small else _hash_files
-        return hash_files(self.files, self.args, self.programs)
+        # The files one by one: the image of a job may copy hundreds of megabytes.
+        hashes = tuple((name, _hash_of(data)) for name, data in self.files)
+        programs = (self.programs,) if self.programs else ()
+        return digest((hashes, self.args, *programs))
 
     @property
     def tag(self) -> str:
@@ -202,17 +203,16 @@ def is_pinned(reference: str) -> bool:
     return bool(_PINNED.fullmatch(reference)) and not reference.endswith(":latest")
 
 
-def _hash_files(
-    files: tuple[tuple[str, bytes], ...], args: tuple[tuple[str, str], ...],
-    programs: tuple[str, ...],
-) -> str:  # fmt: skip
-    # Hash the files one by one: the image of a job may copy hundreds of megabytes.
-    hashes = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in files)
-    return digest((hashes, args, programs) if programs else (hashes, args))
+def _hash_of(data: bytes) -> str:
+    return _hash(data) if len(data) > _SMALL else _hash_small(data)
 
 
-# Of a hundred submissions of one process, the hashes of the runtime's files would take a tenth.
-_hash_small_files = lru_cache(maxsize=4)(_hash_files)
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# All images have the files of the runtime: of a thousand, their hashes would take most of the time.
+_hash_small = lru_cache(maxsize=512)(_hash)
 
 
 def digest(content: object) -> str:

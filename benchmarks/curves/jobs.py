@@ -154,6 +154,7 @@ def finished_jobs(full: bool) -> Iterator[Curve]:
         ("describe", "DescribeJobs of 100 jobs", "ms of CPU", f"median of {SOME}"),
         ("list", "ListJobs: the newest 100", "ms of CPU", f"median of {SOME}"),
         ("name", "ListJobs: a name", "ms of CPU", f"median of {SOME}"),
+        ("prefix", "ListJobs: a prefix of ten names", "ms of CPU", f"median of {SOME}"),
     ):
         yield Curve(
             name=f"curves/finished_{name}", title=title, axis="finished jobs", unit=unit,
@@ -177,6 +178,10 @@ def _finished(size: int) -> dict[str, float]:
             filters = [{"name": "JOB_NAME", "values": [f"name-{chance.randrange(size) + 1}"]}]
             read("ListJobs", jobQueue="q", filters=filters)
 
+        def prefix() -> None:
+            filters = [{"name": "JOB_NAME", "values": [f"name-{chance.randrange(size) // 10}*"]}]
+            read("ListJobs", jobQueue="q", filters=filters)
+
         def newest() -> None:
             read("ListJobs", jobQueue="q", jobStatus="SUCCEEDED", maxResults=100)
 
@@ -184,7 +189,7 @@ def _finished(size: int) -> dict[str, float]:
             ids = [finished(chance.randrange(size) + 1).id for _ in range(100)]
             read("DescribeJobs", jobs=ids)
 
-        acts = {"describe": describe, "list": newest, "name": name}
+        acts = {"describe": describe, "list": newest, "name": name, "prefix": prefix}
         costs = {what: each(act) / 1000 for what, act in acts.items()}
         store.close()
         started, memory = serve(home)

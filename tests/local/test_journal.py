@@ -141,6 +141,37 @@ def test_jobs_are_listed_newest_first_by_queue_and_status_in_pages(path: Path) -
     assert ids(None, 3, 100) == [2, 1]
 
 
+def test_jobs_with_a_rare_prefix_are_found_without_reading_the_others(path: Path) -> None:
+    """For AWS's filter JOB_NAME: a name without regard to case, or a prefix with `*`."""
+    store = Journal(path)
+    names = {1: "rare-1", 3: "Rare-3", 4: "rare-4"}
+    owners = {4: "other"}
+    for first, last in ((1, 500), (501, 4000)):
+        specs = [
+            spec(n, name=names.get(n, f"name-{n}"), queue=owners.get(n, "q"))
+            for n in range(first, last + 1)
+        ]
+        jobs = [job(each.created_at - 1_000, JobStatus.SUCCEEDED, each) for each in specs]
+        store.commit([effect for each in jobs for effect in save(each)])
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        store._reader.set_progress_handler(count, 1)
+        rare = store.list_jobs("q", JobFilter(names=["RARE-*", "none*"]), None, 101)
+        store._reader.set_progress_handler(None, 1)
+        assert [each.id for each in rare] == ["job-3", "job-1"]
+        assert steps < 500
+        below = store.list_jobs("q", JobFilter(names=["rare-*"]), 3, 101)
+        assert [each.id for each in below] == ["job-1"]
+        common = store.list_jobs("q", JobFilter(names=["name-*"]), None, 2)
+        assert [each.id for each in common] == [f"job-{last}", f"job-{last - 1}"]
+    store.close()
+
+
 def test_streams_are_found_by_name_and_by_prefix(path: Path) -> None:
     store = Journal(path)
     launches = [

@@ -68,6 +68,7 @@ _SPEC = msgspec.json.Decoder(SubmittedSpec)
 _encode = msgspec.json.Encoder().encode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _POSITION_SIZE = 128  # bytes
+_MOST_SORTED = 2000  # jobs of a list that are sorted by age
 _KEPT_SPECS = 1024  # decoded specs: the children of an array, which are read together, share one
 
 
@@ -368,12 +369,28 @@ class Journal:
         `below`.
         """
         conditions, values = filter_.condition()
-        return list(
-            self._jobs(
-                f"WHERE owner = ? AND sequence < ?{conditions} ORDER BY sequence DESC LIMIT ?",
-                (owner, below if below is not None else 2**62, *values, limit),
+        where = f"sequence < ?{conditions} ORDER BY sequence DESC LIMIT ?"
+        if self._are_rare(filter_.names):
+            # With the plus sign SQLite begins with the names, and not with the newest of all jobs.
+            where = (
+                f"WHERE jobs.id IN (SELECT id FROM jobs WHERE +owner = ? AND {where}) "
+                "ORDER BY sequence DESC"
             )
+        else:
+            where = f"WHERE owner = ? AND {where}"
+        return list(
+            self._jobs(where, (owner, below if below is not None else 2**62, *values, limit))
         )
+
+    def _are_rare(self, names: Sequence[str]) -> bool:
+        """Say whether few jobs have one of the names or prefixes."""
+        if not names:
+            return False
+        condition, values = JobFilter(names=names).condition()
+        found = self._reader.execute(
+            f"SELECT 1 FROM jobs WHERE TRUE{condition} LIMIT ?", (*values, _MOST_SORTED)
+        )
+        return len(found.fetchall()) < _MOST_SORTED
 
     def remembered_call(self, key: str) -> RememberedCall | None:
         row = self._reader.execute("SELECT * FROM calls WHERE key = ?", (key,)).fetchone()

@@ -472,11 +472,11 @@ class _Copy:
         began, before = context.clock(), self._journal.size
         for thread in threads:
             thread.start()
-        pause = 0.01
+        pause = 0.005
         try:
             while any(thread.is_alive() for thread in threads):
                 context.wait(pause)
-                pause = min(2 * pause, 0.5)
+                pause = min(2 * pause, 0.05)
                 done, seconds = self._journal.size, context.clock() - began
                 self._lock.write_progress(done, self._listing.size)
                 speed = (done - before) / seconds if seconds > 0 else 0.0

@@ -13,7 +13,20 @@ import os
 import posixpath
 import stat
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Generic,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 PARTS_FOLDER = ".batchml-parts"  # at the top of a tree: files that are being received
 ARCHIVE_FOLDER = ".batchml/archive"  # an archive's own files; FSx also shows those of its bucket
@@ -25,6 +38,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe would wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
+
+T = TypeVar("T")
 
 ReadAt = Callable[[int, int], bytes]  # position, length -> bytes; fewer at the end of the file
 
@@ -77,9 +92,12 @@ class Tree:
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
 
-    @contextmanager
-    def folder(self, below: str) -> Iterator[int]:
+    def folder(self, below: str) -> ContextManager[int]:
         """Yield a descriptor of a folder."""
+        return self._open_folder(below)
+
+    @contextmanager
+    def _open_folder(self, below: str) -> Iterator[int]:
         at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in split_path(below):
@@ -90,9 +108,12 @@ class Tree:
         finally:
             os.close(at)
 
-    @contextmanager
-    def parent(self, path: str) -> Iterator[Tuple[int, str]]:
+    def parent(self, path: str) -> ContextManager[Tuple[int, str]]:
         """Yield a descriptor of the folder that contains a path, and the name in it."""
+        return self._open_parent(path)
+
+    @contextmanager
+    def _open_parent(self, path: str) -> Iterator[Tuple[int, str]]:
         below, _, name = path.rpartition("/")
         with self.folder(below) as at:
             yield at, name
@@ -172,6 +193,19 @@ class Tree:
         return entries
 
 
+class _Kept(Generic[T]):
+    """A context that yields a value. It costs less than a generator."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __enter__(self) -> T:
+        return self._value
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class NearTree(Tree):
     """A tree that keeps the folders open that it has opened, for a few files of the same folders.
 
@@ -183,13 +217,19 @@ class NearTree(Tree):
         self._tree = tree
         self._opened: Dict[str, int] = {}
 
-    @contextmanager
-    def folder(self, below: str) -> Iterator[int]:
+    def folder(self, below: str) -> ContextManager[int]:
+        return _Kept(self._open(below))
+
+    def parent(self, path: str) -> ContextManager[Tuple[int, str]]:
+        below, _, name = path.rpartition("/")
+        return _Kept((self._open(below), name))
+
+    def _open(self, below: str) -> int:
         fd = self._opened.get(below)
         if fd is None:
             with self._tree.folder(below) as found:
                 fd = self._opened[below] = os.dup(found)
-        yield fd
+        return fd
 
     def __enter__(self) -> "NearTree":
         return self
