@@ -220,13 +220,15 @@ class _Answer(dict[str, Any]):
         self._operation = operation
 
     def __getitem__(self, member: str) -> Any:
-        return self._with_answers(super().__getitem__(member))
+        value = super().__getitem__(member)
+        return self._with_answers(value) if isinstance(value, (dict, list)) else value
 
     def __missing__(self, member: str) -> Any:
         raise ServiceUnreachable(f"{self._operation}: the answer was cut off: no {member!r}")
 
     def get(self, member: str, default: Any = None, /) -> Any:
-        return self._with_answers(super().get(member, default))
+        value = super().get(member, default)
+        return self._with_answers(value) if isinstance(value, (dict, list)) else value
 
     def _with_answers(self, value: Any) -> Any:
         """Structures become answers when they are read: most are never read."""

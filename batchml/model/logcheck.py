@@ -1,15 +1,18 @@
 """The result of the embedded server's check that a log is unchanged since its run wrote it.
 
-The server sends the result in an HTTP header of the answer to GetLogEvents.
+The server sends the result in an HTTP header of the answer to GetLogEvents. An answer to
+FilterLogEvents has a header for all logs that it named.
 """
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
 
 HEADER = "x-batchml-log"
+HEADER_OF_MANY = "x-batchml-logs"
 
 
 class LogState(StrEnum):
@@ -97,6 +100,24 @@ def parse_header(text: str | None) -> LogCheck | None:
         return None if text is None else msgspec.json.decode(text, type=LogCheck)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
+
+
+def to_header_of_many(checks: Sequence[LogCheck | None]) -> str:
+    """The header for many logs: the number of lines of each complete one. The other logs have to
+    be read one by one.
+    """
+    return json.dumps([check.lines if check and check.is_complete else None for check in checks])
+
+
+def parse_header_of_many(text: str | None) -> list[LogCheck | None] | None:
+    """Parse the header for many logs; None if there is none, or if another program wrote it."""
+    try:
+        found = None if text is None else msgspec.json.decode(text, type=list[int | None])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    if found is None:
+        return None
+    return [None if lines is None else LogCheck(LogState.COMPLETE, lines) for lines in found]
 
 
 def _count(lines: int) -> str:

@@ -9,15 +9,18 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.aws.session import Session
 from batchml.context import LOCAL_INTERVALS, PollIntervals
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
+from batchml.model.logcheck import HEADER_OF_MANY
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.watch.events import (
     CUT,
     MARKED,
+    PROVEN,
     ContactLost,
     LogClosed,
     MetricsReported,
@@ -161,8 +164,68 @@ def test_a_finished_array_is_read_child_by_child() -> None:
     world.clock.time += 10_000
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
     assert [line.child for line in of_kind(seen, OutputLine)] == [str(n) for n in range(120)]
-    assert len(world.calls) <= 120 + 4  # a page each, and who has ended in hundreds
-    assert world.clock.time - START - 10_000 < 30
+    names = [name for name, _ in world.calls]  # the logs and the states in hundreds
+    assert (names.count("FilterLogEvents"), names.count("GetLogEvents")) == (2, 0)
+    assert len(names) <= 2 + 4
+    assert {closed.proof for closed in of_kind(seen, LogClosed)} == {MARKED}
+
+
+def test_only_logs_that_are_proven_whole_are_read_together() -> None:
+    """Two lines of the third are late; the embedded server proves all logs but the fifth."""
+    world = a_large_array(6)
+    late = world.jobs["j:2"].tries[0]
+    events = [replace(event, visible_at=START + 20_000) for event in late.events]
+    world._streams["s/2"] = replace(late, events=tuple(events))
+    world.clock.time += 10_000
+    seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
+    closed = {each.child: each.proof for each in of_kind(seen, LogClosed)}
+    assert closed == {number: MARKED for number in "01345"}
+    assert {name for name, _ in world.calls} == {"DescribeJobs", "FilterLogEvents", "GetLogEvents"}
+
+    world, asked = a_large_array(6), list[str]()
+    world.clock.time += 10_000
+    ask = world.filter_log_events
+    world.filter_log_events = lambda **request: {  # type: ignore[method-assign]
+        **ask(**request),
+        "ResponseMetadata": {"HTTPHeaders": {HEADER_OF_MANY: "[1, 1, 1, 1, null, 2]"}},
+    }
+    get = world.get_log_events
+
+    def get_and_note(**request: Any) -> dict[str, Any]:
+        asked.append(request["logStreamName"])
+        return get(**request)
+
+    world.get_log_events = get_and_note  # type: ignore[method-assign,assignment]
+    seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
+    assert [line.child for line in of_kind(seen, OutputLine)] == list("012345")
+    proofs = {each.child: each.proof for each in of_kind(seen, LogClosed)}
+    assert proofs == {**dict.fromkeys("0123", PROVEN), "4": MARKED, "5": MARKED}
+    assert asked == ["s/4", "s/5"]
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ResourceNotFoundException"])
+def test_logs_that_cannot_be_read_together_are_read_one_by_one(code: str) -> None:
+    world = a_large_array(30)
+    world.clock.time += 10_000
+
+    def refuse(**_: Any) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": code, "Message": "no"}}, "FilterLogEvents")
+
+    world.filter_log_events = refuse  # type: ignore[method-assign,assignment]
+    seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
+    assert [line.child for line in of_kind(seen, OutputLine)] == [str(n) for n in range(30)]
+
+
+def test_long_logs_are_read_one_by_one() -> None:
+    """What is read together is kept in memory, so only a few pages of it are read."""
+    lines = [(START + number, f"line {number}") for number in range(40)]
+    jobs = [Job(f"j:{n}", (attempt(f"s/{n}", START, lines, START + 50),)) for n in range(64)]
+    world = World(jobs, Trouble(page=50), Random(1), ":")
+    world.clock.time += 10_000
+    seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
+    assert [line.text for line in of_kind(seen, OutputLine)] == [text for _, text in lines] * 64
+    assert {closed.proof for closed in of_kind(seen, LogClosed)} == {MARKED}
+    assert sum(name == "FilterLogEvents" for name, _ in world.calls) <= 5 * 6
 
 
 @settings(max_examples=30)
@@ -175,7 +238,7 @@ def test_every_child_that_has_begun_is_asked_about_soon(size: int, random: Any, 
     counts = {"RUNNING": len(running), "RUNNABLE": waiting}
     parent = Run("j", "n", "q", JobStatus.PENDING, array_size=size, children=counts)
     found: set[int] = set()
-    for _ in range(size // 200 + 2):
+    for _ in range(size // 200 + 6):  # the first ones first, while these have begun
         chosen = family.choose(parent, 400)
         assert len(chosen) == len(set(chosen)) <= 400
         for number in chosen:

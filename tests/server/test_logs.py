@@ -21,7 +21,14 @@ from batchml.local.executors.runner.files import LogDigest
 from batchml.local.logs.api import LogFiles, LogPosition, merge
 from batchml.local.logs.files import MAX_SCAN, NO_TIME
 from batchml.local.store.journal import LogStream
-from batchml.model.logcheck import HEADER, LogCheck, LogState, parse_header
+from batchml.model.logcheck import (
+    HEADER,
+    HEADER_OF_MANY,
+    LogCheck,
+    LogState,
+    parse_header,
+    parse_header_of_many,
+)
 from batchml.model.run import JobStatus
 from tests.support.server_rig import Rig, error_of, furnish, sign, sign_logs
 
@@ -350,6 +357,36 @@ def test_a_log_is_checked_once_its_attempt_has_ended(rig: Rig) -> None:
     assert checked(rig, stream, nextToken="f/12") == cut
     rig.log_of(task).unlink()
     assert checked(rig, stream, **head) == LogCheck(LogState.GONE, 3, file=file)
+
+
+def test_logs_that_are_read_together_are_checked_together(rig: Rig) -> None:
+    """Only complete ones are in the header: those of the first and the third job."""
+    batch = rig.client("batch")
+    furnish(batch)
+    asked = {"jobName": "j", "jobQueue": "q", "jobDefinition": "d"}
+    jobs = [batch.submit_job(**asked)["jobId"] for _ in range(4)]
+    for job in jobs:
+        rig.start(job)
+    tasks, data = [rig.task(job) for job in jobs], b"1 a\n2 ::batchml end lines=1\n"
+    streams = [f"d/default/{task}" for task in tasks]
+    for task in tasks:
+        rig.log_of(task).write_bytes(data)
+    for job in jobs[:3]:
+        rig.end(job, log=proof_of(data))
+    rig.log_of(tasks[1]).write_bytes(data.replace(b"a", b"b", 1))
+
+    def header(**params: Any) -> str | None:
+        body = json.dumps({"logGroupName": GROUP, "logStreamNames": streams, **params}).encode()
+        (answer,) = rig.handle(sign_logs("FilterLogEvents", body))
+        assert answer.status == 200
+        assert set(json.loads(answer.body)) <= {"events", "searchedLogStreams", "nextToken"}
+        return dict(answer.headers).get(HEADER_OF_MANY)
+
+    whole = LogCheck(LogState.COMPLETE, 1)
+    assert parse_header_of_many(header()) == [whole, None, whole, None]
+    assert parse_header_of_many(header(limit=3)) == []  # more pages follow
+    assert header(startTime=2) is None
+    assert header(filterPattern="a") is None
 
 
 def test_the_proof_of_a_log_is_committed_with_the_end_of_its_attempt(tmp_path: Path) -> None:

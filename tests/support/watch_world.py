@@ -192,6 +192,38 @@ class World:
             "nextBackwardToken": "b/0",
         }
 
+    def filter_log_events(
+        self, logStreamNames: list[str], nextToken: str | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """All streams by time; a page may be empty, and what is late lies behind its token."""
+        now = self.clock.time
+        self.calls.append(("FilterLogEvents", now))
+        self._maybe_fail("FilterLogEvents")
+        assert 0 < len(logStreamNames) <= 100
+        if any(self._streams[name].created_at > now for name in logStreamNames):
+            raise _refusal("ResourceNotFoundException", "The specified log stream does not exist.")
+        time, place_in, after = (nextToken or "-1/0/").split("/", 2)
+        place = (int(time), after, int(place_in))
+        new = sorted(
+            (event.timestamp, name, event.number, event.message)
+            for name in logStreamNames
+            for event in self._streams[name].events
+            if event.visible_at <= now and (event.timestamp, name, event.number) > place
+        )
+        page = new[: self._trouble.page]
+        if new and self._random.random() < self._trouble.empty:
+            page = []
+        found: dict[str, Any] = {
+            "events": [
+                {"timestamp": at, "message": message, "logStreamName": name}
+                for at, name, _, message in page
+            ]
+        }
+        if len(page) < len(new):
+            at, name, number = page[-1][:3] if page else place
+            found["nextToken"] = f"{at}/{number}/{name}"
+        return found
+
     def _place(self, token: str | None) -> tuple[int, int]:
         if token is None:
             return (-1, 0)

@@ -8,7 +8,8 @@ A thread of its own answers these calls, and each call reads a bounded part of t
 no reader delays the server or another reader for long. A page that ends early has a token.
 
 When an attempt has ended, GetLogEvents compares its log with the proof in the journal. The page
-that reaches the end has the result in a header, which AWS's clients ignore.
+that reaches the end has the result in a header, which AWS's clients ignore. The last page of a
+FilterLogEvents that names its streams has a header with the results for small logs.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import heapq
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -46,7 +47,13 @@ from batchml.local.logs.files import (
 )
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal, LogStream
-from batchml.model.logcheck import HEADER, LogCheck, LogState
+from batchml.model.logcheck import (
+    HEADER,
+    HEADER_OF_MANY,
+    LogCheck,
+    LogState,
+    to_header_of_many,
+)
 from batchml.runtime.storage.files import open_regular
 
 # --- Merged streams -------------------------------------------------------------------------------
@@ -158,6 +165,8 @@ def _offset(stream: LogStream, files: LogFiles, after: LogPosition) -> int:
 # --- Calls ----------------------------------------------------------------------------------------
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]
+# Parameters with which FilterLogEvents returns only a part of the logs.
+_SELECTING = frozenset({"startTime", "endTime", "filterPattern"})
 _POSITION = tuple[_Count, str, _Count]  # the fields of a LogPosition
 LogPath = Callable[[str], Path]
 
@@ -188,6 +197,11 @@ class LogReads:
             )
         except OSError as error:
             raise LocalServerError(f"A log cannot be read: {error}") from error
+        if operation == "FilterLogEvents":
+            body, checks = found
+            if checks is None:
+                return LogAnswer(body)
+            return LogAnswer(body, ((HEADER_OF_MANY, to_header_of_many(checks)),))
         if operation != "GetLogEvents":
             return LogAnswer(found)
         body, check = found
@@ -227,8 +241,16 @@ class LogReads:
             return body, LogCheck(LogState.UNCHECKED)
         return body, check_small(path, end) or _Large(stream.task_id, path, end)
 
-    def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+    def filter_log_events(
+        self, params: dict[str, Any]
+    ) -> "tuple[dict[str, Any], list[LogCheck | None] | None]":
+        """A page of the events of many streams, and for the whole logs of named streams the results
+        of their checks, which come with the last page.
+        """
         streams = self._select_streams(params)
+        # Read before the page, as in `get_log_events`.
+        is_whole = bool(params.get("logStreamNames")) and not params.keys() & _SELECTING
+        ends = self._streams.log_ends(streams) if is_whole else {}
         matches = _parse_pattern(params.get("filterPattern", ""))
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")
@@ -245,17 +267,30 @@ class LogReads:
                 or scanned > MAX_SCAN
                 or (is_match and events and size + length > MAX_BYTES)
             ):
-                return {
-                    "events": events,
-                    "searchedLogStreams": [],
-                    "nextToken": reads.encode_token(reached),
-                }
+                page = {"searchedLogStreams": [], "nextToken": reads.encode_token(reached)}
+                return {"events": events, **page}, [] if is_whole else None
             if is_match:
                 events.append(_to_filtered_event(line, stream))
                 size += length
             scanned += length
             reached = position
-        return {"events": events, "searchedLogStreams": []}
+        checks = self._check_streams(streams, ends) if is_whole else None
+        return {"events": events, "searchedLogStreams": []}, checks
+
+    def _check_streams(
+        self, streams: Iterable[LogStream], ends: Mapping[str, LogEnd]
+    ) -> list[LogCheck | None]:
+        """The results for logs of ended attempts that are small, also together."""
+        found: list[LogCheck | None] = []
+        size = 0
+        for stream in streams:
+            end = ends.get(stream.task_id)
+            size += end.proof.size if end is not None and end.proof is not None else 0
+            if end is None or size > MAX_SCAN:
+                found.append(None)
+            else:
+                found.append(check_small(self._files.path(stream.task_id), end))
+        return found
 
     def _select_streams(self, params: dict[str, Any]) -> list[LogStream]:
         group = _group(params)
@@ -266,10 +301,10 @@ class LogReads:
         if not names:
             self._check_group(group)
             return self._streams.all(group, prefix)
-        streams = [self._streams.one(group, name) for name in dict.fromkeys(names)]
-        if None in streams:
+        streams = self._streams.some(group, list(dict.fromkeys(names)))
+        if len(streams) < len(set(names)):
             raise _not_found("The specified log stream does not exist.")
-        return [stream for stream in streams if stream is not None]
+        return streams
 
     def _check_group(self, group: str) -> None:
         if group != DEFAULT_LOG_GROUP and group not in self._streams.groups():

@@ -10,7 +10,7 @@ changed, events may come in any order, but reading stays bounded.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -319,6 +319,22 @@ class StreamIndex:
         row = self._db.execute("SELECT body FROM log_ends WHERE task_id = ?", (task_id,)).fetchone()
         return None if row is None else _LOG_END.decode(row[0])
 
+    def log_ends(self, streams: Sequence[LogStream]) -> dict[str, LogEnd]:
+        """The same of at most a hundred streams, by task id."""
+        tasks = [stream.task_id for stream in streams]
+        rows = self._db.execute(
+            f"SELECT task_id, body FROM log_ends WHERE task_id IN ({_marks(tasks)})", tasks
+        )
+        return {task_id: _LOG_END.decode(body) for task_id, body in rows}
+
+    def some(self, group: str, names: Sequence[str]) -> list[LogStream]:
+        """Those of at most a hundred streams that exist, in the order of their names here."""
+        rows = self._db.execute(
+            f"{_SELECT_STREAMS} AND stream IN ({_marks(names)})", (group, *names)
+        )
+        found = {row[1]: LogStream(*row) for row in rows}
+        return [found[name] for name in names if name in found]
+
     def all(self, group: str, prefix: str = "") -> list[LogStream]:
         """The streams whose names start with `prefix`."""
         rows = self._db.execute(
@@ -344,3 +360,8 @@ class StreamIndex:
         """Each log group with the time of its first stream, in ms."""
         rows = self._db.execute("SELECT log_group, min(created_at) FROM streams GROUP BY log_group")
         return dict(rows.fetchall())
+
+
+def _marks(values: Sequence[str]) -> str:
+    """The placeholders of so many values in a statement."""
+    return ",".join("?" * len(values))

@@ -1,9 +1,10 @@
 """Follow one run to its end, with its children or nodes: its states and every line of its logs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from msgspec.structs import replace
 
+from batchml.aws.logs import MAX_STREAMS, StreamReader
 from batchml.clock import Clock
 from batchml.context import PollIntervals
 from batchml.errors import AccessError, BatchmlError
@@ -37,7 +38,9 @@ _MAX_PARTS_POLLED = 400  # parts that are described in one round: four calls
 _MAX_PAGES = 20  # pages of logs in one round; then the states are polled again
 _PAUSE_FACTOR = 9  # without a rate limit, the pause is nine times as long as the calls took
 _MAX_PAUSE = 2.0  # seconds of that pause
-_MAX_ENDED_PARTS = 8  # parts that have ended whose logs are read in one round
+_MAX_ENDED_PARTS = 8  # parts that have ended whose logs are read one by one in one round
+_LEAST_TOGETHER = 4  # logs that are read together; fewer are read one by one
+_MAX_PAGES_TOGETHER = 5  # of logs that are read together
 
 
 def follow(
@@ -99,6 +102,7 @@ class _Watch:
         self._hosts: list[dict[str, str]] = []
         self._changed_at = clock.monotonic()
         self._is_unreadable = False
+        self._most_together = MAX_STREAMS  # logs that are read together
         self.failed: list[Run] = []  # failed children of an array
 
     @property
@@ -141,8 +145,13 @@ class _Watch:
         return events
 
     def _pause_after(self, seconds: float) -> float:
-        """Seconds without polls after calls that took `seconds`."""
-        return min(_PAUSE_FACTOR * seconds, _MAX_PAUSE) if self._pace.describe_rate is None else 0.0
+        """Seconds without polls after calls that took `seconds`: on this machine they slow down
+        the run, unless it has ended.
+        """
+        is_over = self.run is not None and self.run.status.is_terminal
+        if self._pace.describe_rate is not None or is_over:
+            return 0.0
+        return min(_PAUSE_FACTOR * seconds, _MAX_PAUSE)
 
     def _part_ids(self) -> list[str]:
         """The ids of the children or nodes to describe now."""
@@ -241,8 +250,12 @@ class _Watch:
         """Read new output, if that is due; at most `_MAX_PAGES` pages."""
         if self._log_cadence.next > self._clock.monotonic():
             return
-        news = left = False
-        pages, took = 0, 0.0
+        together = yield from self._read_together()
+        if together is None:
+            self._log_cadence.done(self._clock.monotonic(), news=False)
+            return
+        pages, took = together
+        news, left = pages > 0, pages >= _MAX_PAGES
         for part in self._parts_to_read():
             had_ended = part.may_have_ended
             while not left and (current := part.current()) is not None:
@@ -269,12 +282,56 @@ class _Watch:
         if left or any(part.has_ended and not part.is_caught_up for part in self._parts_to_read()):
             self._log_cadence.next = 0.0
 
+    def _read_together(self) -> Generator[RunEvent, None, tuple[int, float] | None]:
+        """Read whole short logs of parts that have ended, many in one call.
+
+        Returns the number of pages and the seconds that their calls took; None after a failure.
+        """
+        pages, took = 0, 0.0
+        while pages < _MAX_PAGES and len(parts := self._parts_to_read_together()) > 0:
+            reader = StreamReader.together([log for _, log in parts])
+            began, is_over, failure = self._clock.monotonic(), False, None
+            try:
+                for _ in range(_MAX_PAGES_TOGETHER):
+                    pages += 1
+                    is_over = self._gate.read_together(reader)
+                    if is_over:
+                        break
+            except BatchmlError as error:
+                failure = error
+            took += self._clock.monotonic() - began
+            if failure is not None and is_temporary(failure) and not _is_denied(failure):
+                yield from self._handle_failure(failure)
+                return None
+            if not (is_over or failure):
+                self._most_together //= 2  # the logs are long
+            # If one stream does not exist, or the call is not allowed, each log is read alone.
+            found = {} if failure else reader.pages()
+            yield from self._news(
+                [event for part, log in parts for event in part.take_whole(found.get(log.stream))]
+            )
+        return pages, took
+
+    def _parts_to_read_together(self) -> list[tuple[WatchedJob, StreamReader]]:
+        """Parts that have ended and were not read, with their logs, which are in one group."""
+        logs = [(part, log) for part in self._parts.values() if (log := part.unread()) is not None]
+        if len(logs) < _LEAST_TOGETHER:
+            return []
+        logs = [(part, log) for part, log in logs if log.group == logs[0][1].group]
+        logs.sort(key=lambda each: each[0].number)
+        logs = logs[: self._most_together]
+        return logs if len(logs) >= _LEAST_TOGETHER else []
+
     def _read_page(self, part: WatchedJob) -> list[RunEvent]:
         """The events of one page of a part's output, or of a failed call."""
         try:
             events = part.read()
         except BatchmlError as error:
             return self._handle_failure(error)
+        return self._news(events)
+
+    def _news(self, events: list[RunEvent]) -> list[RunEvent]:
+        """The events to yield for those of read pages."""
         new = [event for event in events if not self._is_known_host(event)]
         return [*new, PollingPaused()] if new else []
 

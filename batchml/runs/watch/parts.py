@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
-from batchml.aws.logs import LogLine, StreamReader
+from batchml.aws.logs import LogLine, LogPage, StreamReader
 from batchml.clock import Clock
 from batchml.context import PollIntervals
 from batchml.model.logcheck import LogCheck
@@ -74,6 +74,7 @@ class Tail:
         self.caught_up = False
         self.is_closed = False
         self.last_read = float("-inf")  # monotonic
+        self.is_read_alone = False  # also if it was read together with others, but not whole
 
     @property
     def stream(self) -> str:
@@ -89,9 +90,17 @@ class Tail:
         waited = self._clock.monotonic() - self._began
         return bool(self.missing) and waited >= self._pace.stream_report_after
 
+    @property
+    def reader(self) -> StreamReader:
+        return self._reader
+
     def step(self) -> list[RunEvent]:
         """Read one page; its events."""
-        page = self._gate.page(self._reader)
+        self.is_read_alone = True
+        return self.take(self._gate.page(self._reader))
+
+    def take(self, page: LogPage) -> list[RunEvent]:
+        """The events of a page."""
         now = self._clock.monotonic()
         self.last_read = now
         self.missing = page.missing
@@ -217,6 +226,23 @@ class Tail:
         return QUIET if self._promised is None else MARKED
 
 
+def is_whole_log(page: LogPage) -> bool:
+    """Whether a page from the start of a log is the whole log: it has as many lines as the log's
+    end mark counts, or as the embedded server has found in the complete log.
+    """
+    lines, promised, shown = 0, None, 0
+    for _, message in page.lines:
+        mark = parse_mark(message)
+        if mark is None:
+            shown += 1
+            lines += promised is None or message != NEEDED_MEMORY
+        elif mark[0] == "end":
+            promised = int(mark[1]["lines"])
+    if page.check is not None:
+        return page.check.is_complete is True and shown == page.check.lines
+    return lines == promised
+
+
 # --- The output of one job ------------------------------------------------------------------------
 
 
@@ -319,8 +345,30 @@ class WatchedJob:
         found = self.current()
         if found is None:
             return []
-        tail, attempt = found
-        events = tail.step()
+        return self._close_if_over(*found, found[0].step())
+
+    def unread(self) -> StreamReader | None:
+        """The reader of the current attempt, if this job has ended and the log was not read."""
+        found = self.current()
+        if found is None or not self.has_ended or found[0].is_read_alone:
+            return None
+        return found[0].reader
+
+    def take_whole(self, page: LogPage | None) -> list[RunEvent]:
+        """Take the page of a log that was read together with others, if it is the whole log. Else
+        the log is read alone, from its start.
+        """
+        found = self.current()
+        if found is None:
+            return []
+        found[0].is_read_alone = True
+        if page is None or not is_whole_log(page):
+            return []
+        return self._close_if_over(*found, found[0].take(page))
+
+    def _close_if_over(
+        self, tail: Tail, attempt: Attempt, events: list[RunEvent]
+    ) -> list[RunEvent]:
         stopped_at = self._stopped_at(attempt)
         if stopped_at is not None or self.has_ended:
             events += tail.try_to_close(stopped_at)
@@ -354,6 +402,7 @@ class WatchedJob:
 # --- Which children of an array, or nodes, are described next -------------------------------------
 
 
+_LEAST_UNKNOWN = 20  # parts that may have begun, in one round
 _MAX_ALL = 99  # parts that are all described in one call, together with the run
 _BEGUN = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
 
@@ -363,7 +412,7 @@ class PartSchedule:
 
     Their ids follow from their numbers, so no call lists them. While few have not ended, all are
     described. Of many, those that are running; and while the array counts more started children
-    than are known, the others in turn.
+    than are known, the first of the others, or once a quarter of these has not begun, all in turn.
     """
 
     def __init__(self, parent: Run) -> None:
@@ -376,6 +425,8 @@ class PartSchedule:
         self._ended: set[int] = set()
         self._times_missing: dict[int, int] = {}  # rounds in a row
         self._next_turn = 0
+        self._is_in_order = True  # the parts begin in the order of their numbers
+        self._expected = self._found = 0  # parts to find at the last choice, and those found
 
     def job_id(self, number: int) -> str:
         return f"{self._parent_id}{':' if self.is_array else '#'}{number}"
@@ -389,7 +440,8 @@ class PartSchedule:
 
     def update(self, number: int, run: Run) -> None:
         self._times_missing.pop(number, None)
-        self._polled_in_round.pop(number, None)
+        was_known = number in self._ended or self._polled_in_round.pop(number, None) is not None
+        self._found += run.status in _BEGUN and not was_known
         if run.status.is_terminal:
             self._ended.add(number)
         elif run.status in _BEGUN:
@@ -417,8 +469,14 @@ class PartSchedule:
             self._polled_in_round, key=lambda number: (self._polled_in_round[number], number)
         )
         chosen = by_age[: most // 2]
-        if self._count_unseen(parent) > 0:
-            chosen += self._next_unknown(most - len(chosen))
+        unseen = self._count_unseen(parent)
+        if unseen > 0:
+            count = most - len(chosen)
+            self._is_in_order &= self._found >= self._expected * 3 / 4
+            if self._is_in_order:
+                self._next_turn, count = 0, min(count, max(2 * unseen, _LEAST_UNKNOWN))
+            chosen += self._next_unknown(count)
+            self._expected, self._found = min(unseen, count), 0
         return chosen
 
     def _next_unknown(self, most: int) -> list[int]:
