@@ -54,7 +54,9 @@ def test_nodes_are_followed_side_by_side(cli: Cli) -> None:
     endpoint = cli.home.endpoint()
     assert endpoint is not None
     batch = client_for(cli.home, endpoint, "batch")
-    script = "echo node $AWS_BATCH_JOB_NODE_INDEX; sleep 0.5"
+    one = cli.home.root / "one"  # the main node waits for the other, which ends with it
+    script = f"echo node $AWS_BATCH_JOB_NODE_INDEX; [ $AWS_BATCH_JOB_NODE_INDEX = 0 ] || >{one}; "
+    script += f"until [ -e {one} ]; do sleep 0.05; done; sleep 0.2"
     container: Any = {
         "image": "any", "command": ["sh", "-c", script],
         "resourceRequirements": [
