@@ -19,6 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -104,22 +105,30 @@ class LogFiles:
             self._paths[task_id] = path
         return path
 
+    def size(self, task_id: str) -> int:
+        """The size of a stream's file; -1 if there is none."""
+        try:
+            return os.stat(self.path(task_id)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return -1
+
     def span(self, task_id: str) -> tuple[int, int] | None:
         """The times of a stream's first and last event, or None when it has none."""
-        path = self.path(task_id)
-        try:
-            size = os.stat(path).st_size
-        except (FileNotFoundError, NotADirectoryError):
+        size = self.size(task_id)
+        if size < 0:
             return None
         times = self._times.get(task_id)
         if times is None or times.size != size:
-            times = self._times[task_id] = _Times(size, first_and_last(Path(path)))
+            times = self._times[task_id] = _Times(size, first_and_last(Path(self.path(task_id))))
         return times.span
+
+
+MergedLine = tuple[StreamLine, LogStream, LogPosition]
 
 
 def merge(
     streams: Iterable[LogStream], files: LogFiles, after: LogPosition
-) -> Iterator[tuple[StreamLine, LogStream, LogPosition]]:
+) -> Iterator[MergedLine]:
     """The lines of all streams behind `after`, in order, each with the position behind it.
 
     A line without a time follows the event before it. A stream's file is opened only when its turn
@@ -171,6 +180,15 @@ _POSITION = tuple[_Count, str, _Count]  # the fields of a LogPosition
 LogPath = Callable[[str], Path]
 
 
+class _OpenMerge(NamedTuple):
+    """The merge of a page that was not the last one."""
+
+    streams: list[LogStream]
+    sizes: list[int]  # of their files
+    reached: LogPosition
+    lines: Iterator[MergedLine]  # behind `reached`
+
+
 class LogAnswer(NamedTuple):
     """The body and the additional headers of an answer."""
 
@@ -184,6 +202,7 @@ class LogReads:
     def __init__(self, journal: Journal, path_of: LogPath) -> None:
         self._streams = StreamIndex(journal.path)
         self._files = LogFiles(path_of)
+        self._open_merge: _OpenMerge | None = None
         self._thread = ThreadPoolExecutor(1, "logs")
         self._large = LargeChecks()
         self._large_thread = ThreadPoolExecutor(1, "log-checks")
@@ -257,7 +276,9 @@ class LogReads:
         reached = max(LogPosition(since, "", 0), _read_position(params.get("nextToken")))
         events: list[dict[str, Any]] = []
         size = scanned = 0
-        for line, stream, position in merge(streams, self._files, reached):
+        sizes = [self._files.size(stream.task_id) for stream in streams]
+        merged = self._merge(streams, sizes, reached)
+        for line, stream, position in merged:
             if until is not None and position.time >= until:
                 break
             length = line.end - line.start
@@ -267,6 +288,8 @@ class LogReads:
                 or scanned > MAX_SCAN
                 or (is_match and events and size + length > MAX_BYTES)
             ):
+                rest = chain([(line, stream, position)], merged)
+                self._open_merge = _OpenMerge(streams, sizes, reached, rest)
                 page = {"searchedLogStreams": [], "nextToken": reads.encode_token(reached)}
                 return {"events": events, **page}, [] if is_whole else None
             if is_match:
@@ -276,6 +299,17 @@ class LogReads:
             reached = position
         checks = self._check_streams(streams, ends) if is_whole else None
         return {"events": events, "searchedLogStreams": []}, checks
+
+    def _merge(
+        self, streams: list[LogStream], sizes: list[int], reached: LogPosition
+    ) -> Iterator[MergedLine]:
+        """The lines behind `reached`. To open every file again for each page would take ever longer
+        the more streams there are, so the merge of the last page goes on where nothing has changed.
+        """
+        last, self._open_merge = self._open_merge, None
+        if last is not None and last[:3] == (streams, sizes, reached):
+            return last.lines
+        return merge(streams, self._files, reached)
 
     def _check_streams(
         self, streams: Iterable[LogStream], ends: Mapping[str, LogEnd]
