@@ -376,7 +376,7 @@ class _Search:
         if own_match or (own_match is None and (by_default or git.match(path, is_folder))):
             return DEFAULT if by_default else IGNORE_FILE if own_match else ".gitignore", False
         included = own_match is False or (is_allowed and own_match is None)
-        real = str(self._root / name)
+        real = os.path.join(self._root, name)
         if not included and (is_fetched or self._written.has(real, is_folder=is_folder)):
             return WRITTEN, False
         return "", included

@@ -61,6 +61,8 @@ class IgnoreRules(Struct, frozen=True):
 
     def match(self, path: str, is_folder: bool) -> bool | None:
         """Return True: ignored; False: included by a line with `!`; None: no line matches."""
+        if not self.rules:
+            return None
         path = _raw(path)
         for rule in reversed(self.rules):
             if rule.matches(path, is_folder):
