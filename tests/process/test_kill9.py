@@ -233,9 +233,10 @@ def test_a_stop_that_was_acknowledged_is_carried_out_by_the_next_server(
 
 def test_an_exit_record_that_is_not_one_counts_as_a_lost_runner(home: Home, started: Path) -> None:
     batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
-    job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started)
+    job_id = submit(batch, define(batch, ["sh", "-c", UNTIL_TOLD]), started)
     wait_for(lambda: _text(started / job_id), "the job has started")
     kill_server(home)
+    (started / "go").touch()
     (attempt,) = home.attempts.iterdir()
     wait_for((attempt / "exit.json").exists, "the job ends without a server")
     (attempt / "exit.json").write_bytes(bytes(100))
