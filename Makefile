@@ -18,7 +18,7 @@ demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded 
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist worksteal
 
-test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the server, and one test of each user journey
+test: .venv/installed-dev  ## five minutes: every rule, the server, and one test of each user journey
 	$(PYTEST) $(PARALLEL) -m 'not full and not slow and not clients'
 
 full: .venv/installed-dev .venv-scan/installed

@@ -50,7 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Folders of which `make test` runs only the tests that are marked as journeys.
-_FULL = ("e2e", "process", "torture")
+_FULL = {"e2e", "process", "torture"}
 
 
 _TESTS = Path(__file__).parent
@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests, as each worker has to, and mark those that only `make check` runs."""
     items.sort(key=lambda item: item.path)
     for item in items:
-        if item.path.parent.name in _FULL and item.get_closest_marker("journey") is None:
+        rooms = item.path.relative_to(_TESTS).parts
+        if not _FULL.isdisjoint(rooms) and item.get_closest_marker("journey") is None:
             item.add_marker("full")
 
 

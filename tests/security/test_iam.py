@@ -146,6 +146,7 @@ def judged(policies: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, str,
     return [(judge, name, finding) for judge, name, finding in json.loads(done.stdout)]
 
 
+@pytest.mark.full
 def test_two_databases_find_nothing_in_the_policies_but_what_is_wrong() -> None:
     """One run: the databases take seconds to load."""
     need_scanners()

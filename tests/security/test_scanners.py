@@ -11,6 +11,8 @@ import pytest
 from tests.security.cloudformation import FILES, Template, load
 from tests.security.scan import cfn_lint, checkov, guard, need_scanners
 
+pytestmark = pytest.mark.full  # their environment takes longer than all rules of our own
+
 # What checkov is told to leave alone, with its reason beside it in the template.
 SKIPPED = {("storage.yaml", "CKV_AWS_18")}
 

@@ -78,7 +78,7 @@ def wait_for(condition: Callable[[], Any], what: str, limit: float = 30.0) -> An
         if found:
             return found
         # On a busy machine, questions would keep what is waited for from going on.
-        clock.sleep(min(0.2, 0.02 + (now - begin) / 20))
+        clock.sleep(min(0.06, 0.02 + (now - begin) / 50))
         now = clock.monotonic()
     raise AssertionError(f"not within {limit} s: {what}")
 

@@ -243,6 +243,7 @@ class Away:
         }  # fmt: skip
 
 
+@pytest.mark.journey
 def test_the_commands_push_list_and_keep_no_password(cli: Cli, rig: Rig, tmp_path: Path) -> None:
     Away(cli, rig.registry)
     os.rename(rig.folder.parent, cli.folder / "images")
