@@ -155,7 +155,9 @@ def test_a_program_sees_no_difference_when_a_spare_runs_it(nodes: Nodes) -> None
     assert any("RuntimeError: as it is" in line for line in plain)
 
 
-def test_a_spare_is_ended_with_its_run(nodes: Nodes) -> None:
+@pytest.mark.parametrize(("ends", "code"), [("", 0), ("stop", 143), ("kill", 75)])
+def test_a_spare_is_ended_with_its_run(nodes: Nodes, ends: str, code: int) -> None:
+    """Also when the run is stopped, and when its supervisor is killed."""
     (nodes.folder / "torch.py").write_text(TORCH)
     nodes.start(
         LaunchPlan(TORCHRUN, processes=1), "import torch\nsay('go')\nuntil(sys.argv[0] + '.go')",
@@ -165,9 +167,14 @@ def test_a_spare_is_ended_with_its_run(nodes: Nodes) -> None:
     nodes.until_said("go")
     supervisor = nodes.supervisor(0)
     spare = wait_for(lambda: spare_of(supervisor), "a spare waits")
-    (nodes.folder / "rank.py.go").touch()
-    assert nodes.ended() == [0]
-    assert nodes.end() == {"code": "0"}
+    if ends == "kill":
+        os.kill(supervisor, signal.SIGKILL)
+    elif ends == "stop":
+        nodes.processes[0].terminate()
+    else:
+        (nodes.folder / "rank.py.go").touch()
+    assert nodes.ended() == [code]
+    assert nodes.end()["code"] == str(code)
     assert not is_alive(spare)
 
 

@@ -3,7 +3,8 @@
 After a rank is killed, most of the time to the next step is `import torch`. So while the ranks of a
 program train that has imported torch, its supervisor starts the next process of each, with the very
 command and variables of the next start. Such a spare imports torch and waits, before it has read a
-line of its program (`runtime/site/batchml_torch.py`); it opens no GPU. If the next start is not the
+line of its program (`runtime/site/batchml_torch.py`); it opens no GPU. It is no fork of another
+process, because threads, CUDA and the supervisor's bond with its children do not survive one. If the next start is not the
 expected one, or a spare ended itself because its program could see a difference, the rank is
 started plainly.
 
