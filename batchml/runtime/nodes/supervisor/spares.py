@@ -4,9 +4,9 @@ After a rank is killed, most of the time to the next step is `import torch`. So 
 program train that has imported torch, its supervisor starts the next process of each, with the very
 command and variables of the next start. Such a spare imports torch and waits, before it has read a
 line of its program (`runtime/site/batchml_torch.py`); it opens no GPU. It is no fork of another
-process, because threads, CUDA and the supervisor's bond with its children do not survive one. If the next start is not the
-expected one, or a spare ended itself because its program could see a difference, the rank is
-started plainly.
+process: threads, CUDA and the supervisor's bond with its children do not survive one. If the next
+start is not the expected one, or a spare ended itself because its program could see a difference,
+the rank is started plainly.
 
 A spare takes about 1.5 s of CPU time, and 150 MiB with torch for CPUs. So they are started one at
 a time, a while after their ranks, only where a processor is idle and memory is left, and are ended
