@@ -86,7 +86,7 @@ def test_a_terminal_browser_shows_the_tables(cli: Cli, tmp_path: Path, name: str
 
         page = terminal.show(f"/compare?runs={bad},{good}&wait=1")
         assert "code" in page and "Results" in page and "loss" in page
-        assert "this-machine" in terminal.show("/cluster")
+        assert "this-machine" in terminal.show("/cluster?wait=1")
         page = terminal.show("/cost?wait=1")
         assert "By project" in page and "small" in page
         assert "No sweeps yet" in terminal.show("/sweeps")
