@@ -11,6 +11,7 @@ import pytest
 from tests.support.browser import unavailable
 from tests.support.cli import Cli, write_job
 from tests.support.dashboard_rig import RunningDashboard, running
+from tests.support.local_server import wait_for
 
 JOB = """
 image = "python"
@@ -86,7 +87,8 @@ def test_a_terminal_browser_shows_the_tables(cli: Cli, tmp_path: Path, name: str
 
         page = terminal.show(f"/compare?runs={bad},{good}&wait=1")
         assert "code" in page and "Results" in page and "loss" in page
-        assert "this-machine" in terminal.show("/cluster?wait=1")
+        # Until the dashboard has asked for the first time, the page has a link to look again.
+        wait_for(lambda: "this-machine" in terminal.show("/cluster"), "the cluster is shown")
         page = terminal.show("/cost?wait=1")
         assert "By project" in page and "small" in page
         assert "No sweeps yet" in terminal.show("/sweeps")
