@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 class History:
     """The file at `path`. Its folder exists and is private to the user.
 
-    `report` is told how many bytes the index has taken in, and of how many.
+    `report` gets the number of bytes that the index has taken in, and of all bytes. Its errors are
+    ignored; it must not read the history, which waits for its end.
     """
 
     def __init__(self, path: Path, report: Callable[[int, int], None] = lambda *_: None) -> None:

@@ -329,7 +329,7 @@ class _Reader:
 
     def __init__(self, database: sqlite3.Connection, report: Report, *, is_new: bool) -> None:
         self._database = database
-        self._report = report
+        self._tell = report
         self._changed: dict[str, IndexedRun] = {}  # by key; runs of the first version by job id
         self._identity_of: dict[str, str] = {}  # job id -> key, of the changed runs
         self._metrics: dict[int, dict[str, tuple[float | None, ...]]] = {}  # by place of the run
@@ -339,6 +339,11 @@ class _Reader:
         self._earlier: dict[str, str] = {}  # earlier job id of a run that has moved -> key
         # Of a new index: a 1 for each key in the tables, at a place that few keys share.
         self._seen: bytearray | None = bytearray(_SEEN) if is_new else None
+
+    def _report(self, read: int, size: int) -> None:
+        # An error of the report, such as a closed stderr, is none of the history.
+        with suppress(Exception):
+            self._tell(read, size)
 
     def read(self, descriptor: int, size: int, tail: bytes) -> tuple[int, bytes]:
         """Take in what comes after `size` bytes, the last of which are `tail`.

@@ -281,6 +281,15 @@ def reference(path: Path, env: str) -> list[tuple[Record | None, RunName]]:
     return found
 
 
+def test_a_report_that_fails_is_no_error_of_the_history(history: History) -> None:
+    write(history, 1, 2)
+
+    def fail(read: int, size: int) -> None:
+        raise BrokenPipeError
+
+    assert len(list(History(history.path, fail).names("local"))) == 2
+
+
 def test_of_a_name_the_newest_runs_of_the_project_are_found(history: History) -> None:
     write(history, *range(400), project="digits")
     write(history, 400, project="vision")
