@@ -313,10 +313,14 @@ class Context:
         return own if own in self._queues or is_described else given
 
     def queues(self) -> list[str]:
-        """The names that all job queues have in AWS, the highest priority first: those that `queue`
-        has read, or one call.
+        """The names that all job queues have in AWS, the highest priority first: those that were
+        read before, on `local`, or one call.
         """
-        return self._queues or self.batch.queues()
+        if not self.settings.is_local:
+            return self.batch.queues()
+        if not self._queues:
+            self._read_queues()
+        return self._queues
 
     def _read_queues(self) -> None:
         self._queues_read = self.clock.monotonic()

@@ -101,7 +101,7 @@ class ReplayServer:
         )
         self._core = Core(state, self._journal, clock)
         self._core.executor = _NoExecutor()
-        self._logs = LogReads(self._journal, self._log_path)
+        self._logs = LogReads(self._journal, self._log_path, clock)
         self._server = BatchServer(self._core, self._journal, self._logs, _KEYS, _PORT, clock)
         self._running = self._loop.create_task(self._core.run())
         self._loop.run_until_complete(create_defaults(self._core, clock))

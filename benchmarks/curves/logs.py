@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchml.clock import SystemClock
 from batchml.local.logs.api import LogReads
 from batchml.local.store.journal import Journal
 from benchmarks.curves.cost import SOME, cpu, cpu_of_command, each, sizes
@@ -25,7 +26,7 @@ def open_reads(folder: Path, names: list[str]) -> LogReads:
             [(GROUP, name, name) for name in names],
         )
     db.close()
-    return LogReads(store, lambda task: folder / task)
+    return LogReads(store, lambda task: folder / task, SystemClock())
 
 
 def ask(reads: LogReads, operation: str, **params: Any) -> dict[str, Any]:

@@ -112,6 +112,13 @@ def test_what_was_committed_is_there_at_the_next_start(path: Path) -> None:
     assert state.machine == state.free == MACHINE
 
 
+def test_the_state_includes_a_commit_after_the_journal_was_opened(path: Path) -> None:
+    kept(path, *save(job(1)), *save(job(2)))
+    store = Journal(path)
+    store.commit([SaveJob(job(1, JobStatus.SUCCEEDED), False), *save(job(3))])
+    assert sorted(store.load(MACHINE).jobs) == ["job-2", "job-3"]
+
+
 def test_a_finished_job_leaves_the_state_and_stays_in_the_store(path: Path) -> None:
     ended = job(9, JobStatus.SUCCEEDED)
     store = Journal(path)

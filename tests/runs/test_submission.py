@@ -249,7 +249,9 @@ def test_a_queue_that_was_made_meanwhile_is_found_by_the_same_client(
     assert len(session.asked("DescribeJobQueues")) == 4
 
 
-def local_place(folder: Path, queues: list[str]) -> tuple[Context, ScriptedSession]:
+def local_place(
+    folder: Path, queues: list[str], *, has_project: bool = True
+) -> tuple[Context, ScriptedSession]:
     """`local` with these queues, which takes jobs for them."""
 
     def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
@@ -260,6 +262,8 @@ def local_place(folder: Path, queues: list[str]) -> tuple[Context, ScriptedSessi
         return {"jobId": "6b0e0000-0000-4000-8000-000000000001", "jobName": params["jobName"]}
 
     _, session = place_in(folder, answer)
+    if not has_project:
+        (folder / "batchml.toml").unlink()
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "local")
     context = Context(settings, FakeClock(), folder)
     context._session = session
@@ -280,6 +284,19 @@ def test_submissions_of_one_second_ask_for_the_queues_once(tmp_path: Path, aws: 
     with pytest.raises(NoQueue, match="gpu"):
         prepare(context, order(queue="gpu"), dry_run=False)  # it is not known any more
     assert not session.asked("SubmitJob")
+
+
+def test_programs_without_a_project_also_ask_for_the_queues_once_a_second(
+    tmp_path: Path, aws: Aws
+) -> None:
+    context, session = local_place(tmp_path, ["default"], has_project=False)
+    assert context.settings.config is None
+    for _ in range(5):
+        prepare(context, order(queue="default"), dry_run=False)
+    assert len(session.asked("DescribeJobQueues")) == 1
+    context.clock.sleep(1)
+    prepare(context, order(queue="default"), dry_run=False)
+    assert len(session.asked("DescribeJobQueues")) == 2
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:

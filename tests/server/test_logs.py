@@ -4,9 +4,11 @@ What single calls answer is in test_answers.py; here is what holds when there is
 """
 
 import asyncio
+import gc
 import json
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,31 @@ def test_streams_that_grow_and_appear_meanwhile_lose_and_double_nothing(rig: Rig
             append(rig, "c", (200, "c late"), (201, "c later"))
     early = [f"{name}{n}" for n in range(10) for name in "ab"]
     assert found == [*early, "a late", "a later", "c late", "c later"]
+
+
+def test_a_page_does_not_make_the_next_one_more_costly(rig: Rig) -> None:
+    """A line that a page leaves for the next one must not wrap the rest of the merge."""
+    add(rig, "a")
+    append(rig, "a", *[(n, f"{n}") for n in range(100)])
+    wraps = []
+    for number, page in enumerate(pages(rig, "FilterLogEvents", limit=1)):
+        assert texts(page) == [f"{number}"]
+        wraps.append(sum(isinstance(each, chain) for each in gc.get_objects()))
+    assert len(wraps) == 100
+    assert wraps[98] <= wraps[1]
+
+
+def test_a_client_that_stops_paging_leaves_nothing_in_memory(rig: Rig) -> None:
+    add(rig, "a")
+    append(rig, "a", (1, "a1"), (2, "a2"), (3, "a3"))
+    found: list[str] = []
+    for wait, page in zip((5, 11, 0), pages(rig, "FilterLogEvents", limit=1), strict=True):
+        found += texts(page)
+        rig.clock.ahead += wait
+        rig.logs.forget_old_merge()
+        # No log changes like this: it shows which lines come from memory, and which from the file.
+        rig.log_of("a").write_text("1 b1\n2 b2\n3 b3\n")
+    assert found == ["a1", "a2", "b3"]
 
 
 Written = dict[str, list[tuple[int, str]]]

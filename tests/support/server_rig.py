@@ -69,6 +69,9 @@ class MovedClock(SystemClock):
     def now(self) -> float:
         return super().now() + self.ahead
 
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
 
 class Rig:
     """A server on the state folder `folder`; make a second one there for a restarted server."""
@@ -84,7 +87,7 @@ class Rig:
         )
         self.core = Core(state, self.store, self.clock)
         self.core.executor = self.executor
-        self.logs = LogReads(self.store, self.log_of)
+        self.logs = LogReads(self.store, self.log_of, self.clock)
         self.server = BatchServer(self.core, self.store, self.logs, KEYS, PORT, self.clock)
         self.running = self.loop.create_task(self.core.run())
 

@@ -69,7 +69,6 @@ _MAX_LOST_RUNNERS = 3  # with this many lost runners, an attempt counts as lost
 _TRY_AGAIN = 0.2  # seconds, when the system has no room for a runner
 _TRY_AGAIN_HELD = 1.0  # seconds, when this machine cannot start programs
 _CHECK_AGAIN = 0.05  # seconds, for a runner that is about to write its record
-_JUST_FREED = 0.02  # seconds in which no other server notices that a processor is free
 _PRESTART_AFTER = 0.3  # seconds from the server's start to that of its first runner
 
 # Errors that may pass: no room for files, processes or memory, or a disk that is broken or
@@ -140,7 +139,6 @@ class AttemptSupervisor:
         self._prefetch = prefetch
         self._on_upgrade = on_upgrade
         self._processors = processors
-        self._freed: dict[int, float] = {}  # processor -> when an attempt gave it back
         self._pause = pause  # seconds between two tries of a machine that cannot start programs
         self._live: dict[str, _LiveAttempt] = {}  # by task id
         self._tasks: set[asyncio.Task[None]] = set()
@@ -367,9 +365,7 @@ class AttemptSupervisor:
             return
         if not live.processors:
             used = [number for each in self._live.values() for number in each.processors]
-            since = self._loop.time() - _JUST_FREED
-            freed = {number for number, at in self._freed.items() if at > since}
-            live.processors = self._processors.choose(used, live.job.needs.vcpus, freed)
+            live.processors = self._processors.choose(used, live.job.needs.vcpus)
         give_processors(spec, live.processors)
 
     def _retry_later(self, live: _LiveAttempt, why: str, pause: float = _TRY_AGAIN) -> bool:
@@ -578,9 +574,7 @@ class AttemptSupervisor:
             self._loop.call_later(record.PAUSE, self._kill_leftovers, task_id, why, killing)
 
     def _report_ended(self, task_id: str, exit_: AttemptExit) -> None:
-        live = self._live.pop(task_id, None)
-        if live is not None:
-            self._freed.update(dict.fromkeys(live.processors, self._loop.time()))
+        self._live.pop(task_id, None)
         self._report(AttemptEnded(task_id, exit_, self._now()))
 
     def _now(self) -> int:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
+from batchml.clock import Clock
 from batchml.errors import LocalServerError
 from batchml.local.batch import reads
 from batchml.local.batch.events import LogEnd
@@ -177,6 +178,7 @@ _Count = Annotated[int, Meta(ge=0, le=2**62)]
 # Parameters with which FilterLogEvents returns only a part of the logs.
 _SELECTING = frozenset({"startTime", "endTime", "filterPattern"})
 _POSITION = tuple[_Count, str, _Count]  # the fields of a LogPosition
+_KEPT_MERGE = 10.0  # seconds; a client asks for the next page within milliseconds
 LogPath = Callable[[str], Path]
 
 
@@ -186,7 +188,9 @@ class _OpenMerge(NamedTuple):
     streams: list[LogStream]
     sizes: list[int]  # of their files
     reached: LogPosition
-    lines: Iterator[MergedLine]  # behind `reached`
+    first: MergedLine  # behind `reached`
+    rest: Iterator[MergedLine]  # behind `first`
+    kept_at: float  # on the monotonic clock
 
 
 class LogAnswer(NamedTuple):
@@ -199,7 +203,8 @@ class LogAnswer(NamedTuple):
 class LogReads:
     """Answers the calls. `path_of` returns the file of an attempt's output for a task id."""
 
-    def __init__(self, journal: Journal, path_of: LogPath) -> None:
+    def __init__(self, journal: Journal, path_of: LogPath, clock: Clock) -> None:
+        self._clock = clock
         self._streams = StreamIndex(journal.path)
         self._files = LogFiles(path_of)
         self._open_merge: _OpenMerge | None = None
@@ -277,8 +282,9 @@ class LogReads:
         events: list[dict[str, Any]] = []
         size = scanned = 0
         sizes = [self._files.size(stream.task_id) for stream in streams]
-        merged = self._merge(streams, sizes, reached)
-        for line, stream, position in merged:
+        first, rest = self._merge(streams, sizes, reached)
+        for each in chain(first, rest):
+            line, stream, position = each
             if until is not None and position.time >= until:
                 break
             length = line.end - line.start
@@ -288,8 +294,8 @@ class LogReads:
                 or scanned > MAX_SCAN
                 or (is_match and events and size + length > MAX_BYTES)
             ):
-                rest = chain([(line, stream, position)], merged)
-                self._open_merge = _OpenMerge(streams, sizes, reached, rest)
+                now = self._clock.monotonic()
+                self._open_merge = _OpenMerge(streams, sizes, reached, each, rest, now)
                 page = {"searchedLogStreams": [], "nextToken": reads.encode_token(reached)}
                 return {"events": events, **page}, [] if is_whole else None
             if is_match:
@@ -302,14 +308,21 @@ class LogReads:
 
     def _merge(
         self, streams: list[LogStream], sizes: list[int], reached: LogPosition
-    ) -> Iterator[MergedLine]:
-        """The lines behind `reached`. To open every file again for each page would take ever longer
-        the more streams there are, so the merge of the last page goes on where nothing has changed.
+    ) -> tuple[list[MergedLine], Iterator[MergedLine]]:
+        """The lines behind `reached`, in two parts. To open every file again for each page would
+        take ever longer the more streams there are, so the merge of the last page goes on where
+        nothing has changed.
         """
         last, self._open_merge = self._open_merge, None
         if last is not None and last[:3] == (streams, sizes, reached):
-            return last.lines
-        return merge(streams, self._files, reached)
+            return [last.first], last.rest
+        return [], merge(streams, self._files, reached)
+
+    def forget_old_merge(self) -> None:
+        """Free the blocks in memory, some MiB, of a client that has not asked for its next page."""
+        last = self._open_merge
+        if last is not None and self._clock.monotonic() - last.kept_at > _KEPT_MERGE:
+            self._open_merge = None
 
     def _check_streams(
         self, streams: Iterable[LogStream], ends: Mapping[str, LogEnd]

@@ -73,7 +73,7 @@ class BatchServer:
         self._held_back = held_back
         self._core = core
         self._journal = journal
-        self._logs = logs
+        self.logs = logs
         self._keys = keys
         self._port = port
         self._clock = clock
@@ -144,7 +144,7 @@ class BatchServer:
             return protocol.answer_response(call, read(view, call.params))
         if call.service == "logs" and call.operation in LOG_OPERATIONS:
             return protocol.answer_response(
-                call, *await self._logs.answer(call.operation, call.params)
+                call, *await self.logs.answer(call.operation, call.params)
             )
         if call.service == "batch" and call.operation in HANDLERS:
             event = CallReceived(
@@ -232,6 +232,7 @@ async def wait_until_idle(
     while clock.monotonic() < busy_until:
         await asyncio.sleep(1)
         poll()
+        server.logs.forget_old_merge()
         if core.state.jobs:
             busy_until = clock.monotonic() + limit
         busy_until = max(busy_until, server.last_request + limit)

@@ -183,7 +183,7 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         processors=MachineProcessors(find_processors()),
     )  # fmt: skip
     core.executor = executor
-    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
+    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log", clock)
     server = BatchServer(
         core, journal, logs, keys, endpoint.port, clock, lambda: executor.held_back
     )
@@ -262,7 +262,7 @@ async def _serve_a_copy(
     core = Core(engine.restore(journal.load(read_machine())), journal, clock, read_only=why)
     listener = bind(home, options.port)
     endpoint = ServerEndpoint(os.getpid(), listener.getsockname()[1], read_only=why)
-    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
+    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log", clock)
     server = BatchServer(core, journal, logs, home.keys(), endpoint.port, clock)
     home.write_endpoint(endpoint)
     _send_ready(options.ready_fd, msgspec.to_builtins(endpoint))

@@ -151,7 +151,7 @@ class Journal:
     ) -> None:
         self.path = path
         self._specs: dict[str, SubmittedSpec] = {}
-        self._live: dict[str, Job] | None = None  # read during the check
+        self._live: dict[str, Job] | None = None  # read during the check, for `load`
         self._position = JournalPosition()
         self._position_file = -1
         try:
@@ -227,6 +227,7 @@ class Journal:
 
         Raises LocalServerError, such as DiskFull or JournalBusy; then nothing was written.
         """
+        self._live = None  # as it was before this commit
         db = self._writer
         jobs: dict[str, tuple[Job, bool]] = {}  # a job that changes twice is written once
         try:
