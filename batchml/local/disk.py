@@ -214,12 +214,20 @@ def find_waste(home: Home, before: float) -> Waste:
 
 def _old_copies(cache: DataCache, before: float) -> Iterator[OldCopy]:
     for key, used in cache.last_uses().items():
-        if used < before and not cache.is_in_use(key):
+        if used < before and _is_unused(cache, key):
             header = cache.header(key)
             size = sum(
                 add_up(path, {})[0] for path in (cache.set_path(key), cache.staging_path(key))
             )
             yield OldCopy(key, header.source if header else "", used, size)
+
+
+def _is_unused(cache: DataCache, key: str) -> bool:
+    """Whether nobody uses a data set. False if that is unknown: it may be another user's."""
+    try:
+        return not cache.is_in_use(key)
+    except OSError:
+        return False
 
 
 def _unshared(envs: Path, links: Mapping[int, int]) -> Iterator[CachedPackage]:
@@ -255,7 +263,15 @@ def free(home: Home, waste: Waste, uv: str) -> Waste:
         _remove_packages(home.envs, {each.path for each in _unshared(home.envs, {})}, uv)
     gone = tuple(each for each in waste.packages if not each.path.exists())
     cache = DataCache(str(home.cache), read_boot())
-    return Waste(removed, gone, tuple(each for each in waste.copies if cache.remove(each.key)))
+    return Waste(removed, gone, tuple(each for each in waste.copies if _remove_copy(cache, each)))
+
+
+def _remove_copy(cache: DataCache, copy: OldCopy) -> bool:
+    """Remove a copy of a data set; False when it was used since it was found, or cannot be."""
+    try:
+        return cache.remove(copy.key, copy.used)
+    except OSError:
+        return False
 
 
 def _remove(path: Path) -> bool:

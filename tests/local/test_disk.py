@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,37 @@ def test_an_old_copy_of_a_data_set_goes_unless_a_run_uses_it(home: Home) -> None
     lock.close()
     assert [each.source for each in find_waste(home, NOW - 100).copies] == ["s3://data/used"]
     assert "copies of data sets" in measure(home).describe()
+
+
+def test_a_copy_that_was_used_since_it_was_found_stays(home: Home) -> None:
+    cache, key = cached(home, "old", 200)
+    found = find_waste(home, NOW - 100)
+    lock = cache.lock(key)
+    assert lock.share()
+    lock.mark_use()
+    lock.close()  # the run has ended already
+    assert free(home, found, NO_UV).copies == ()
+    assert cache.header(key) is not None
+
+
+def test_a_copy_whose_lock_cannot_be_opened_stays_and_others_go(home: Home) -> None:
+    for name in ("odd", "old"):
+        cache, key = cached(home, name, 200)
+        if name == "odd":
+            odd = key
+    lock = home.cache / "locks" / odd
+    lock.unlink()
+    lock.mkdir()  # opening it to write fails, for root, too
+    os.utime(lock, (NOW - 200, NOW - 200))
+    found = find_waste(home, NOW - 100)
+    assert [each.source for each in found.copies] == ["s3://data/old"]
+    lock.rmdir()
+    both = find_waste(home, time.time() + 60)
+    assert {each.source for each in both.copies} == {"s3://data/old", "s3://data/odd"}
+    lock.unlink()
+    lock.mkdir()  # after the question
+    assert [each.source for each in free(home, both, NO_UV).copies] == ["s3://data/old"]
+    assert cache.header(odd) is not None
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"a-1": 7}'])

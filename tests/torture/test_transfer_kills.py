@@ -40,7 +40,7 @@ import os, sys
 from batchml.runtime.entry import folders
 from batchml.runtime.transfer import main, parallel, receive, restore, tree
 import concurrent.futures, concurrent.futures.thread, ctypes, fcntl, hashlib, tempfile
-parallel.AT_ONCE = receive.GROUPS_AT_ONCE = 1
+parallel.AT_ONCE = receive.GROUPS_AT_ONCE = receive.FEWEST_FILES = 1
 top, there, store = sys.argv[1:]
 try:
     os.mkdir("/proc/begin")
@@ -139,7 +139,8 @@ class Carrier:
             assert not (self.store / ".batchml/archive/begun.jsonl").exists()
         assert _contents(self.there) == {**_contents(self.top), b"b": b"other"}
         parts = self.there / ".batchml-parts"
-        assert not parts.exists() or all(part.stat().st_size for part in parts.iterdir())
+        left = list(parts.iterdir()) if parts.exists() else []
+        assert all(part.is_file() and part.stat().st_size for part in left), "no group is left"
 
 
 def _contents(top: Path) -> dict[bytes, bytes]:

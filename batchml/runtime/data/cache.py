@@ -115,6 +115,10 @@ class Lock:
             return False
         return True
 
+    def last_use(self) -> float:
+        """The time of the last use, in seconds since the epoch."""
+        return os.fstat(self.fd).st_mtime
+
     def write_progress(self, done: int, total: int) -> None:
         """Tell those who wait for the lock how many bytes are copied."""
         os.pwrite(self.fd, f"{done:>20} {total:>20}".encode(), 0)
@@ -384,11 +388,14 @@ class DataCache:
             ages[key] = (key in complete, used)
         return {key: ages[key][1] for key in sorted(ages, key=ages.__getitem__)}
 
-    def remove(self, key: str) -> bool:
-        """Remove a data set. False if a run uses or copies it, or it is another user's."""
+    def remove(self, key: str, last_use: float = 0.0) -> bool:
+        """Remove a data set. False if a run uses or copies it, or it is another user's.
+
+        `last_use`: it also stays if it was used since then; 0 if that is unknown. Raises OSError.
+        """
         lock = self.lock(key)
         try:
-            if not lock.own():
+            if not lock.own() or (last_use and lock.last_use() > last_use):
                 return False
             self.discard(key)
             return not os.path.exists(self.set_path(key))

@@ -34,6 +34,8 @@ RESTORING = f"{PARTS_FOLDER}/restoring"  # exists until an archive is restored c
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_GROUP = "group-"  # begins the name of a folder with the part files of a group
 
 # number of finished bytes; whether the target had them already
 OnBytes = Callable[[int, bool], None]
@@ -274,9 +276,17 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
 
 def lock_part(parts: int, name: str) -> Tuple[str, int]:
     """Lock a part file, or one with a random name if that is impossible; return name and file."""
-    own = ""
+    own, is_new_mode = "", False
     while True:
-        fd = os.open(own or name, _PART, 0o600, dir_fd=parts)
+        try:
+            fd = os.open(own or name, _PART, 0o600, dir_fd=parts)
+        except PermissionError:
+            if own:
+                raise
+            if is_new_mode or not _make_writable(parts, name):
+                own = f"{name[:32]}.{os.urandom(8).hex()}"
+            is_new_mode = True
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another process has locked it, or this disk has no locks
@@ -290,17 +300,24 @@ def lock_part(parts: int, name: str) -> Tuple[str, int]:
         os.close(fd)  # it was completed and renamed before we got the lock
 
 
-def lock_existing(parts: int, name: str) -> int:
-    """Lock a part file that is there. Raises OSError, also if another process has locked it."""
-    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parts)
+def _make_writable(parts: int, name: str) -> bool:
+    """Make a part file writable that had got the mode of its file when its transfer was killed.
+
+    False if that is impossible, or another process uses it.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parts)
+    except OSError:
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_named(parts, name, fd):
-            raise FileNotFoundError(errno.ENOENT, "another process has completed it", name)
-    except BaseException:
+        if _is_named(parts, name, fd):
+            os.fchmod(fd, 0o600)
+    except OSError:
+        return False
+    finally:
         os.close(fd)
-        raise
-    return fd
+    return True
 
 
 def _is_named(parts: int, name: str, fd: int) -> bool:
@@ -309,6 +326,47 @@ def _is_named(parts: int, name: str, fd: int) -> bool:
         return os.stat(name, dir_fd=parts, follow_symlinks=False).st_ino == os.fstat(fd).st_ino
     except FileNotFoundError:
         return False
+
+
+def make_group_folder(tree: Tree) -> Tuple[str, int]:
+    """Make and lock a folder for the part files of a group, which no other group uses.
+
+    Return its path, and the folder. The lock ends when that is closed. Raises OSError.
+    """
+    for left in reversed(range(_MAX_RACES)):
+        name = f"{_GROUP}{os.urandom(8).hex()}"
+        try:
+            make_folder(tree, PARTS_FOLDER, 0o700)
+            with tree.folder(PARTS_FOLDER) as parts:
+                os.mkdir(name, 0o700, dir_fd=parts)
+                fd = os.open(name, _FOLDER, dir_fd=parts)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.stat(name, dir_fd=parts)  # another process may have removed it unlocked
+                except BaseException:
+                    os.close(fd)
+                    raise
+                return join_path(PARTS_FOLDER, name), fd
+        except (FileNotFoundError, BlockingIOError):
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def clear_group(tree: Tree, path: str) -> None:
+    """Remove the folder of a group, with its part files, unless a process still has it locked."""
+    try:
+        with tree.parent(path) as (parts, name):
+            fd = os.open(name, _FOLDER, dir_fd=parts)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for part in os.listdir(fd):
+                    os.unlink(part, dir_fd=fd)
+                os.rmdir(name, dir_fd=parts)
+            finally:
+                os.close(fd)
+    except OSError:
+        pass
 
 
 def part_name(entry: TreeEntry) -> str:
@@ -337,10 +395,15 @@ def is_restoring(tree: Tree) -> bool:
 
 
 def clear_parts(tree: Tree, now: float) -> None:
-    """Remove part files that nobody has used for a week, and the folder if it is empty."""
+    """Remove part files that nobody has used for a week, those of groups whose transfer was killed,
+    and the folder if it is empty.
+    """
     try:
         with tree.folder("") as top, tree.folder(PARTS_FOLDER) as parts:
             for name in os.listdir(parts):
+                if name.startswith(_GROUP):
+                    clear_group(tree, join_path(PARTS_FOLDER, name))
+                    continue
                 # not mtime, because a complete part already has the mtime of its source
                 since = os.stat(name, dir_fd=parts, follow_symlinks=False).st_ctime
                 if since < now - PART_EXPIRES and join_path(PARTS_FOLDER, name) != RESTORING:

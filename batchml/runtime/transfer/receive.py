@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from typing import (
+    Callable,
     ContextManager,
     Dict,
     Iterator,
@@ -39,6 +40,7 @@ from batchml.runtime.transfer.files import (
 )
 from batchml.runtime.transfer.groups import AT_ONCE as GROUPS_AT_ONCE
 from batchml.runtime.transfer.groups import (
+    FEWEST_FILES,
     SMALL,
     FileGroup,
     SyncFileSystem,
@@ -127,6 +129,7 @@ def receive(
     doing: str = "copying",
     checksum: bool = False,
     keeps: bool = False,
+    open_sync: Callable[[str], Optional[SyncFileSystem]] = open_syncfs,
 ) -> TransferResult:
     """Copy all entries of `source` to `below` in `tree`.
 
@@ -149,7 +152,7 @@ def receive(
             missing += [LeftOut(entry.path, why)] if why else []
     files = size = unchanged = 0
     try:
-        for entry, (why, was_copied) in work.copy_all(coming):
+        for entry, (why, was_copied) in work.copy_all(coming, open_sync(tree.root)):
             if why:
                 missing.append(LeftOut(entry.path or below, why))
             elif was_copied:
@@ -235,51 +238,65 @@ class _Receiver:
                 raise
         return ""
 
-    def copy_all(self, coming: List[TreeEntry]) -> Iterator[Tuple[TreeEntry, _Outcome]]:
+    def copy_all(
+        self, coming: List[TreeEntry], sync: Optional[SyncFileSystem]
+    ) -> Iterator[Tuple[TreeEntry, _Outcome]]:
         """Copy all files, small ones of this machine in groups; yield why each failed, or "", and
         whether it was copied.
 
         Raises an error that ends the whole transfer: no space, or an unreachable source.
         """
         alone, source = coming, self._source
-        sync = open_syncfs(self._tree.root)
-        if sync is not None and isinstance(source, FolderSource) and len(coming) > 1:
+        small = [entry for entry in coming if entry.size <= SMALL]
+        if sync is not None and isinstance(source, FolderSource) and len(small) >= FEWEST_FILES:
             alone = [entry for entry in coming if entry.size > SMALL]
-            groups = split_groups([entry for entry in coming if entry.size <= SMALL])
             work = partial(self._copy_group, source, sync)
-            for done in self._progress.each(work, groups, GROUPS_AT_ONCE):
-                for _, outcomes in done:
-                    yield from outcomes
+            for done in self._progress.each(work, split_groups(small), GROUPS_AT_ONCE):
+                for entries, outcomes in done:
+                    alone += [entry for entry in entries if entry.path not in outcomes]
+                    yield from (
+                        (entry, outcomes[entry.path]) for entry in entries if entry.path in outcomes
+                    )
         for batch in self._progress.each(self._copy, alone):
             yield from batch
 
     def _copy_group(
         self, source: FolderSource, sync: SyncFileSystem, entries: List[TreeEntry]
-    ) -> List[Tuple[TreeEntry, _Outcome]]:
-        """Copy small files. Those that fail in the group are copied alone afterwards."""
+    ) -> Dict[str, _Outcome]:
+        """Copy small files, if those that the target lacks are many.
+
+        Return outcomes by the paths of files. One without outcome is to be copied alone.
+        """
         outcomes: Dict[str, _Outcome] = {}
         counted: Dict[str, int] = {}  # bytes of the files of this group
+        lacking: List[TreeEntry] = []
+        complete: Set[str] = set()
         with NearTree(source.tree) as here, NearTree(self._tree) as there:
-            near, group = (
-                self._by_way_of(source.on(here), there),
-                FileGroup(there, sync, self._keeps),
-            )
+            near = self._by_way_of(source.on(here), there)
             for entry in entries:
                 try:
                     outcome = near._compare(entry)
-                    if outcome is None:
-                        near._add_to(group, entry, counted)
-                    else:
-                        outcomes[entry.path] = outcome
-                except (SourceChanged, OSError):
+                except OSError:
                     continue
-            complete = group.finish()
+                if outcome is None:
+                    lacking.append(entry)
+                else:
+                    outcomes[entry.path] = outcome
+            if len(lacking) < FEWEST_FILES:
+                return outcomes
+            with FileGroup(there, sync, self._keeps) as group:
+                for entry in lacking:
+                    try:
+                        near._add_to(group, entry, counted)
+                    except (SourceChanged, OSError):
+                        continue
+                complete = group.finish()
         self._finished |= complete
         outcomes.update((path, ("", True)) for path in complete)
         self._progress.take_back(sum(counted[path] for path in counted if path not in complete))
         if complete:
             self._progress.finish_file(max(complete), files=len(complete))
-        return [(entry, outcomes.get(entry.path) or self._copy(entry)) for entry in entries]
+        return outcomes
 
     def _add_to(self, group: FileGroup, entry: TreeEntry, counted: Dict[str, int]) -> None:
         """Write the part file of a small file. Raises SourceChanged and OSError."""

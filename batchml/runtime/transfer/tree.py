@@ -207,10 +207,13 @@ class _Kept(Generic[T]):
 
 
 class NearTree(Tree):
-    """A tree that keeps the folders open that it has opened, for a few files of the same folders.
+    """A tree that keeps the folders open that it has opened last, for files of the same folders.
 
-    Use it briefly: it does not notice that another folder takes the place of one.
+    Use it briefly: it does not notice that another folder takes the place of one. A descriptor is
+    valid until 64 other folders have been opened.
     """
+
+    _MOST = 64  # open folders; a process may often have 1,024 files open, for all its threads
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.root)
@@ -225,10 +228,13 @@ class NearTree(Tree):
         return _Kept((self._open(below), name))
 
     def _open(self, below: str) -> int:
-        fd = self._opened.get(below)
+        fd = self._opened.pop(below, None)
         if fd is None:
+            if len(self._opened) >= self._MOST:
+                os.close(self._opened.pop(next(iter(self._opened))))
             with self._tree.folder(below) as found:
-                fd = self._opened[below] = os.dup(found)
+                fd = os.dup(found)
+        self._opened[below] = fd  # at the end: the first one is the longest unused
         return fd
 
     def __enter__(self) -> "NearTree":
