@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchml.runtime.processes import SPARE, descendants, read
+from batchml.runtime.processes import WAITING_SPARE, descendants, read
 from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.ddp import children, free_port
 from benchmarks.lenet import ROOT, interpreter
@@ -79,7 +79,7 @@ class Launched(NamedTuple):
 Starter = Callable[[int, int, int, str], tuple[list[str], dict[str, str]]]
 
 
-def ours(python: Path, rank: Sequence[str], spares: str = "0") -> Starter:
+def ours(python: Path, rank: Sequence[str], spares: str = "") -> Starter:
     def start(node: int, nodes: int, port: int, folder: str) -> tuple[list[str], dict[str, str]]:
         environ = {
             VARIABLE: LaunchPlan(TORCHRUN, processes=1).to_json(), TOKEN: "0" * 32,
@@ -174,7 +174,7 @@ def next_step(starter: Starter, folder: str, has_spares: bool = False) -> float:
 
 
 def has_spare(node: int) -> bool:
-    return any(read(f"/proc/{pid}/comm").strip() == SPARE for pid in descendants(node))
+    return any(read(f"/proc/{pid}/comm").strip() == WAITING_SPARE for pid in descendants(node))
 
 
 def sent_again(starter: Starter, folder: str) -> float:
@@ -220,12 +220,12 @@ def measure(full: bool) -> Iterator[Finding]:
         ]  # fmt: skip
         told = "from a killed rank to the next step, in place"
         yield paired(
-            "gang/recovery", f"{told}, with spares", "s", [(a, c) for a, _, c in again],
-            beside=f"{beside}, started again", goal=0.3,
+            "gang/recovery", told, "s", [(b, c) for _, b, c in again],
+            beside=f"{beside}, started again", goal=1,
         )  # fmt: skip
         yield paired(
-            "gang/recovery_plain", told, "s", [(b, c) for _, b, c in again],
-            beside=f"{beside}, started again", goal=1,
+            "gang/recovery_spares", f"{told}, with spares", "s", [(a, c) for a, _, c in again],
+            beside=f"{beside}, started again", goal=0.3,
         )  # fmt: skip
 
 

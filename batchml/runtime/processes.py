@@ -15,7 +15,8 @@ from typing import Any
 
 # Programs that a container engine may start as process 1, with the entry as their only child.
 INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
-SPARE = "batchml-spare"  # the name of a process that is prepared for the next start of a rank
+SPARE = "batchml-spare"  # the name of a process that prepares the next start of a rank, and then
+WAITING_SPARE = f"{SPARE}-w"  # waits for it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IN_MODIFY = 2  # linux/inotify.h

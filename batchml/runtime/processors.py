@@ -49,7 +49,7 @@ def count_processors(environ: Mapping[str, str]) -> int:
     AWS Batch lets a container use idle processors of its host beyond its vCPUs, until another
     container takes them. Threads that count on those would then wait for each other.
     """
-    available = _available()
+    available = available_processors()
     try:
         return max(1, min(int(float(environ[VCPUS])), available))
     except (KeyError, ValueError, OverflowError):
@@ -99,7 +99,7 @@ def divide(environ: Mapping[str, str], processes: int) -> Dict[str, str]:
     return {name: own[name] for name, value in whole.items() if environ.get(name) == value}
 
 
-def _available() -> int:
+def available_processors() -> int:
     """The processors that this process may use, by its affinity and its control group."""
     root = "/sys/fs/cgroup"
     try:

@@ -1,10 +1,10 @@
-"""In a rank, for `sitecustomize`: note how the program imports torch, or wait as a spare.
+"""In a rank of a run with spares, for `sitecustomize`: note how it imports torch, or be a spare.
 
 A spare is the process of a rank's next start, begun early: it has the command and the variables of
-that start, and imports torch before it runs its program (runtime/nodes/supervisor/spares.py). The
-program must not see a difference. So a spare ends itself, and the rank is started plainly, unless
-torch finds in it what it found in the rank that runs: variables, processors, libraries for threads
-and linear algebra, and itself. Python imports here only what torch imports anyway.
+that start, and imports torch before it runs its program (runtime/nodes/supervisor/spares.py). So it
+ends itself, and the rank is started plainly, unless torch finds in it what it found in the rank
+that runs. It cannot know what the program will do before `import torch` the next time.
+Python imports here only what torch imports anyway.
 """
 
 from __future__ import annotations
@@ -14,117 +14,159 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Dict, NoReturn, Optional, Set
+    from typing import Any, Dict, List, Set
 
     State = Dict[str, Any]
 
-NAME = "batchml-spare"  # of a process that waits, in /proc/PID/comm; also in runtime/processes.py
-_COMPARED = ("torch", "changed", "affinity", "flags", "libraries")
-_LIBRARIES = ("omp", "mkl", "blas", "blis", "lapack", "tbb", "cuda", "cudnn", "nccl", "amdhip")
+ORDER = "spare-order"  # a file beside that of the stacks; also in spares.py
+WAITING = "batchml-spare-w"  # also in runtime/processes.py
+_NOT_COMPARED = ("modules", "path")
 _OPENED = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty",
            "/dev/pts/", "/dev/shm/")  # fmt: skip
 
 
 def watch(stacks: str) -> None:
-    """Note the state in which this process imports torch, if it does, for its spares."""
-    sys.meta_path.insert(0, _Watch(lambda state: _write(stacks, state)))
+    """Note the state in which this process imports torch, if it does, for its spare."""
+    if hasattr(sys, "stdlib_module_names"):  # Python 3.10
+        sys.meta_path.insert(0, _Watch(stacks))
 
 
-def wait(order: str, stacks: str) -> None:
-    """Import torch, and return once the supervisor starts this rank. Raises or ends the process if
-    its program must not run.
+def wait(stacks: str) -> int:
+    """Import torch, and return once the supervisor starts this rank, what `begin` takes.
 
-    `order`: the descriptor of the connection to the supervisor, and the file of the rank's state.
+    Raises or ends the process if its program must not run.
     """
-    descriptor, _, path = order.partition(" ")
+    with open(os.path.join(os.path.dirname(stacks), ORDER), encoding="utf-8") as file:
+        descriptor, supervisor, path = file.read().split(" ", 2)
     channel = int(descriptor)
     os.set_inheritable(channel, False)
-    kill_first = _replace("/proc/self/oom_score_adj", "1000")
-    _replace("/proc/self/oom_score_adj", kill_first)  # raises if it could not be undone later
-    _replace("/proc/self/oom_score_adj", "1000")
-    state = _import_torch(path)
-    name = _replace("/proc/self/comm", NAME)
-    os.write(channel, b"ready")
+    if os.getppid() != int(supervisor):
+        os._exit(1)
+    _import_torch(path)
+    _rename(WAITING)
+    os.write(channel, b"ready %d" % os.getpid())
     if os.read(channel, 16) != b"go":
-        _end()
-    os.close(channel)
-    _replace("/proc/self/comm", name)
-    _replace("/proc/self/oom_score_adj", kill_first)
-    _write(stacks, state)
+        os._exit(1)
+    return channel
+
+
+def begin(channel: int) -> None:
+    """Look like a rank that was started plainly."""
+    try:
+        os.close(channel)
+        _rename(os.path.basename(sys.orig_argv[0]))
+    except Exception:
+        pass  # the program runs anyway
+
+
+def _rename(name: str) -> None:
+    """Let this process, and each of its threads, have the name in /proc/PID/comm."""
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm", "w", encoding="utf-8") as file:
+            file.write(name)
 
 
 class _Watch:
-    """A finder that calls `see` with the state just before torch is imported."""
+    """A finder that writes the state just before torch is imported."""
 
-    def __init__(self, see: Callable[[State], None]) -> None:
-        self._see, self._pid, self._before = see, os.getpid(), dict(os.environ)
+    def __init__(self, stacks: str) -> None:
+        self._stacks, self._pid, self._before = stacks, os.getpid(), dict(os.environ)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        # Other callers, such as importlib.util.find_spec, only ask whether torch is installed.
-        if name != "torch" or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
+        if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
+        try:
+            # Other callers, such as importlib.util.find_spec, only ask whether torch is installed.
+            if sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
+                return None
+            place = sys.meta_path.index(self)
+        except ValueError:
+            return None
+        del sys.meta_path[place]
+        self._note()
+        # The caller, which walks along the list, would leave out the next finder.
+        for finder in sys.meta_path[place:]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._tell(spec)
                 return spec
         return None
 
-    def _tell(self, spec: Any) -> None:
+    def _note(self) -> None:
         try:
-            if os.getpid() == self._pid:  # not in a fork
-                self._see(_state(spec.origin, self._before))
+            if os.getpid() != self._pid:  # a fork
+                return
+            path = os.path.join(os.path.dirname(self._stacks), f"torch-{self._pid}")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with open(os.open(path + ".tmp", flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(repr(_state(self._before)))
+            os.replace(path + ".tmp", path)
         except Exception:
             pass  # the program runs anyway, and has no spare
 
 
-def _state(origin: Optional[str], before: Dict[str, str]) -> State:
+class _NotFound:
+    """The last finder: it notes the modules that no other has found."""
+
+    def __init__(self) -> None:
+        self.names: Set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        self.names.add(name)
+
+
+def _state(before: Dict[str, str]) -> State:
     """What torch may find when it is imported. `before`: the variables at the start."""
-    now = dict(os.environ)
+    import warnings
+
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = {line.split(None, 5)[-1].strip() for line in file if "/lib" in line}
+        maps = [line.split(None, 5) for line in file]
+    known = {*sys.stdlib_module_names, "numpy"}
+    names = [name for name, module in list(sys.modules.items()) if module is not None]
+    finders = [each if isinstance(each, type) else type(each) for each in sys.meta_path]
     return {
-        "torch": origin,
-        "numpy": "numpy" in sys.modules,
-        "changed": sorted(k for k in {**before, **now} if before.get(k) != now.get(k)),
+        "executable": sys.executable,
+        "changed": sorted(set(before.items()) ^ set(os.environ.items())),
         "affinity": sorted(os.sched_getaffinity(0)),
         "flags": sys.getdlopenflags(),
-        "libraries": sorted(filter(_is_counted, paths)),
+        "libraries": sorted({m[5].strip() for m in maps if "x" in m[1] and m[5:]}),
+        "others": sorted({_top(name) for name in names} - known - {"batchml"}),
+        "stubs": sorted(name for name, module in list(sys.modules.items()) if module is None),
+        "finders": [f"{each.__module__}.{each.__qualname__}" for each in finders],
+        "filters": repr(warnings.filters),
+        "modules": [name for name in names if _top(name) in known],
         "path": list(sys.path),
     }
 
 
-def _is_counted(library: str) -> bool:
-    name = os.path.basename(library)
-    return name.startswith("lib") and any(word in name for word in _LIBRARIES)
-
-
-def _import_torch(path: str) -> State:
-    """Import torch as the rank did that wrote the file; end the process where that is impossible.
-
-    Returns the state of that rank.
+def _import_torch(path: str) -> None:
+    """Import torch as the rank did that wrote the file; raise or end the process where that is
+    impossible.
     """
     import ast
 
+    variables, before = dict(os.environ), set(sys.modules)
     with open(path, encoding="utf-8") as file:
         expected: State = ast.literal_eval(file.read())
-
-    def compare(state: State) -> None:
-        if any(state[name] != expected[name] for name in _COMPARED):
-            _end()
-
-    before = set(sys.modules)
-    if expected["numpy"]:
-        __import__("numpy")
-    sys.meta_path.insert(0, _Watch(compare))
+    for name in expected["modules"]:
+        __import__(name)
+    state = _state(variables)
+    if any(state[key] != expected[key] for key in state if key not in _NOT_COMPARED):
+        os._exit(1)
+    missing = _NotFound()
+    sys.meta_path.append(missing)
     __import__("torch")
-    imported = {name.partition(".")[0] for name in set(sys.modules) - before}
-    own = [folder for folder in expected["path"] if folder not in sys.path]
-    if _has_opened_device() or any(_hides(folder or ".", imported) for folder in own):
-        _end()
-    return expected
+    sys.meta_path.remove(missing)
+    own = len(expected["path"]) - len(sys.path)  # the program has put these folders in front
+    if own < 0 or expected["path"][own:] != sys.path or _has_opened_device():
+        os._exit(1)
+    imported = {_top(name) for name in set(sys.modules) - before}
+    for folder in expected["path"][:own]:
+        if folder != sys.path[0] and _hides(folder or ".", imported, missing.names):
+            os._exit(1)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _has_opened_device() -> bool:
@@ -139,33 +181,14 @@ def _has_opened_device() -> bool:
     return False
 
 
-def _hides(folder: str, imported: Set[str]) -> bool:
-    """Whether a folder that only the program has in `sys.path` has one of the imported modules: the
-    program would have used its own.
+def _hides(folder: str, imported: Set[str], missing: Set[str]) -> bool:
+    """Whether a folder that only the program has in `sys.path` has a module that torch imports, or
+    would import if it were there, or the description of a package, which may have plugins.
     """
-    for name in os.listdir(folder) if os.path.lexists(folder) else []:
+    names: List[str] = os.listdir(folder) if os.path.lexists(folder) else []
+    for name in names:
         module, dot, _ = name.partition(".")
         is_module = dot or os.path.exists(os.path.join(folder, name, "__init__.py"))
-        if is_module and module in imported:
+        if module in missing or (is_module and module in imported):
             return True
-    return False
-
-
-def _write(stacks: str, state: State) -> None:
-    path = os.path.join(os.path.dirname(stacks), f"torch-{os.getpid()}")
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        file.write(repr(state))
-    os.replace(path + ".tmp", path)
-
-
-def _replace(path: str, text: str) -> str:
-    """Write into a file of the kernel; return what it had."""
-    with open(path, encoding="utf-8") as file:
-        before = file.read().strip()
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-    return before
-
-
-def _end() -> NoReturn:
-    os._exit(0)
+    return any(name.endswith((".egg-info", ".dist-info")) for name in names)

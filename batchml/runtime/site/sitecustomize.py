@@ -1,8 +1,8 @@
 """The `sitecustomize` of a run's Python programs: the first folder of their PYTHONPATH has it.
 
 os.cpu_count() is the number in PYTHON_CPU_COUNT, as in Python 3.13, also in older versions. In a
-rank, SIGUSR1 writes the stacks of all threads, so a program that hangs needs no change, and
-`batchml_torch` prepares its next start. Another `sitecustomize` runs as before.
+rank, SIGUSR1 writes the stacks of all threads, so a program that hangs needs no change. Another
+`sitecustomize` runs as before. In a run with spares, `batchml_torch` prepares the next start.
 """
 
 import os
@@ -54,27 +54,47 @@ def _torch_module() -> "Any":
     return sys.modules.pop("batchml_torch")
 
 
-def _start() -> None:
-    stacks = os.environ.get("BATCHML_STACKS", "")
-    is_rank = stacks and os.getsid(0) == os.getpid() and os.environ.get("BATCHML_SPARES") != "0"
-    torch = _torch_module() if is_rank else None
+def _start_with_spare(stacks: str) -> None:
+    """Start a rank of a run with spares, for which a spare may be made."""
+    try:
+        torch = _torch_module()
+    except Exception:
+        torch = None  # the program runs anyway, and has no spare
     _listen()
     _run_next()
     if torch:
         torch.watch(stacks)
 
 
-def _start_spare(order: str) -> None:
+def _start_spare(stacks: str) -> None:
     try:
         torch = _torch_module()
         _run_next()
-        torch.wait(order, os.environ["BATCHML_STACKS"])
-        _listen()  # not before: until now the rank that runs has this file
+        channel = torch.wait(stacks)
     except BaseException:
-        os._exit(0)
+        os._exit(1)
+    torch.begin(channel)
+    _listen()  # not before: until now the rank that runs has this file
+
+
+def _is_spare() -> bool:
+    """Whether the supervisor started this very program as a spare: by a file of that name, which
+    the kernel forgets when the process starts another program.
+    """
+    try:
+        with open("/proc/self/comm", encoding="utf-8") as file:
+            return file.read() == "batchml-spare\n"  # also in runtime/processes.py
+    except OSError:
+        return False
 
 
 if __name__ == "sitecustomize":
     _count_processors()
-    spare = os.environ.pop("BATCHML_SPARE", "")
-    _start_spare(spare) if spare else _start()
+    stacks = os.environ.get("BATCHML_STACKS", "")
+    if not stacks or os.environ.get("BATCHML_SPARES") != "1" or os.getsid(0) != os.getpid():
+        _listen()
+        _run_next()
+    elif _is_spare():
+        _start_spare(stacks)
+    else:
+        _start_with_spare(stacks)

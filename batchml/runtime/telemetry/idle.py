@@ -148,7 +148,7 @@ def find_waiting(pids: Sequence[int], read: Callable[[str], str] = read) -> List
     found, ranks = [], []
     for pid in pids:
         name = read(f"/proc/{pid}/comm").strip()
-        if name == SPARE:
+        if name.startswith(SPARE):
             continue
         words = (word.partition("=") for word in read(f"/proc/{pid}/environ").split("\0"))
         variables = {name: value for name, _, value in words}

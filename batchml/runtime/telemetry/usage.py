@@ -274,7 +274,7 @@ def ranks_of(pids: List[int], read: Callable[[str], str] = read) -> List[Measure
     found: Dict[int, MeasuredRank] = {}
     for pid in pids:
         number, progress = _read_rank(read(f"/proc/{pid}/environ"))
-        if number is not None and read(f"/proc/{pid}/comm").strip() != SPARE:
+        if number is not None and not read(f"/proc/{pid}/comm").startswith(SPARE):
             rank = found.setdefault(number, MeasuredRank(number, [], progress))
             rank.pids.append(pid)
     return sorted(found.values())

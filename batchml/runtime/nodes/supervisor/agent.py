@@ -220,7 +220,8 @@ class NodeAgent:
 
     def _start(self, layout: RankLayout) -> None:
         self._last_sign = time.monotonic()
-        self._memory_kills = memory_kills() - self._ranks.killed_spares
+        killed_spares = self._ranks.killed_spares()
+        self._memory_kills = memory_kills() - killed_spares
         try:
             self._ranks.start(self._settings.command, self._settings.environ, layout)
         except (OSError, ValueError) as error:
@@ -256,7 +257,7 @@ class NodeAgent:
         """A child process has ended: a rank, or a process that a rank left behind."""
         for end in self._ranks.reap():
             killed = end.code == -signal.SIGKILL and not end.was_sent
-            others = self._memory_kills + self._ranks.killed_spares
+            others = self._memory_kills + self._ranks.killed_spares()
             is_memory = killed and memory_kills() > others
             self._tell({
                 "do": "exited", "generation": self._generation, "rank": end.rank,

@@ -63,8 +63,9 @@ class Coordinator:
         order: Callable[[Message], None],
         say: Callable[[str], None],
         network: NetworkCheck,
+        has_spares: bool,
     ) -> None:
-        self._network = network
+        self._network, self._has_spares = network, has_spares
         self._identity, self._own = identity, own
         self._limits, self._beats, self._bandwidth = limits, beats, bandwidth
         self._checkpoints, self._history = CheckpointWatch(folder), history
@@ -204,7 +205,7 @@ class Coordinator:
             "saved": self._checkpoints.to_message() if self._fetching else {},
             "master": str(self._own["address"]),
             "port": self._free_port(action.generation),
-            "next_port": self._free_port(action.generation + 1),
+            "next_port": self._free_port(action.generation + 1) if self._has_spares else 0,
             "control": self._server.port,
         })  # fmt: skip
 

@@ -141,7 +141,7 @@ class Supervisor:
         self._ranks = kind.make_ranks(
             RankContext(
                 self._selector, self.write, self._tell, temporary, self._env.output_dir, plan.logs,
-                self._position.identity.token, self._times.spares, environ.get(SPARES, ""),
+                self._position.identity.token, self._times.spares, environ.get(SPARES) == "1",
             )
         )  # fmt: skip
         group = None
@@ -230,6 +230,7 @@ class Supervisor:
             self._position.identity, self._info, run_limits, beats, self._plan.bandwidth,
             env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
             self._agent.order, self.say, NetworkCheck(self._environ, self.say, self._notice),
+            self._environ.get(SPARES) == "1",
         )  # fmt: skip
         self._coordinator.start(str(self._info["address"]), time.monotonic())
 

@@ -51,7 +51,7 @@ class RankContext(NamedTuple):
     logs: str  # `LaunchPlan.logs`
     token: str  # the secret of the run
     spares_after: float = 60.0  # seconds from the start of ranks to that of their spares
-    spares: str = "0"  # BATCHML_SPARES
+    has_spares: bool = False
 
 
 # --- Tracebacks -----------------------------------------------------------------------------------
@@ -126,8 +126,7 @@ class RankProcesses:
         self._shown: Set[Tuple[str, ...]] = set()  # last lines of ranks whose output is in the log
         self._sent: Tuple[int, ...] = ()  # signals that this generation was sent
         self._here = 0  # the ranks that were started
-        self.killed_spares = 0  # by the kernel, perhaps because memory was full
-        self._spares = Spares(self._torch_file, context.spares_after, context.spares)
+        self._spares = Spares(context.temporary, context.spares_after, context.has_spares)
         self.last_output = time.monotonic()  # when a rank printed something last
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout) -> None:
@@ -147,9 +146,11 @@ class RankProcesses:
             for pid in list(self._ranks):
                 self._collect(self._ranks.pop(pid))
             raise
-        self._here, after = layout.here, next_layout(layout)
-        starts = [self._rank_start(command, environ, after, local) for local in range(after.here)]
-        self._spares.begin(starts, time.monotonic())
+        self._here = layout.here
+        if self._spares.are_on:
+            after, here = next_layout(layout), range(layout.here)
+            starts = [self._rank_start(command, environ, after, local) for local in here]
+            self._spares.begin(starts, time.monotonic())
 
     def run_first(
         self,
@@ -188,6 +189,10 @@ class RankProcesses:
         """The ranks are not started again."""
         self._spares.end()
 
+    def killed_spares(self) -> int:
+        """How many spares others than this node have killed."""
+        return self._spares.count_killed()
+
     def has_shown(self, tail: Sequence[str]) -> bool:
         """Whether the log of this node has the output of a rank with these last lines."""
         return tuple(tail) in self._shown
@@ -195,10 +200,6 @@ class RankProcesses:
     def stacks_file(self, rank: int) -> str:
         """The file to which a rank writes its stacks after SIGUSR1."""
         return os.path.join(self._temporary, f"stacks-{rank}")
-
-    def _torch_file(self, pid: int) -> str:
-        """The file in which a rank notes how it imports torch: `runtime/site/batchml_torch.py`."""
-        return os.path.join(self._temporary, f"torch-{pid}")
 
     def progress_files(self) -> List[str]:
         """The files whose change is a sign of life."""
@@ -228,10 +229,11 @@ class RankProcesses:
                 process, on_exit = other
                 on_exit(process.wait())
                 continue
+            if state.si_pid in self._spares.pids:
+                self._spares.end()
+                continue
             if rank is None:
                 os.waitpid(state.si_pid, os.WNOHANG)
-                is_spare = state.si_pid in self._spares.pids
-                self.killed_spares += is_spare and state.si_status == signal.SIGKILL
                 continue
             found.append(self._collect(rank))
         return found
@@ -279,6 +281,7 @@ class RankProcesses:
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
         rank.close()
+        self._spares.forget(rank.process.pid)
         stamp, was_sent = _read_stamp(rank.error_file), -code in self._sent
         # A rank may be sent a signal after its traceback, when another has failed the same way.
         has_failed = code and (not was_sent or any(_BEGIN.decode() in line for line in rank.tail))

@@ -36,7 +36,7 @@ class SupervisorTimes(NamedTuple):
     end_grace: float = 3.0  # from SIGTERM to SIGKILL for ranks that cannot save any more
     fetch_within: float = 600.0  # until the checkpoints of rank 0 are fetched
     alone: float = 60.0  # until ranks that are not connected to each other are reported
-    spares: float = 60.0  # from the start of ranks to that of the first spare
+    spares: float = 60.0  # from the start of ranks to that of the first spare; 0: in any case
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> SupervisorTimes:

@@ -1,37 +1,46 @@
 """Spares: the processes of the next start of a node's ranks, begun before it is needed.
 
 After a rank is killed, most of the time to the next step is `import torch`. So while the ranks of a
-program train that has imported torch, its supervisor starts the next process of each, with the very
-command and variables of the next start. Such a spare imports torch and waits, before it has read a
-line of its program (`runtime/site/batchml_torch.py`); it opens no GPU. It is no fork of another
-process: threads, CUDA and the supervisor's bond with its children do not survive one. If the next
-start is not the expected one, or a spare ended itself because its program could see a difference,
-the rank is started plainly.
+program train that has imported torch, the supervisor of a run with BATCHML_SPARES=1 starts the next
+process of each, with the very command and variables of the next start. Such a spare imports torch
+and waits, before it has read a line of its program (`runtime/site/batchml_torch.py`); it opens no
+GPU. It is no fork of another process: threads, CUDA and the supervisor's bond with its children do
+not survive one. If the next start is not the expected one, or a spare ended itself because its
+program could see a difference, the rank is started plainly. The start after that of a spare is
+plain, too, because only such a rank shows how its program imports torch now.
+
+A process knows that it is a spare by its name, which is that of the link that the supervisor
+started it by: it loses the name when it starts another program, such as that of a wrapper.
 
 A spare takes about 1.5 s of CPU time, and 150 MiB with torch for CPUs. So they are started one at
 a time, a while after their ranks, only where a processor is idle and memory is left, and are ended
-when memory gets short; the kernel, too, kills them first. BATCHML_SPARES=0 switches them off, and 1
-lets them start also where no processor is idle.
+when memory gets short.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from batchml.runtime.processes import die_with_parent, read
+from batchml.runtime.processes import SPARE, die_with_parent, read
+from batchml.runtime.processors import SITE, available_processors
 from batchml.runtime.telemetry.usage import memory_left
 
-VARIABLE = "BATCHML_SPARES"
-ORDER = "BATCHML_SPARE"  # for sitecustomize: the connection, and the file of the rank's state
+VARIABLE = "BATCHML_SPARES"  # "1": there are spares; also in runtime/site/sitecustomize.py
+_ORDER = "spare-order"  # for batchml_torch: descriptor of the connection, our id, the rank's state
 _MIB = 1 << 20
 _SIZE = 384 * _MIB  # of memory for each spare that is started, and
 _LEAST = 512 * _MIB  # for all else
 _TOO_LITTLE = 256 * _MIB  # memory that is left, below which spares are ended
 _LOOK_EVERY = 5.0  # seconds over which processors must have been idle
+_END_LIMIT = 5.0  # seconds; a process that is stuck in the kernel cannot be killed
 
 
 class RankStart(NamedTuple):
@@ -42,10 +51,16 @@ class RankStart(NamedTuple):
     errors_apart: bool  # standard error has a pipe of its own
 
 
-def start_rank(start: RankStart, *channel: int) -> subprocess.Popen[bytes]:
-    """Start the process of a rank, with these descriptors. Raises OSError and ValueError."""
+def start_rank(
+    start: RankStart, *channel: int, link: Optional[str] = None
+) -> subprocess.Popen[bytes]:
+    """Start the process of a rank, with these descriptors. Raises OSError and ValueError.
+
+    `link`: the path of its program, if that is not the first word of the command.
+    """
     return subprocess.Popen(
         list(start.command),
+        executable=link,
         env=dict(start.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -57,31 +72,43 @@ def start_rank(start: RankStart, *channel: int) -> subprocess.Popen[bytes]:
 
 
 def idle_seconds() -> float:
-    """The CPU seconds for which processors of this host were idle since it booted: proc(5)."""
-    words = read("/proc/stat").partition("\n")[0].split()
-    return sum(map(int, words[4:6])) / os.sysconf("SC_CLK_TCK")
+    """The CPU seconds for which our processors were idle since the boot; 0 if a quota, too, limits
+    them: then an idle one is not ours to use. Source: proc(5), /proc/stat.
+    """
+    ours = os.sched_getaffinity(0)
+    if available_processors() < len(ours):
+        return 0.0
+    return idle_of(read("/proc/stat"), ours)
+
+
+def idle_of(stat: str, processors: Collection[int]) -> float:
+    """The seconds for which these processors were idle or waited for a disk."""
+    names = {f"cpu{number}" for number in processors}
+    lines = (line.split() for line in stat.splitlines())
+    return sum(int(n) for w in lines if names & {*w[:1]} for n in w[4:6]) / os.sysconf("SC_CLK_TCK")
 
 
 class Spares:
-    """The spares of one node. `state_of`: the file that a rank with this process id may have
-    written about its import of torch. `after`: seconds from the start of the ranks to the first
-    spare.
+    """The spares of one node. `folder`: for files; it has those of ranks, too. `after`: seconds
+    from the start of the ranks to the first spare; 0, for tests: also if no processor is idle.
+    `are_on`: without that, there are none.
     """
 
     def __init__(
         self,
-        state_of: Callable[[int], str],
+        folder: str,
         after: float,
-        setting: str = "",
+        are_on: bool,
         memory: Callable[[], int] = memory_left,
         idle: Callable[[], float] = idle_seconds,
     ) -> None:
-        self._state_of, self._after, self._setting = state_of, after, setting
+        self._folder, self._after, self.are_on = folder, after, are_on
         self._memory, self._idle = memory, idle
         self._next: List[RankStart] = []  # those that have no spare yet
         self._at = 0.0  # when the next spare may be started
         self._looked: Optional[Tuple[float, float]] = None  # time, `idle()`
         self._spares: Dict[int, _Spare] = {}  # by process id
+        self._killed = 0
 
     @property
     def pids(self) -> Set[int]:
@@ -90,8 +117,7 @@ class Spares:
     def begin(self, starts: Sequence[RankStart], now: float) -> None:
         """The ranks of a generation were started; `starts` are the next ones. End other spares."""
         self.end()
-        is_python = all(os.path.basename(s.command[0]).startswith("python") for s in starts)
-        self._next = list(starts) if is_python and self._setting != "0" else []
+        self._next = list(starts)
         self._at = now + self._after
         self._looked = None
 
@@ -113,20 +139,39 @@ class Spares:
             self.end()  # a spare that has ended would end again
         if not (ranks and self._next) or now < self._at or False in ready:
             return
-        state = self._state_of(ranks[len(self._spares)])
-        if os.path.exists(state) and self._has_room(now):  # the rank has imported torch
-            self._start(self._next.pop(0), state)
+        rank = ranks[len(self._spares)]
+        if os.path.exists(self._state(rank)) and self._has_room(now):  # it has imported torch
+            self._start(self._next.pop(0), rank)
 
     def end(self) -> None:
         """End all spares, and start no more for these ranks."""
         self._next = []
-        while self._spares:
-            self._spares.popitem()[1].end()
+        spares, self._spares = list(self._spares.values()), {}
+        for spare in spares:
+            spare.kill()
+        until = time.monotonic() + _END_LIMIT
+        self._killed += sum(spare.close(until) for spare in spares)
+
+    def count_killed(self) -> int:
+        """How many spares others have killed: the kernel, perhaps, because memory was full."""
+        if any(spare.process.poll() is not None for spare in self._spares.values()):
+            self.end()
+        return self._killed
+
+    def forget(self, rank: int) -> None:
+        """A rank has ended: remove what it noted."""
+        if self.are_on:
+            with suppress(OSError):
+                os.unlink(self._state(rank))
+
+    def _state(self, rank: int) -> str:
+        """The file in which a rank notes how it imports torch: `runtime/site/batchml_torch.py`."""
+        return os.path.join(self._folder, f"torch-{rank}")
 
     def _has_room(self, now: float) -> bool:
         if self._memory() < _LEAST + _SIZE * len(self._next):
             return False
-        if self._setting == "1":
+        if not self._after:
             return True
         before, self._looked = self._looked, (now, self._idle())
         if before is None or now - before[0] < _LOOK_EVERY:
@@ -134,37 +179,64 @@ class Spares:
             return False
         return self._looked[1] - before[1] >= now - before[0]
 
-    def _start(self, start: RankStart, state: str) -> None:
+    def _start(self, start: RankStart, rank: int) -> None:
         try:
-            spare = _Spare(start, state)
+            link, program = os.path.join(self._folder, SPARE), _program_of(start, rank)
+            if os.path.lexists(link):
+                os.unlink(link)
+            os.symlink(program, link)
+            spare = _Spare(start, link, self._state(rank))
         except (OSError, ValueError):
             self.end()
             return
         self._spares[spare.process.pid] = spare
 
 
-class _Spare:
-    """One spare. The constructor starts its process. Raises OSError and ValueError."""
+def _program_of(start: RankStart, rank: int) -> str:
+    """The path of the Python that this start runs, as the rank does.
 
-    def __init__(self, start: RankStart, state: str) -> None:
+    Raises OSError and ValueError if the rank runs another program by now: the command is a wrapper,
+    whose preparations must not be made beside a rank.
+    """
+    found = shutil.which(start.command[0], path=start.environ.get("PATH"))
+    is_own = read(f"/proc/{rank}/cmdline").split("\0")[:-1] == list(start.command)
+    is_own = is_own and not any(word.startswith("batchml.") for word in start.command)  # -m
+    if not found or not is_own or not os.path.samefile(found, f"/proc/{rank}/exe"):
+        raise ValueError(f"rank process {rank} is not that of {start.command[0]}")
+    os.stat(os.path.join(SITE, "sitecustomize.py"))  # without it, a spare would not wait
+    return os.path.abspath(found)
+
+
+class _Spare:
+    """One spare. The constructor starts its process. Raises OSError and ValueError.
+
+    `link`: the path of its program. `state`: the file of the rank.
+    """
+
+    def __init__(self, start: RankStart, link: str, state: str) -> None:
         self.start = start
+        self._is_ready = self._is_ended = False
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
-        self._is_ready = False
         with theirs:
-            order = {ORDER: f"{theirs.fileno()} {state}"}
-            own = start._replace(environ={**start.environ, **order})
-            self.process = start_rank(own, theirs.fileno())
+            try:
+                order = os.path.join(os.path.dirname(link), _ORDER)
+                with open(order, "w", encoding="utf-8") as file:
+                    file.write(f"{theirs.fileno()} {os.getpid()} {state}")
+                self.process = start_rank(start, theirs.fileno(), link=link)
+            except BaseException:
+                self._channel.close()
+                raise
 
     def is_ready(self) -> Optional[bool]:
         """Whether it has imported torch; None if it has ended."""
         try:
-            data = self._channel.recv(16)
+            data = self._channel.recv(64)
         except BlockingIOError:
             return self._is_ready
         except OSError:
             return None
-        self._is_ready = data == b"ready"
+        self._is_ready = data == f"ready {self.process.pid}".encode()
         return self._is_ready or None
 
     def release(self) -> bool:
@@ -178,11 +250,17 @@ class _Spare:
         finally:
             self._channel.close()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         if self.process.poll() is None:
+            self._is_ended = True
             self.process.kill()
-        self.process.wait()
+
+    def close(self, until: float) -> bool:
+        """Wait for its end, no longer than `until`. Return whether others have killed it."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, until - time.monotonic()))
         self._channel.close()
         for file in (self.process.stdout, self.process.stderr):
             if file is not None:
                 file.close()
+        return self.process.returncode == -signal.SIGKILL and not self._is_ended
