@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{machine.kind}, {kept.versions}, commit {results.commit()}")
     print(report(found, before))
     print(f"Kept in {results.save(kept).relative_to(results.ROOT)}.")
-    page.write(kept)
+    page.write(results.load(machine))  # with the digits that are kept
     print(f"Shown in {page.PAGE.relative_to(results.ROOT)}.")
     return int(any(isinstance(each, LeftOut) and each.failed for each in found))
 
