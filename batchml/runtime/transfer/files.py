@@ -266,7 +266,7 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
         try:
             make_folder(tree, PARTS_FOLDER, 0o700)
             with tree.folder(PARTS_FOLDER) as folder:
-                locked_name, fd = lock_part(folder, name)
+                locked_name, fd = _lock_part(folder, name)
                 return os.dup(folder), locked_name, fd
         except FileNotFoundError:
             if not left:
@@ -274,7 +274,7 @@ def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
     raise AssertionError("unreachable")
 
 
-def lock_part(parts: int, name: str) -> Tuple[str, int]:
+def _lock_part(parts: int, name: str) -> Tuple[str, int]:
     """Lock a part file, or one with a random name if that is impossible; return name and file."""
     own, is_new_mode = "", False
     while True:

@@ -12,20 +12,18 @@ import json
 import os
 import posixpath
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import (
     Any,
     Callable,
     ContextManager,
     Dict,
-    Generic,
     Iterator,
     List,
     NamedTuple,
     Optional,
     Sequence,
     Tuple,
-    TypeVar,
 )
 
 PARTS_FOLDER = ".batchml-parts"  # at the top of a tree: files that are being received
@@ -37,9 +35,6 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # no such path, or a part o
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe would wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-
-
-T = TypeVar("T")
 
 ReadAt = Callable[[int, int], bytes]  # position, length -> bytes; fewer at the end of the file
 
@@ -193,19 +188,6 @@ class Tree:
         return entries
 
 
-class _Kept(Generic[T]):
-    """A context that yields a value. It costs less than a generator."""
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def __enter__(self) -> T:
-        return self._value
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class NearTree(Tree):
     """A tree that keeps the folders open that it has opened last, for files of the same folders.
 
@@ -221,11 +203,11 @@ class NearTree(Tree):
         self._opened: Dict[str, int] = {}
 
     def folder(self, below: str) -> ContextManager[int]:
-        return _Kept(self._open(below))
+        return nullcontext(self._open(below))
 
     def parent(self, path: str) -> ContextManager[Tuple[int, str]]:
         below, _, name = path.rpartition("/")
-        return _Kept((self._open(below), name))
+        return nullcontext((self._open(below), name))
 
     def _open(self, below: str) -> int:
         fd = self._opened.pop(below, None)

@@ -53,7 +53,7 @@ from batchml.runtime.nodes.supervisor.settings import (
     without_deep_checks,
     write_verdict,
 )
-from batchml.runtime.nodes.supervisor.spares import VARIABLE as SPARES
+from batchml.runtime.nodes.supervisor.spares import are_wanted
 from batchml.runtime.package import drop_working_folder
 from batchml.runtime.processes import become_reaper, boot_id, die_with_parent, shell_code
 from batchml.runtime.processors import count_processors
@@ -141,7 +141,7 @@ class Supervisor:
         self._ranks = kind.make_ranks(
             RankContext(
                 self._selector, self.write, self._tell, temporary, self._env.output_dir, plan.logs,
-                self._position.identity.token, self._times.spares, environ.get(SPARES) == "1",
+                self._position.identity.token, self._times.spares, are_wanted(environ),
             )
         )  # fmt: skip
         group = None
@@ -230,7 +230,7 @@ class Supervisor:
             self._position.identity, self._info, run_limits, beats, self._plan.bandwidth,
             env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
             self._agent.order, self.say, NetworkCheck(self._environ, self.say, self._notice),
-            self._environ.get(SPARES) == "1",
+            are_wanted(self._environ),
         )  # fmt: skip
         self._coordinator.start(str(self._info["address"]), time.monotonic())
 

@@ -33,7 +33,7 @@ from batchml.runtime.processes import SPARE, die_with_parent, read
 from batchml.runtime.processors import SITE, available_processors
 from batchml.runtime.telemetry.usage import memory_left
 
-VARIABLE = "BATCHML_SPARES"  # "1": there are spares; also in runtime/site/sitecustomize.py
+VARIABLE = "BATCHML_SPARES"
 _ORDER = "spare-order"  # for batchml_torch: descriptor of the connection, our id, the rank's state
 _MIB = 1 << 20
 _SIZE = 384 * _MIB  # of memory for each spare that is started, and
@@ -41,6 +41,11 @@ _LEAST = 512 * _MIB  # for all else
 _TOO_LITTLE = 256 * _MIB  # memory that is left, below which spares are ended
 _LOOK_EVERY = 5.0  # seconds over which processors must have been idle
 _END_LIMIT = 5.0  # seconds; a process that is stuck in the kernel cannot be killed
+
+
+def are_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether a run asks for spares. `runtime/site/sitecustomize.py` decides the same."""
+    return environ.get(VARIABLE) == "1"
 
 
 class RankStart(NamedTuple):
