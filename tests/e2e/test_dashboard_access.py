@@ -91,6 +91,7 @@ def found_by_axe(page: Page) -> Iterator[str]:
     for width, scheme, rules in LOOKS:
         page.resize(width)
         page.scheme(scheme)
+        page.wait_for_frame()
         found = inspect(page, rules)
         for text in (*found.violations, *poor_contrasts(page, found)):
             yield f"{width} px, {scheme}: {text}"
@@ -174,7 +175,7 @@ def too_wide(page: Page) -> list[str]:
         found = page.evaluate(TOO_WIDE)
         if not found:
             break
-        page.evaluate("new Promise(requestAnimationFrame).then(() => null)")
+        page.wait_for_frame()
     return found
 
 

@@ -129,6 +129,12 @@ class Page:
             deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
 
+    def wait_for_frame(self) -> None:
+        """Wait until the page has drawn what changed: its observers of sizes have run by then."""
+        self.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+        )
+
     def scheme(self, name: str) -> None:
         """`light` or `dark`."""
         self.media(prefers_color_scheme=name)
