@@ -627,3 +627,17 @@ until(f"{sys.argv[0]}.never")
         "the main node has not sent it"
     )
     assert nodes.said()[-2] == f"batchml: node 1 (127.0.3.2) could not start its command: {why}"
+
+
+def test_a_reason_that_cannot_be_recorded_leaves_the_exit_code(tmp_path: Path) -> None:
+    """As on a full disk: the code says that another host may succeed, and the log says the rest."""
+    done = subprocess.run(
+        [sys.executable, "-m", "batchml.runtime.nodes.torchrun", "--", sys.executable, "rank.py"],
+        env={**os.environ, "BATCHML_VERDICT": str(tmp_path / "missing" / "verdict")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    why, unrecorded = done.stdout.splitlines()
+    assert why.startswith("batchml: this node's supervisor cannot work: ")
+    assert unrecorded.startswith("batchml: the reason of exit code 75 is not recorded: ")
+    assert done.stderr == ""

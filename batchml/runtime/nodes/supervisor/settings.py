@@ -110,12 +110,17 @@ def read_stop(environ: Mapping[str, str], number: int, grace: float) -> StopOrde
 def write_verdict(environ: Mapping[str, str], code: int, why: str, is_untold: bool = False) -> None:
     """Record for the entry that the runtime chose the exit code, and not the program.
 
-    `is_untold`: the main node does not know of this end.
+    `is_untold`: the main node does not know of this end. If the record cannot be written, as on a
+    full disk, the log says so, and the exit code stands by itself.
     """
     path = environ.get(VERDICT)
     if path:
         document = {"code": code, "why": why, **({"untold": True} if is_untold else {})}
-        write_atomically(path, json.dumps(document).encode())
+        try:
+            write_atomically(path, json.dumps(document).encode())
+        except OSError as error:
+            line = f"batchml: the reason of exit code {code} is not recorded: {error}\n"
+            os.write(1, line.encode())
 
 
 def command_environment(environ: Mapping[str, str]) -> Dict[str, str]:
