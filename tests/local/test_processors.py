@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from batchml.local.executors.processors import (
     MachineProcessors,
     Processor,
@@ -15,7 +13,6 @@ from batchml.local.executors.processors import (
     claimed_processors,
     find_processors,
     give_processors,
-    parse_claims,
 )
 
 FOUR = [Processor(number, (0, number)) for number in range(4)]
@@ -56,7 +53,7 @@ def test_processors_that_others_use_and_this_machine_lacks_do_no_harm() -> None:
 
 def test_processors_that_another_server_claims_at_any_moment_are_in_use() -> None:
     claimed: set[int] = set()
-    machine = MachineProcessors(FOUR, lambda: claimed)
+    machine = MachineProcessors(FOUR, claimed.intersection)
     assert machine.choose([1, 2, 3], 1) == (0,)
     claimed.add(0)  # as soon as the first attempt here has given it back
     assert machine.choose([2, 3], 1) == (1,)
@@ -69,12 +66,22 @@ def test_the_processors_of_this_process_are_found() -> None:
 
 
 def test_a_claim_is_seen_by_every_process_until_it_ends() -> None:
-    claim = claim_processors([60_001, 60_002])
-    assert claim is not None
-    assert {60_001, 60_002} <= claimed_processors()
-    claim.close()
-    assert not {60_001, 60_002} & claimed_processors()
-    assert claim_processors([]) is None
+    claims = claim_processors([60_001, 60_002])
+    assert claimed_processors([60_000, 60_001, 60_002]) == {60_001, 60_002}
+    for claim in claims:
+        claim.close()
+    assert claimed_processors([60_001, 60_002]) == set()
+    assert claim_processors([]) == []
+
+
+def test_a_processor_that_is_claimed_twice_stays_claimed_by_the_first() -> None:
+    (first,) = claim_processors([60_004])
+    second, other = claim_processors([60_004, 60_005])
+    second.close()
+    assert claimed_processors([60_004, 60_005]) == {60_004, 60_005}
+    first.close()
+    other.close()
+    assert claimed_processors([60_004, 60_005]) == set()
 
 
 def test_a_claim_ends_with_a_process_that_is_killed() -> None:
@@ -86,23 +93,10 @@ def test_a_claim_ends_with_a_process_that_is_killed() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        assert 60_003 in claimed_processors()
+        assert claimed_processors([60_003]) == {60_003}
         process.kill()
         process.wait()
-        assert 60_003 not in claimed_processors()
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Num RefCount Protocol\n", set()),
-        ("... 5 @batchml/processors/0,3/77\n... 5 @/tmp/x\n@batchml/processors/9/1\n", {0, 3, 9}),
-        ("@batchml/processors/", set()),
-        ("@batchml/processors/a,-1,,2/@batchml/processors/٣/1", {2}),
-    ],
-)
-def test_claims_of_any_form_are_read(text: str, found: set[int]) -> None:
-    assert parse_claims(text) == found
+        assert claimed_processors([60_003]) == set()
 
 
 def test_a_program_that_is_bound_uses_its_processors_and_this_thread_all_again() -> None:

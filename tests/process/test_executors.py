@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import cgroup
+from batchml.local.executors.processors import Processor, claimed_processors
 from batchml.local.executors.runner.link import INLINE
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Home
@@ -174,21 +175,17 @@ def test_an_attempt_takes_no_processor_of_another_server(rig: Rig) -> None:
 
 
 def test_the_processors_of_an_attempt_stay_claimed_when_its_server_ends(rig: Rig) -> None:
+    number = 100_000 + os.getpid()  # no other test has it
+    rig.processors = (Processor(number),)
+    rig.restart()
     task_id = rig.start(["sleep", "600"])
     rig.until(lambda: rig.started(task_id))
-    (claim,) = claims_of(rig.runner(task_id))
+    assert claimed_processors([number]) == {number}
     rig.restart()
-    assert claims_of(rig.runner(task_id)) == [claim]
-    runner = rig.runner(task_id)
+    assert claimed_processors([number]) == {number}
     rig.executor.stop(task_id)
     rig.outcome(task_id)
-    assert claims_of(runner) == []
-
-
-def claims_of(runner: int) -> list[str]:
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        names = [line.split()[-1] for line in file]
-    return [name for name in names if name.startswith("@batchml/") and name.endswith(f"/{runner}")]
+    assert claimed_processors([number]) == set()
 
 
 def test_a_missing_program_is_127_and_named(rig: Rig) -> None:

@@ -107,6 +107,7 @@ class Rig:
         self.kind = kind
         self.home = home
         self.permits = Permits()
+        self.processors = find_processors()
         self.claimed: set[int] = set()  # processors that other servers have given away
         self.change: Callable[[dict[str, Any]], None] = lambda spec: None
         self.events: list[Event] = []
@@ -124,7 +125,7 @@ class Rig:
         self.executor = AttemptSupervisor(
             self.home, self.identity, self.host.environ, self._loop, self._clock, self._heard,
             self._make_spec, ExecutorChoice(self.kind).kind,
-            processors=MachineProcessors(find_processors(), lambda: self.claimed),
+            processors=MachineProcessors(self.processors, lambda _: self.claimed),
         )  # fmt: skip
 
     def _heard(self, event: Event) -> None:

@@ -3,9 +3,10 @@
 An attempt gets as many processors as it has vCPUs, which no other attempt uses. If too few are
 free, it may use all, and the system shares them out (docs/decisions/041-processors.md).
 
-A runner claims its attempt's processors by the name of an abstract Unix socket. So the claims of
-all servers on this machine are in one list, they survive a server that is killed, and none is left
-of a runner that is gone. Source: unix(7), "Abstract sockets"; /proc/net/unix in proc(5).
+A runner claims each of its attempt's processors by the name of an abstract Unix socket. So all
+servers on this machine see the claims, they survive a server that is killed, and none is left of a
+runner that is gone. A server looks up single names: a list of all sockets takes longer the more
+programs run on the machine. Source: unix(7), "Abstract sockets".
 
 Standard library only, because runners import it.
 """
@@ -19,8 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-_CLAIM = "batchml/processors/"  # the start of a socket's name; numbers and the runner's pid follow
-_LIST = "/proc/net/unix"
+_CLAIM = "\0batchml/processors/"  # the start of a socket's name; the number follows
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
 
@@ -69,34 +69,39 @@ def choose_processors(
     return tuple(sorted(each.number for each in chosen[:count]))
 
 
-def claimed_processors() -> set[int]:
-    """The processors that runners of any server on this machine have claimed."""
+def claimed_processors(numbers: Iterable[int]) -> set[int]:
+    """Those of `numbers` that runners of any server on this machine have claimed."""
     try:
-        return parse_claims(_read(_LIST))
-    except OSError:
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:  # this process has too many open files
         return set()
+    with probe:
+        return {number for number in numbers if _is_claimed(probe, number)}
 
 
-def parse_claims(text: str) -> set[int]:
-    """The claims in the text of /proc/net/unix, where `@` begins the name of an abstract socket."""
-    found: set[int] = set()
-    for part in text.split(f"@{_CLAIM}")[1:]:
-        numbers = part.partition("/")[0]
-        found.update(int(word) for word in numbers.split(",") if word.isascii() and word.isdigit())
-    return found
+def _is_claimed(probe: socket.socket, number: int) -> bool:
+    try:
+        probe.connect(f"{_CLAIM}{number}")
+    except OSError:
+        return False
+    return True
 
 
 class MachineProcessors(NamedTuple):
-    """The processors that a server may give to attempts. `claimed` are those that are in use."""
+    """The processors that a server may give to attempts. `claimed` returns those of the given ones
+    that are in use.
+    """
 
     own: Sequence[Processor] = ()
-    claimed: Callable[[], set[int]] = claimed_processors
+    claimed: Callable[[Iterable[int]], set[int]] = claimed_processors
 
     def choose(self, used: Iterable[int], count: int) -> tuple[int, ...]:
         """As `choose_processors`. `used` are those of this server's attempts, some of which have
         not claimed them yet.
         """
-        return choose_processors(self.own, self.claimed().union(used), count)
+        taken = set(used)
+        others = (each.number for each in self.own if each.number not in taken)
+        return choose_processors(self.own, taken | self.claimed(others), count)
 
 
 def give_processors(spec: dict[str, Any], processors: Sequence[int]) -> None:
@@ -106,17 +111,19 @@ def give_processors(spec: dict[str, Any], processors: Sequence[int]) -> None:
         spec["config"]["HostConfig"]["CpusetCpus"] = ",".join(map(str, processors))
 
 
-def claim_processors(processors: Sequence[int]) -> socket.socket | None:
-    """Claim an attempt's processors until the socket is closed; None where that is impossible."""
-    if not processors:
-        return None
-    name = f"\0{_CLAIM}{','.join(map(str, processors))}/{os.getpid()}"
-    try:
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        claim.bind(name)
-    except OSError:
-        return None  # other servers do not see the claim
-    return claim
+def claim_processors(processors: Iterable[int]) -> list[socket.socket]:
+    """Claim an attempt's processors until the sockets are closed. A processor that two servers have
+    given away at the same moment is claimed once.
+    """
+    claims = []
+    for number in processors:
+        try:
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            claims.append(claim)
+            claim.bind(f"{_CLAIM}{number}")
+        except OSError:
+            pass  # other servers do not see this claim
+    return claims
 
 
 @contextmanager

@@ -99,14 +99,14 @@ class Runner:
         io = AttemptIo(self._link, folder, task_id, record, message.get("quick", False))
         report: dict[str, Any] = {"task_id": task_id}
         ended: dict[str, Any] = {}
-        claim = claim_processors(spec.get("processors", ()))
+        claims = claim_processors(spec.get("processors", ()))
         try:
             ended = self._kind.run(spec, io)
         except AttemptWithdrawn as error:
             report["withdrawn"] = str(error)
         finally:
             self._kill()
-            if claim is not None:
+            for claim in claims:
                 claim.close()
         ended["log"], reason = io.close()
         if reason:
