@@ -29,6 +29,22 @@ _RECENT = 500  # runs
 _MOST_ALIKE = 300  # runs of one name
 _MOST = 1024 * 1024  # bytes of a line
 
+# The index has the runs in the order of environment and project: each step seeks the next pair.
+_PROJECTS = """
+    WITH RECURSIVE envs (env) AS (
+        SELECT min(env) FROM runs UNION ALL
+        SELECT (SELECT min(env) FROM runs WHERE env > envs.env) FROM envs WHERE env IS NOT NULL
+    ), pairs (env, project) AS (
+        SELECT env, '' FROM envs WHERE env IS NOT NULL UNION ALL
+        SELECT env, (
+            SELECT min(project) FROM runs WHERE env = pairs.env AND project > pairs.project
+        ) FROM pairs WHERE project IS NOT NULL
+    )
+    SELECT project FROM pairs WHERE project != '' GROUP BY project ORDER BY max(
+        (SELECT max(place) FROM runs WHERE env = pairs.env AND project = pairs.project)
+    ) DESC
+"""
+
 if TYPE_CHECKING:
     from batchml.history_index import IndexedRun, RunIndex
 
@@ -145,10 +161,7 @@ class History:
 
     def projects(self) -> list[str]:
         """The projects of all runs, those of the newest runs first."""
-        rows = self._opened().query(
-            "SELECT project FROM runs WHERE project != '' GROUP BY project ORDER BY max(place) DESC"
-        )
-        return [project for (project,) in rows]
+        return [project for (project,) in self._opened().query(_PROJECTS)]
 
     def metric_names(self, env: str) -> set[str]:
         """The names of the metrics of the runs of an environment; of children without a number."""
@@ -279,9 +292,18 @@ class _OpenHistory:
         if self._descriptor is not None:
             os.close(self._descriptor)
 
-    def walk(self, scope: Mapping[str, str], condition: str, values: Sequence[Any] = ()) -> "_Rows":
+    def walk(
+        self,
+        scope: Mapping[str, str],
+        condition: str,
+        values: Sequence[Any] = (),
+        *,
+        by_place: bool = False,
+    ) -> "_Rows":
         """The runs for which an SQL condition holds, the newest first; see `RunIndex.walk`."""
-        return self._index.walk(scope, condition, values) if self._index else iter(())
+        if self._index is None:
+            return iter(())
+        return self._index.walk(scope, condition, values, by_place=by_place)
 
     def find(self, condition: str, values: Sequence[Any] = (), by: str = "") -> "_Rows":
         return self._index.find(condition, values, by) if self._index else iter(())
@@ -416,6 +438,15 @@ class RunQuery(Struct, frozen=True):
     commit: str = ""
     with_sweeps: bool = False
 
+    @property
+    def is_of_places(self) -> bool:
+        """Whether the condition has a list of the places of the runs that may match."""
+        return bool(self.metrics) or (bool(self.statuses) and not self._ends)
+
+    @property
+    def _ends(self) -> list[str]:
+        return [each for each in ("SUCCEEDED", "FAILED") if each in self.statuses]
+
     def to_sql(self) -> tuple[str, list[Any]]:
         """The condition for all fields but the project."""
         parts, values = ["job_id != ''"], list[Any]()
@@ -429,15 +460,14 @@ class RunQuery(Struct, frozen=True):
             parts.append("(name = ? OR key = ? OR substr(job_name, 1, length(?)) = ?)")
             values += [self.name, self.name.rpartition("-")[2], self.name, self.name]
         if self.statuses:
-            ends = [each for each in ("SUCCEEDED", "FAILED") if each in self.statuses]
-            marks = ", ".join("?" * len(ends))
+            marks = ", ".join("?" * len(self._ends))
             parts.append(
                 f"(status IN ('', {marks}) OR moved != '')"
-                if ends
+                if self._ends
                 else "place IN (SELECT place FROM runs WHERE status = ''"
                 " UNION ALL SELECT place FROM runs WHERE moved != '')"
             )
-            values += ends
+            values += self._ends
         for bound in self.metrics:
             text, needed = bound.to_sql()
             parts.append(text)
@@ -463,16 +493,13 @@ class HistoryRecords:
     def __init__(self, history: _OpenHistory, env: str | None) -> None:
         self._history = history
         self._env = env
-        self._read: dict[str, Record | None] = {}
 
     def get(self, job_id: str) -> Record | None:
-        if job_id not in self._read:
-            condition, values = "job_id != '' AND job_id = ?", [job_id]
-            if self._env is not None:
-                condition, values = f"{condition} AND +env = ?", [job_id, self._env]
-            row = next(self._history.find(condition, values), None)
-            self._read[job_id] = self._history.record(row) if row else None
-        return self._read[job_id]
+        condition, values = "job_id != '' AND job_id = ?", [job_id]
+        if self._env is not None:
+            condition, values = f"{condition} AND +env = ?", [job_id, self._env]
+        row = next(self._history.find(condition, values), None)
+        return self._history.record(row) if row else None
 
     def __iter__(self) -> Iterator[Record]:
         return self.matching(RunQuery())
@@ -480,7 +507,27 @@ class HistoryRecords:
     def matching(self, query: RunQuery) -> Iterator[Record]:
         """The records that match, the newest first, and perhaps some that do not."""
         scope = _scope(self._env, query.project)
-        return self._history.records(self._history.walk(scope, *query.to_sql()))
+        rows = self._history.walk(scope, *query.to_sql(), by_place=query.is_of_places)
+        return self._history.records(rows)
+
+    def nth_value(self, query: RunQuery, metric: MetricBound, number: int) -> float | None:
+        """The value of a metric that so many of the runs that may match reach, as the index knows.
+
+        `metric`: one column, with the sign ">=" for the greatest values, "<=" for the least. None
+        if fewer runs have a value.
+        """
+        (column,), (condition, values) = metric.columns, query.to_sql()
+        scope = _scope(self._env, query.project)
+        parts = [*(f"{name} = ?" for name in scope), f"({condition})", f"{column} IS NOT NULL"]
+        parts += [] if query.with_sweeps else ["is_listed"]
+        rows = self._history.query(
+            f"SELECT {column} FROM metrics CROSS JOIN runs USING (place)"
+            " WHERE metric = (SELECT number FROM metric_names WHERE name = ?)"
+            f" AND {' AND '.join(parts)}"
+            f" ORDER BY {column} {'DESC' if metric.sign == '>=' else ''} LIMIT 1 OFFSET ?",
+            (metric.name, *scope.values(), *values, number - 1),
+        )
+        return rows[0][0] if rows else None
 
     def of_others(self, query: RunQuery) -> dict[str, int]:
         """The number of runs that match and that `ls` lists, by project, of other projects."""

@@ -33,7 +33,7 @@ _PART = 1024 * 1024  # bytes that are read at once
 _SEEN = 4 * 1024 * 1024  # bytes that say which keys a new index has already
 _MOST_KEPT = 20_000  # changed runs in memory
 _BUSY_LIMIT = 20.0  # seconds for which another process may take in lines
-_FIRST, _PAGE = 128, 65_536  # runs that are looked up at first, and at most, at once
+_FIRST, _PAGE = 128, 16_384  # runs that are looked up at first, and at most, at once
 _LINE = struct.Struct("<QI")  # place and length of a line
 
 _TABLES = """
@@ -173,13 +173,20 @@ class RunIndex:
                 self._update(descriptor, state)
 
     def walk(
-        self, scope: Mapping[str, str], condition: str, values: Sequence[Any] = ()
+        self,
+        scope: Mapping[str, str],
+        condition: str,
+        values: Sequence[Any] = (),
+        *,
+        by_place: bool = False,
     ) -> Iterator[IndexedRun]:
         """The runs for which an SQL condition holds, the newest first, some at a time.
 
-        `scope`: values of `env`, or of `env` and `project`.
+        `scope`: values of `env`, or of `env` and `project`. `by_place`: the condition has a list of
+        places, so that only these rows are read.
         """
-        index = {0: "NOT INDEXED", 1: "INDEXED BY by_env", 2: "INDEXED BY by_project"}[len(scope)]
+        indexes = ("NOT INDEXED", "INDEXED BY by_env", "INDEXED BY by_project")
+        index = indexes[0 if by_place else len(scope)]
         parts = [*(f"{name} = ?" for name in scope), f"({condition})", "place < ?"]
         text = (
             f"SELECT {_COLUMNS} FROM runs {index} WHERE {' AND '.join(parts)} "

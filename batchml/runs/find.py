@@ -93,24 +93,29 @@ class NewestRuns(NamedTuple):
     left_out: SkippedRuns
 
 
-def find(context: Context, wanted: RunFilter, limit: int | None) -> NewestRuns:
-    """The newest `limit` runs that match the filter; all without a limit."""
+def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
+    """The newest `limit` runs that match the filter."""
+    left_out = SkippedRuns()
+    newest = list(islice(find_all(context, wanted, left_out), limit + 1))
+    return NewestRuns(newest[:limit], len(newest) > limit, left_out)
+
+
+def find_all(
+    context: Context, wanted: RunFilter, left_out: SkippedRuns | None = None
+) -> Iterator[FoundRun]:
+    """The runs that match the filter, the newest first. `left_out` is filled, as in `search`."""
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
     now = int(context.clock.now() * 1000)
-    left_out = SkippedRuns()
-    found = search(
-        api, context.history, context.env, queues, wanted, _measure(context), now, left_out,
-        lambda runs: with_trials(context, runs),
-    )  # fmt: skip
     try:
-        newest = list(found if limit is None else islice(found, limit + 1))
+        yield from search(
+            api, context.history, context.env, queues, wanted, _measure(context), now, left_out,
+            lambda runs: with_trials(context, runs),
+        )  # fmt: skip
     except ServiceError as error:
         if error.operation == "ListJobs":
             check_queues(api, [wanted.queue] if wanted.queue else [])
         raise
-    has_more = limit is not None and len(newest) > limit
-    return NewestRuns(newest[:limit], has_more, left_out)
 
 
 def _measure(context: Context) -> Callable[[Run, Record], Record]:
@@ -150,10 +155,11 @@ def load_runs(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
     history, now = context.history, int(context.clock.now() * 1000)
     records = history.records(context.env)
     described = context.describe(list(dict.fromkeys(job_ids)))
-    keep_ends(history, filter(None, map(records.get, described)), described)
+    known = {job_id: records.get(job_id) for job_id in {*job_ids, *described}}
+    keep_ends(history, filter(None, map(known.get, described)), described)
     found = []
     for job_id in job_ids:
-        run, record = described.get(job_id), records.get(job_id)
+        run, record = described.get(job_id), known[job_id]
         if run is not None and record is not None and record.failures:
             run = msgspec.structs.replace(run, failures=record.failures)
         elif run is not None:

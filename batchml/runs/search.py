@@ -338,10 +338,11 @@ def search(
     """
     left_out = SkippedRuns() if left_out is None else left_out
     records = history.records(env)
-    newest: dict[str, str] = {}  # key -> the newest job of the run: a run that moves has several
+    newest: dict[str, str] = {}  # key -> the newest job of a run that may move: it has several
 
     def note_newest(found: FoundRun) -> FoundRun:
-        newest.setdefault(found.key, found.job_id)
+        if found.record is None or found.record.fallback or found.record.moved:
+            newest.setdefault(found.key, found.job_id)
         return found
 
     candidates = (
@@ -362,7 +363,7 @@ def search(
                 if filters.leaves_out_sweeps and found.sweep:
                     left_out.sweeps.add(found.sweep)
                     continue
-                is_superseded = filters.queue or newest[found.key] != found.job_id
+                is_superseded = filters.queue or newest.get(found.key, found.job_id) != found.job_id
                 if found.has_moved and is_superseded:
                     continue
                 if filters.leaves_out_workers and found.is_worker:
@@ -377,12 +378,12 @@ def search(
 
 def _count_others(records: HistoryRecords, filters: RunFilter, left_out: SkippedRuns) -> None:
     """Add the runs of other projects that only the history has."""
-    for project, count in records.of_others(_to_query(filters)).items():
+    for project, count in records.of_others(to_query(filters)).items():
         left_out.passed += count
         left_out.of_projects[project] = left_out.of_projects.get(project, 0) + count
 
 
-def _to_query(filters: RunFilter) -> RunQuery:
+def to_query(filters: RunFilter) -> RunQuery:
     """The part of a filter that the index of the history knows; other runs do not match either."""
     statuses = set[str]()
     for state in filters.states:
@@ -392,7 +393,7 @@ def _to_query(filters: RunFilter) -> RunQuery:
             statuses |= {JobStatus.SUCCEEDED.value, JobStatus.FAILED.value}
     return RunQuery(
         filters.project, filters.queue, filters.name, filters.since, frozenset(statuses),
-        tuple(_to_bound(each) for each in filters.metrics if not isnan(each.bound)),
+        tuple(to_bound(each) for each in filters.metrics if not isnan(each.bound)),
         filters.tags, filters.params, filters.commit, not filters.leaves_out_sweeps,
     )  # fmt: skip
 
@@ -403,7 +404,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _to_bound(condition: MetricCondition) -> MetricBound:
+def to_bound(condition: MetricCondition) -> MetricBound:
     name = child_of(condition.name)[0]
     return MetricBound(name, _COLUMNS[condition.function], condition.sign, condition.bound)
 
@@ -462,11 +463,13 @@ def _candidates(
             if left_out.passed >= MAX_OTHERS:
                 left_out.is_cut = True
                 return
-            yield FoundRun(run, records.get(run.job_id))
+            record = records.get(run.job_id)
+            # The record of its end has more than ListJobs returns.
+            yield FoundRun(run_from_record(record) or run, record)
 
     kept = (
         FoundRun(run_from_record(record), record)
-        for record in records.matching(_to_query(filters))
+        for record in records.matching(to_query(filters))
         if record.at >= filters.since
     )
     seen: set[str] = set()
@@ -503,7 +506,7 @@ def describe_candidates(
         )  # fmt: skip
     return [
         FoundRun(known and _with_start(known, starts), each.record)
-        for each in map(_with_recorded_end, candidates)
+        for each in candidates
         for known in [
             described.get(each.job_id) or each.run or run_from_history(api, each.record, now)
         ]
@@ -512,7 +515,7 @@ def describe_candidates(
 
 def _lacks_start(found: FoundRun, now: int) -> bool:
     """True for an array whose start is not in the history but may be in AWS Batch."""
-    run = _with_recorded_end(found).run
+    run = found.run
     size = (run.array_size if run else 0) or (found.record.array_size if found.record else 0)
     if not size or found.created_at < now - LOST_AFTER:
         return False
@@ -524,11 +527,6 @@ def _lacks_start(found: FoundRun, now: int) -> bool:
 def _with_start(run: Run, starts: Mapping[str, int]) -> Run:
     start = starts.get(run.job_id)
     return replace(run, started_at=start) if start and not run.started_at else run
-
-
-def _with_recorded_end(found: FoundRun) -> FoundRun:
-    """The run as its record describes its end, which has more than ListJobs returns."""
-    return FoundRun(run_from_record(found.record) or found.run, found.record)
 
 
 def _needs_no_call(found: FoundRun) -> bool:

@@ -27,6 +27,7 @@ _WEEK = 100  # runs of the last week, whatever the size: what `cost` sums
 _HISTORY = {
     "ls": ["ls"],
     "metric": ["ls", "--metric", "acc>2"],  # no run has it: all are compared
+    "sort": ["ls", "--sort=-acc"],
     "running": ["ls", "--status", "RUNNING"],
     "show": ["show", "@last"],
     "cost": ["cost"],

@@ -8,9 +8,9 @@ from batchml.runs.compare.columns import (
     DEFAULT,
     FACTS,
     KnownNames,
+    first_runs,
     known_names,
     read_column,
-    sort_runs,
     to_rows,
 )
 from batchml.runs.compare.facts import describe_unused, unused_params
@@ -62,7 +62,7 @@ def test_a_metric_whose_last_value_is_not_finite_says_so_and_sorts_last() -> Non
     assert cells("acc", found(metrics={}, ranges={})) == [""]
     acc = read_column("acc", "--sort", KNOWN)
     for descending in (False, True):
-        (_, last) = sort_runs([diverged, found()], acc, NOW, descending=descending)
+        (_, last) = first_runs(9, [diverged, found()], acc, NOW, descending=descending)
         assert last is diverged
 
 
@@ -108,8 +108,8 @@ def test_runs_without_a_value_come_last_in_either_direction() -> None:
         found("c", metrics={"acc": 0.75}), found("d", metrics={"acc": 0.25}),
     ]  # fmt: skip
     column = read_column("acc", "--sort", KNOWN)
-    assert [each.job_id for each in sort_runs(runs, column, NOW)] == ["d", "a", "c", "b"]
-    assert [each.job_id for each in sort_runs(runs, column, NOW, descending=True)] == [
+    assert [each.job_id for each in first_runs(9, runs, column, NOW)] == ["d", "a", "c", "b"]
+    assert [each.job_id for each in first_runs(9, runs, column, NOW, descending=True)] == [
         "c", "a", "d", "b",
     ]  # fmt: skip
 
@@ -117,4 +117,4 @@ def test_runs_without_a_value_come_last_in_either_direction() -> None:
 def test_numbers_are_sorted_as_numbers_and_before_texts() -> None:
     runs = [found(str(value), params={"lr": value}) for value in ("auto", 10, 9, True)]
     column = read_column("lr", "--sort", KNOWN)
-    assert [each.job_id for each in sort_runs(runs, column, NOW)] == ["True", "9", "10", "auto"]
+    assert [each.job_id for each in first_runs(9, runs, column, NOW)] == ["True", "9", "10", "auto"]

@@ -18,7 +18,7 @@ from batchml.history import History, HistoryRecords, IndexNotice
 from batchml.model.group import is_listed
 from batchml.model.run import JobStatus, MetricRange, Record, Run, RunName, run_from_record
 from batchml.runs.metrics.conditions import MetricCondition
-from batchml.runs.search import FoundRun, RunFilter, _to_query, lacks_ranges, matches
+from batchml.runs.search import FoundRun, RunFilter, lacks_ranges, matches, to_query
 from tests.support.fakes import FakeClock
 from tests.support.known_runs import KnownList
 
@@ -148,6 +148,8 @@ def take(history: History, step: str, number: int, other: int) -> None:
 
 
 def check(history: History, again: History) -> None:
+    every = [name for env in ("local", "dev") for _, name in reference(history.path, env)]
+    assert set(again.projects()) == {each.project for each in every if each.project}
     for env in ("local", "dev"):
         kept = reference(history.path, env)
         assert again.newest_first(env) == [record for record, _ in kept if record is not None]
@@ -166,7 +168,7 @@ def check(history: History, again: History) -> None:
             MetricCondition("loss", ">", 1.0), MetricCondition("loss", "<=", 0.0, "min"),
             MetricCondition("loss:1", "=", 0.0), MetricCondition("loss", "!=", 2.0, "best"),
         ):  # fmt: skip
-            may = list(records.matching(_to_query(RunFilter(metrics=(condition,)))))
+            may = list(records.matching(to_query(RunFilter(metrics=(condition,)))))
             for each in whole:
                 is_read = each.measured and not (
                     condition.function != "last" and lacks_ranges(each)
@@ -182,7 +184,7 @@ def check(history: History, again: History) -> None:
             "metric": {name for each in listed for name in (*each.metrics, *each.patterns)},
         } == {kind: each & theirs for kind, each in columns.items()}
         for status in ("RUNNING", "FAILED"):
-            query = _to_query(RunFilter(states=frozenset({status}), project="vision"))
+            query = to_query(RunFilter(states=frozenset({status}), project="vision"))
             may = list(records.matching(query))
             of_project = [each for each in whole if each.project == "vision"]
             wanted = [each for each in of_project if each.status == status]
@@ -198,7 +200,7 @@ def known_of(records: Sequence[Record]) -> set[str]:
 def check_filters(records: HistoryRecords, whole: Sequence[Record]) -> None:
     """The index leaves out no run that matches, and none whose end is not known."""
     for filters in FILTERS:
-        may = [each.job_id for each in records.matching(_to_query(filters))]
+        may = [each.job_id for each in records.matching(to_query(filters))]
         for each in whole:
             found = FoundRun(run_from_record(each), each)
             is_open = not each.has_ended and not each.lost
@@ -220,7 +222,7 @@ def test_of_many_runs_the_index_finds_those_with_a_tag_a_parameter_and_a_commit(
     for filters in (
         RunFilter(tags={"team": "t"}), RunFilter(params={"lr": "2e-1"}), RunFilter(commit="ffff"),
     ):  # fmt: skip
-        assert [each.at for each in records.matching(_to_query(filters))] == [301, 300]
+        assert [each.at for each in records.matching(to_query(filters))] == [301, 300]
 
 
 def test_an_index_that_takes_long_is_said_with_what_it_has_read(history: History) -> None:

@@ -35,11 +35,11 @@ from batchml.runs.compare.columns import (
     metric_column,
     param_column,
     read_column,
-    sort_runs,
     to_rows,
 )
 from batchml.runs.compare.facts import describe_unused, unused_params
-from batchml.runs.find import find, measure_runs
+from batchml.runs.compare.first import find_first
+from batchml.runs.find import find, find_all, measure_runs
 from batchml.runs.groups.members import record_bills
 from batchml.runs.metrics.conditions import MetricValue, read_condition
 from batchml.runs.metrics.series import NO_METRICS
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from batchml.context import Context
     from batchml.model.run import Record
+    from batchml.runs.compare.columns import KnownNames
 
 
 @app.command(epilog="Example: batchml ls --status RUNNING --tag team=vision")
@@ -134,14 +135,21 @@ def ls(
         include_workers=workers,
         project="" if all_ else context.project,
     )
-    found, more, left_out = find(context, wanted, limit if sort is None else None)
-    chosen, key = _read_columns(context, found, wanted, columns, sort)
-    found = _complete(context, found, [*chosen, *key])
+    if sort is None:
+        key = None
+        found, more, left_out = find(context, wanted, limit)
+    else:
+        key = _sort_column(context, wanted, sort.removeprefix("-"))
+        by = key
+        found, more, left_out = find_first(
+            context.history, context.env, lambda *words: find_all(context, *words),
+            lambda runs: _complete(context, runs, [by]), wanted, limit, by, now,
+            descending=sort.startswith("-"),
+        )  # fmt: skip
+    chosen = _read_columns(context, found, wanted, columns, key)
+    found = _complete(context, found, [each for each in chosen if each is not key])
     if context.settings.is_local:  # in AWS a call for it would make `ls` slower: `top` shows it
         found = _with_idleness(context, found, now)
-    if sort is not None:
-        found = sort_runs(found, key[0], now, descending=sort.startswith("-"))
-        found, more = found[:limit], len(found) > limit
     if json_:
         print_json([found_json(context, each) for each in found])
         return
@@ -184,25 +192,38 @@ def _read_columns(
     found: "Sequence[FoundRun]",
     wanted: RunFilter,
     columns: str | None,
-    sort: str | None,
-) -> tuple[list[Column], list[Column]]:
-    """The columns of the table, and the column to sort by, if there is one. Raises UsageError.
+    key: Column | None,
+) -> list[Column]:
+    """The columns of the table. Raises UsageError.
 
-    Without `columns` the table has the usual ones, and those of the filter and of `sort`.
+    Without `columns` the table has the usual ones, those of the filter, and `key`, by which it is
+    sorted.
     """
+    if columns is not None:
+        known = _known_names(context, found, wanted)
+        return [read_column(name, "--columns", known) for name in columns.split(",")]
     chosen = [FACTS[name] for name in DEFAULT]
     chosen += [FACTS["project"]] if not wanted.project else []
     chosen += [metric_column(each) for each in dict.fromkeys(wanted.values)]
     chosen += [param_column(name) for name in wanted.params]
-    if columns is None and sort is None:
-        return chosen, []
+    is_new = key is not None and key.heading not in {column.heading for column in chosen}
+    return [*chosen, key] if key is not None and is_new else chosen
+
+
+def _sort_column(context: "Context", wanted: RunFilter, word: str) -> Column:
+    """The column to sort by. Raises UsageError."""
+    try:
+        return read_column(word, "--sort", _known_names(context, (), wanted))
+    except UsageError:  # perhaps a name that only runs of sweeps have, or runs from elsewhere
+        found = find_all(context, wanted)
+        return read_column(word, "--sort", _known_names(context, found, wanted))
+
+
+def _known_names(
+    context: "Context", found: "Iterable[FoundRun]", wanted: RunFilter
+) -> "KnownNames":
     kept = context.history.column_names(context.env, wanted.project)
-    known = known_names(found, kept["param"], kept["metric"])
-    key = [read_column(sort.removeprefix("-"), "--sort", known)] if sort is not None else []
-    if columns is not None:
-        return [read_column(name, "--columns", known) for name in columns.split(",")], key
-    headings = {column.heading for column in chosen}
-    return [*chosen, *(column for column in key if column.heading not in headings)], key
+    return known_names(found, kept["param"], kept["metric"])
 
 
 def _with_labels(context: "Context", column: Column, found: "Sequence[FoundRun]") -> Column:

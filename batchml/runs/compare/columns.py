@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import NamedTuple
 
@@ -231,20 +232,22 @@ def _listed(what: str, names: Iterable[str]) -> str:
     return f"; {what}: {', '.join(shown[:_LISTED])}{more}" if shown else ""
 
 
-def sort_runs(
-    runs: Iterable[FoundRun], column: Column, now_ms: int, *, descending: bool = False
+def first_runs(
+    count: int, runs: Iterable[FoundRun], column: Column, now_ms: int, *, descending: bool = False
 ) -> list[FoundRun]:
-    """The runs by a column, numbers before texts; runs without a value are the last."""
-    valued = [(column.value(each, now_ms), each) for each in runs]
-    known = [(value, each) for value, each in valued if value is not None]
-    known.sort(key=lambda pair: _sort_key(pair[0]), reverse=descending)
-    return [each for _, each in known] + [each for value, each in valued if value is None]
+    """The first `count` runs by a column, numbers before texts; no more are kept in memory.
 
+    Runs without a value are the last; runs with the same value stay in their order.
+    """
 
-def _sort_key(value: Value) -> tuple[bool, float, str]:
-    if isinstance(value, str):
-        return True, 0.0, value
-    return False, float(value or 0), ""
+    def rank(found: FoundRun) -> tuple[bool, bool, float, str]:
+        value = column.value(found, now_ms)
+        is_last = (value is None) is not descending
+        return (is_last, True, 0.0, value) if isinstance(value, str) else (
+            is_last, False, float(value or 0), ""
+        )  # fmt: skip
+
+    return (nlargest if descending else nsmallest)(count, runs, key=rank)
 
 
 def to_rows(columns: Sequence[Column], runs: Iterable[FoundRun], now_ms: int) -> list[list[str]]:
