@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Optional
 
 # Programs that a container engine may start as process 1, with the entry as their only child.
 INITS = frozenset(["docker-init", "tini", "catatonit", "dumb-init", "podman-init"])
@@ -22,6 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IN_MODIFY = 2  # linux/inotify.h
 _IS_LINUX = sys.platform.startswith("linux")
 _SIGNAL_SIZE = 128  # bytes of one signalfd_siginfo
+_DEFAULTS = [int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}]
 
 
 def become_reaper() -> bool:
@@ -31,10 +33,47 @@ def become_reaper() -> bool:
     return bool(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
+@lru_cache(maxsize=None)
 def _libc() -> Any:
     import ctypes
 
     return ctypes.CDLL(None, use_errno=True)
+
+
+def spawn(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    output: int,
+    mask: Optional[Collection[int]] = None,
+) -> int:
+    """Start a program in its own session, with no signal ignored; its pid. It is searched for on
+    the PATH in `environ`. Its standard output and errors go to the descriptor `output`.
+
+    `mask`: the signals that it blocks, by default those of this thread. Raises OSError, ValueError,
+    and NotImplementedError if this Python was built for a C library that cannot make sessions.
+    """
+    more: dict[str, Any] = {} if mask is None else {"setsigmask": mask}
+    actions: list[Any] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, output, 2),
+    ]
+    before = os.environ.get("PATH")
+    _set_path(environ.get("PATH"))  # the C library searches on it, and not on the program's
+    try:
+        return os.posix_spawnp(
+            command[0], list(command), environ, file_actions=actions, setsid=True,
+            setsigdef=_DEFAULTS, **more,
+        )  # fmt: skip
+    finally:
+        _set_path(before)
+
+
+def _set_path(path: Optional[str]) -> None:
+    if path is None:
+        os.environ.pop("PATH", None)
+    elif os.environ.get("PATH") != path:
+        os.environ["PATH"] = path
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Dict, List
 
+from batchml.runtime.processes import read
 from batchml.runtime.protocol.launch import VCPUS
 
 # How many threads one process starts to compute. A value of OMP_NUM_THREADS that the job or its
@@ -101,22 +103,27 @@ def divide(environ: Mapping[str, str], processes: int) -> Dict[str, str]:
 
 def available_processors() -> int:
     """The processors that this process may use, by its affinity and its control group."""
-    root = "/sys/fs/cgroup"
     try:
         count = float(len(os.sched_getaffinity(0)))
     except AttributeError:  # not Linux
         count = float(os.cpu_count() or 1)
-    quota = _numbers(f"{root}/cpu.max") or (
-        _numbers(f"{root}/cpu/cpu.cfs_quota_us") + _numbers(f"{root}/cpu/cpu.cfs_period_us")
-    )
+    quota = _quota()
     if len(quota) == 2 and quota[0] > 0 and quota[1] > 0:
         count = min(count, quota[0] / quota[1])
     return max(1, int(count))
 
 
+@lru_cache(maxsize=None)
+def _quota() -> List[float]:
+    """The quota of this process's control group and its period, in microseconds."""
+    root = "/sys/fs/cgroup"
+    return _numbers(f"{root}/cpu.max") or (
+        _numbers(f"{root}/cpu/cpu.cfs_quota_us") + _numbers(f"{root}/cpu/cpu.cfs_period_us")
+    )
+
+
 def _numbers(path: str) -> List[float]:
     try:
-        with open(path, encoding="ascii") as file:
-            return [float(word) for word in file.read().split() if word != "max"]
-    except (OSError, ValueError):
+        return [float(word) for word in read(path).split() if word != "max"]
+    except ValueError:
         return []

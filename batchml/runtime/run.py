@@ -12,14 +12,13 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
 from batchml.runtime.entry.attempt import AttemptPlugins, Output, RunningAttempt
+from batchml.runtime.entry.command import Program, copy_output
 from batchml.runtime.entry.fetch import (
     IN_FILE,
     BadArchive,
@@ -48,7 +47,7 @@ from batchml.runtime.entry.working_folder import (
     watch_working_folder,
 )
 from batchml.runtime.package import drop_working_folder
-from batchml.runtime.processes import become_reaper, kill_descendants, shell_code
+from batchml.runtime.processes import become_reaper, shell_code
 from batchml.runtime.processors import count_processors, with_processors
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -57,7 +56,7 @@ from batchml.runtime.protocol.exit_codes import (
     TRY_ELSEWHERE,
 )
 from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
-from batchml.runtime.protocol.log_marks import LineSplitter, end_mark
+from batchml.runtime.protocol.log_marks import end_mark
 from batchml.runtime.protocol.variables import (
     DATA,
     DATA_CACHE,
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY = 10.0  # seconds after which a progress bar is printed as a line
 FIRST_TICK = 0.05  # seconds from the start of the plug-ins: a short command needs no tick
-_READ = 65_536
 _HINTS = {  # after the error of a program that cannot be started
     errno.E2BIG: ": Linux takes 128 KiB of one argument or variable, and about 2 MiB of all",
     errno.ENOEXEC: ": a script needs a first line with its interpreter, such as #!/bin/sh",
@@ -369,15 +367,15 @@ class _Attempt:
             keeper = self._keeper
             plugins.add("the keeper of the working folder", lambda: keeper)
         supervised = self._supervise()
-        process = self._start(supervised)
+        program = self._start(supervised)
         if supervised is not None:
-            self._watch_supervisor(supervised, process.pid, running, plugins)
+            self._watch_supervisor(supervised, program.pid, running, plugins)
         outputs = None
         if sends_outputs:
             output_store = open_store(env.store, self._environ)
             outputs = OutputSender(env.output_dir, output_store, output_prefix(self._environ))
             outputs.start()
-        code = _copy(process, self._signals.wake, output, running, plugins, self._trial)
+        code = copy_output(program, self._signals.wake, output, running, plugins, self._trial)
         running.code = shell_code(code)
         plugins.finish()
         left = self._working.describe_leftovers() if self._working and not self._keeper else ""
@@ -406,21 +404,12 @@ class _Attempt:
 
             tell_main_node(self._environ, verdict.news, self._signals.wait_for_stop)
 
-    def _start(self, supervised: Optional[SupervisedCommand]) -> subprocess.Popen[bytes]:
+    def _start(self, supervised: Optional[SupervisedCommand]) -> Program:
         if supervised is not None:  # it divides the processors among the processes that it starts
-            command, environ = supervised.command, supervised.environ
-        else:
-            command = self._command
-            environ = with_processors(self._environ, count_processors(self._environ))
-        with signals_blocked() if supervised else nullcontext():
-            return subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with signals_blocked():
+                return Program(supervised.command, supervised.environ)
+        processors = count_processors(self._environ)
+        return Program(self._command, with_processors(self._environ, processors))
 
     def _supervise(self) -> Optional[SupervisedCommand]:
         """The supervisor that is started instead of the command; None for a plain command."""
@@ -477,83 +466,6 @@ def _report_outputs(problems: Sequence[str], output: Output) -> None:
         output.say(f"batchml: {len(problems)} outputs could not be kept:")
     for line in problems[:_NAMED_OUTPUTS]:
         output.say(f"batchml:   {line}")
-
-
-def _copy(
-    process: subprocess.Popen[bytes],
-    wake: int,
-    output: Output,
-    running: RunningAttempt,
-    plugins: AttemptPlugins,
-    trial: Optional[TrialAttempt],
-) -> int:
-    """Copy the output until the command ends, kill the processes it leaves, return its code."""
-    import selectors
-
-    assert process.stdout is not None
-    pipe = process.stdout.fileno()
-    os.set_blocking(pipe, False)
-    splitter = LineSplitter(escape=True)
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        selector.register(wake, selectors.EVENT_READ)
-        if trial is not None and trial.changes >= 0:
-            selector.register(trial.changes, selectors.EVENT_READ, trial.read_reports)
-        while not _has_ended(process):
-            for key, _ in selector.select(_pause(output, running, plugins)):
-                if key.data is not None:
-                    key.data()
-                    continue
-                data = _read(key.fd)
-                if key.fd == pipe:
-                    output.write(splitter.feed(data or b""))
-                    if data == b"":
-                        selector.unregister(pipe)
-            running.forward_signals()
-            plugins.tick(time.monotonic())
-            running.kill_when_due()
-            if output.until_progress() == 0:
-                output.write(splitter.progress())
-    kill_descendants()
-    while True:  # not until end of file: a process that cannot be killed could keep the pipe open
-        data = _read(pipe)
-        if not data:
-            break
-        output.write(splitter.feed(data))
-    output.write(splitter.finish())
-    process.stdout.close()
-    return process.returncode
-
-
-def _pause(output: Output, running: RunningAttempt, plugins: AttemptPlugins) -> Optional[float]:
-    """Seconds to wait for output or signals until a timer is due; None: without a limit."""
-    due = [running.until_kill()]
-    if plugins:
-        due.append(plugins.until_tick(time.monotonic()))
-    if output.until_progress():  # 0 after the bar was printed, until the next line
-        due.append(output.until_progress())
-    least = min(due)
-    return None if least == float("inf") else least
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the command has ended. Adopted children that have ended are reaped."""
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            found = None
-        if found is None or found.si_pid == process.pid:
-            return process.poll() is not None
-        os.waitpid(found.si_pid, os.WNOHANG)
-
-
-def _read(pipe: int) -> Optional[bytes]:
-    """Read the bytes that have come; None if there are none yet, empty at the end of the stream."""
-    try:
-        return os.read(pipe, _READ)
-    except BlockingIOError:
-        return None
 
 
 def run_once(environ: Mapping[str, str] = os.environ) -> int:

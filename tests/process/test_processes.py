@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from batchml.runtime.processes import boot_id, descendants, send, start_time
+from batchml.runtime.processes import boot_id, descendants, send, spawn, start_time
 from tests.support.local_server import wait_for
 
 
@@ -81,6 +82,19 @@ def test_killing_the_descendants_ends_daemons_that_fork_on(kept: int) -> None:
     daemon, verdict = done.stdout.splitlines()
     assert verdict == "True True True True"
     assert not is_alive(int(daemon))
+
+
+def test_a_program_is_searched_for_on_its_own_path(tmp_path: Path) -> None:
+    program = tmp_path / "only-here"
+    program.write_text('#!/bin/sh\nprintf %s "$PATH"')
+    program.chmod(0o755)
+    before, (output, write_end) = os.environ["PATH"], os.pipe()
+    pid = spawn(["only-here"], {"PATH": str(tmp_path)}, write_end)
+    os.close(write_end)
+    assert os.read(output, 4096).decode() == str(tmp_path)
+    os.close(output)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.environ["PATH"] == before
 
 
 def test_the_start_time_tells_two_processes_apart() -> None:

@@ -94,6 +94,12 @@ class Signals:
         os.close(self.wake)
         os.close(self._wake_end)
 
+    @staticmethod
+    def reset() -> None:
+        """Let signals end this process, after `ignore`."""
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+
     def _record(self, number: int, _frame: object) -> None:
         if number in STOPS and not self.stop_signal:
             self.stop_signal = number

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from batchml.runtime.entry.folders import FileState, list_entries, size_text
+from batchml.runtime.entry.folders import FileState, list_entries, real_path, size_text
 from batchml.runtime.entry.outputs import KEPT, OutputSender, StorePoller, output_prefix
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import KEEP, RuntimeEnv, is_main_node, seconds_of, shown_run
@@ -167,8 +167,8 @@ class WorkingFolder:
         rule: Optional[KeepRule] = None,
     ) -> None:
         """`before`: the content before the command, if another process has read it."""
-        self.folder = os.path.realpath(folder)
-        self._outliving = [os.path.realpath(path) for path in outliving if path]
+        self.folder = real_path(folder)
+        self._outliving = [real_path(path) for path in outliving if path]
         self._rule = rule or KeepRule()
         # In `/` only new folders count: the others belong to the image.
         self._foreign = set(os.listdir(os.sep)) if self.folder == os.sep else set()

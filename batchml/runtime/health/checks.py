@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from batchml.runtime.processes import read
 from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 
@@ -124,7 +125,7 @@ def quick_checks(
     # Not by `tempfile`, which would search for a folder that works.
     scratch = environ.get("TMPDIR") or "/tmp"
     checks = [
-        check_memory(_read("/proc/meminfo")), check_clock(time.time()),
+        check_memory(read("/proc/meminfo")), check_clock(time.time()),
         check_file_limit(_file_limit()),
     ]  # fmt: skip
     if shares_memory:
@@ -245,11 +246,3 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

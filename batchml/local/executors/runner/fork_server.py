@@ -339,7 +339,7 @@ def _serve(
     command: list[str], env: dict[str, str], link: socket.socket, taken: mmap.mmap
 ) -> NoReturn:
     """Serve an attempt, and further ones from `link` for as long as nothing of one is left."""
-    from batchml.runtime.entry.stopping import signals_blocked
+    from batchml.runtime.entry.stopping import Signals, signals_blocked
     from batchml.runtime.health.checks import remember_disks
     from batchml.runtime.run import run_once
 
@@ -366,7 +366,7 @@ def _serve(
                 link.send(b"%d" % code)
             except OSError:  # the runner has ended, or wants no other attempt
                 os._exit(code)
-            _reset_signals()
+            Signals.reset()
         data, received, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
         if not data:  # the runner has ended
             os._exit(0)

@@ -20,12 +20,11 @@ from batchml.local.executors.processors import bound_to
 from batchml.local.executors.runner.files import now_ms, until_it_works
 from batchml.local.executors.runner.fork_server import ForkServer
 from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn, read_now
-from batchml.runtime.processes import kill_descendants, send
+from batchml.runtime.processes import kill_descendants, send, spawn
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, LineSplitter
 
 _REPORT_AFTER = 0.015  # seconds; the start of a program that ends sooner is not reported
 _TRIES = 50  # tries to start a program while the system has no room for a process
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 Sink = Callable[[list[bytes]], None]
 
@@ -308,7 +307,7 @@ class _ProcessAttempt:
     def _start(self, command: list[str], env: dict[str, str], output: int) -> int:
         """Fork where possible, which takes a tenth of the time."""
         child = self._kind.forker.start(command, env, output)
-        return _spawn(command, env, output) if child is None else child
+        return spawn(command, env, output, ()) if child is None else child
 
     def _follow(
         self,
@@ -412,31 +411,6 @@ def _start_with_retries(start: Callable[[], int], name: str) -> int:
         except BlockingIOError:  # EAGAIN
             time.sleep(0.1)
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), name)
-
-
-def _spawn(command: list[str], env: dict[str, str], output: int) -> int:
-    """Start a program, which is searched for on the PATH in `env`. Returns its pid.
-
-    No signal is blocked or ignored, as in a container. Raises OSError and ValueError.
-    """
-    _search_on(env.get("PATH"))
-    actions: list[Any] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, output, 1),
-        (os.POSIX_SPAWN_DUP2, output, 2),
-    ]
-    return os.posix_spawnp(
-        command[0], command, env, file_actions=actions, setsid=True, setsigmask=(),
-        setsigdef=_SIGNALS,
-    )  # fmt: skip
-
-
-def _search_on(path: str | None) -> None:
-    """Set this process's PATH: the C library searches on it, and not on the program's."""
-    if path is None:
-        os.environ.pop("PATH", None)
-    elif os.environ.get("PATH") != path:
-        os.environ["PATH"] = path
 
 
 def _milliseconds(kill_in: float | None, report_at: float | None) -> float | None:
