@@ -86,11 +86,29 @@ def no_leftovers(tmp_path_factory: pytest.TempPathFactory) -> None:
     end_with(os.getpid(), tmp_path_factory.getbasetemp())
 
 
+def _make_common(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of all tests of a session, whichever worker of pytest-xdist they run in."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder of its own in the session's
+        folder = folder.parent
+    (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return folder / name
+
+
+@pytest.fixture(scope="session")
+def runtimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers of a session find what they copy into jobs: a hundred files, each of which
+    they would write and sync in every state folder.
+    """
+    return _make_common(tmp_path_factory, "runtimes")
+
+
 @contextmanager
-def _fresh_home(folder: Path) -> Iterator[Home]:
+def _fresh_home(folder: Path, runtimes: Path) -> Iterator[Home]:
     """A state folder; whatever server holds it at the end is killed."""
     made = Home(folder / "home")
     made.prepare()
+    made.runtimes.symlink_to(runtimes)
     yield made
     pid = made.holder()
     if pid is not None and made.is_held():
@@ -98,19 +116,19 @@ def _fresh_home(folder: Path) -> Iterator[Home]:
 
 
 @pytest.fixture(scope="module")
-def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def shared_home(tmp_path_factory: pytest.TempPathFactory, runtimes: Path) -> Iterator[Home]:
     """The state folder of a file's tests that are marked `shared_home`."""
-    with _fresh_home(tmp_path_factory.mktemp("shared")) as made:
+    with _fresh_home(tmp_path_factory.mktemp("shared"), runtimes) as made:
         yield made
 
 
 @pytest.fixture
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+def home(request: pytest.FixtureRequest, tmp_path: Path, runtimes: Path) -> Iterator[Home]:
     """A fresh state folder, or the file's, if the test is marked `shared_home`."""
     if request.node.get_closest_marker("shared_home") is not None:
         yield request.getfixturevalue("shared_home")
     else:
-        with _fresh_home(tmp_path) as made:
+        with _fresh_home(tmp_path, runtimes) as made:
             yield made
 
 
@@ -136,7 +154,11 @@ def logs(client: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
+def cli(
+    request: pytest.FixtureRequest, tmp_path: Path, home: Home, environments: Path
+) -> Iterator[Cli]:
+    if request.node.get_closest_marker("own_envs") is None and not home.envs.exists():
+        home.envs.symlink_to(environments)
     folder = tmp_path / "work"
     folder.mkdir()
     yield Cli(folder, home)
@@ -158,20 +180,16 @@ def chromium(session_browser: Browser) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the jobs' virtual environments, for tests that may share them. Each environment
-    is made once in a session, whichever worker of pytest-xdist needs it first, or once for all
-    sessions if BATCHML_TEST_ENVS names a folder.
+    """The folder of the jobs' virtual environments. Each environment is made once in a session,
+    whichever worker of pytest-xdist needs it first, or once for all sessions if BATCHML_TEST_ENVS
+    names a folder.
 
-    A test uses it through a link in its state folder: `home.envs.symlink_to(environments)`.
+    The state folders of tests with `cli` have a link to it, unless they are marked `own_envs`.
     """
     kept = os.environ.get("BATCHML_TEST_ENVS")
     if kept:
         return Path(kept)
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder of its own in the session's
-        folder = folder.parent
-    (folder / "envs").mkdir(exist_ok=True)
-    return folder / "envs"
+    return _make_common(tmp_path_factory, "envs")
 
 
 @pytest.fixture(scope="session")

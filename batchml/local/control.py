@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -146,14 +146,10 @@ def _start(
     command += options
     _reap_ended()
     with log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-            pass_fds=[write_end], start_new_session=True,
-        )  # fmt: skip
-    process.returncode = 0  # the server may outlive this process: Popen does not wait for it
-    _started.append(process.pid)
+        pid = launch(command, log, write_end)
+    _started.append(pid)
     os.close(write_end)
-    message = _read_message(read_end, process.pid, home, notify)
+    message = _read_message(read_end, pid, home, notify)
     if "port" in message:
         return msgspec.convert(message, ServerEndpoint)
     kind = getattr(errors, message.get("kind", ""), LocalServerError)
@@ -163,6 +159,16 @@ def _start(
     failure: LocalServerError = kind.__new__(kind)  # the parameters of its __init__ are unknown
     Exception.__init__(failure, text)
     raise failure
+
+
+def launch(command: list[str], log: BinaryIO, ready: int) -> int:
+    """Start a process that may outlive this one, and that inherits the descriptor `ready`."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", pass_fds=[ready],
+        start_new_session=True,
+    )  # fmt: skip
+    process.returncode = 0  # Popen does not wait for it
+    return process.pid
 
 
 _started: list[int] = []  # process ids of servers that this process started

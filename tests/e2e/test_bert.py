@@ -117,14 +117,11 @@ def test_the_two_jobs_share_what_they_say_of_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_learns_on_two_nodes_though_a_rank_is_killed(
-    cli: Cli, environments: Path, tmp_path: Path
-) -> None:
+def test_a_tiny_model_learns_on_two_nodes_though_a_rank_is_killed(cli: Cli, tmp_path: Path) -> None:
     """From files as MRPC has them, with a vocabulary made of them; it goes on where it stood.
 
     What it leaves is a model that transformers opens, and how good it is.
     """
-    cli.home.envs.symlink_to(environments)
     pairs.write_made_up(tmp_path / "data" / "news")
     values = {"data": "news", "model": "tiny", "epochs": 3, "lr": 0.004, "save_every": 10}
     params = [word for name, value in values.items() for word in ("-p", f"{name}={value}")]

@@ -15,11 +15,6 @@ KILLS = 5 if TORTURE else 1
 EPOCHS = 36 * KILLS if TORTURE else 24
 
 
-@pytest.fixture(autouse=True)
-def shared_environments(cli: Cli, environments: Path) -> None:
-    cli.home.envs.symlink_to(environments)
-
-
 def check_losses(printed: str) -> None:
     """It learns, and no epoch was trained on twice with another outcome."""
     found = re.findall(r"Epoch (\d+) \| Loss: ([0-9.]+)", printed)

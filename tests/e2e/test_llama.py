@@ -22,9 +22,8 @@ LOSS = re.compile(r"Step (\d+)/\d+ \| Loss: ([0-9.]+)")
 
 
 @pytest.fixture
-def trainer(cli: Cli, environments: Path) -> Cli:
+def trainer(cli: Cli) -> Cli:
     """A client whose runs find PyTorch."""
-    cli.home.envs.symlink_to(environments)
     return cli
 
 

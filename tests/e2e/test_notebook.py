@@ -101,11 +101,9 @@ def command_lines() -> str:
 
 @pytest.mark.slow
 def test_the_token_is_nowhere_and_event_files_of_the_run_are_shown(
-    cli: Cli, environments: Path, chromium: Browser
+    cli: Cli, chromium: Browser
 ) -> None:
     """What the README's page shows of a notebook is in test_tutorial.py."""
-    cli.home.prepare()
-    cli.home.envs.symlink_to(environments)
     with notebook(cli, "--idle", "1h") as (command, told):
         job_id, url = told["jobId"], told["url"]
         token = cli("shell", job_id, "--", *WHERE).json["token"]
@@ -146,11 +144,9 @@ def get(url: str, token: str) -> Any:
 
 @pytest.mark.slow
 def test_a_notebook_that_was_forgotten_ends_itself_although_its_tab_is_open(
-    cli: Cli, environments: Path, chromium: Browser
+    cli: Cli, chromium: Browser
 ) -> None:
     """What JupyterLab's page asks for by itself, every few seconds, is no use."""
-    cli.home.prepare()
-    cli.home.envs.symlink_to(environments)
     with notebook(cli, "--idle", "6s", "--set-env", "BATCHML_RATE=3600") as one:
         command, told = one
         token = cli("shell", told["jobId"], "--", *WHERE).json["token"]

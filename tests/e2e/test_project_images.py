@@ -37,6 +37,7 @@ def project(cli: Cli) -> Iterator[Path]:
     cli("local", "stop")
 
 
+@pytest.mark.own_envs
 def test_an_environment_yml_is_made_once_for_each_content_and_a_failure_leaves_nothing(
     cli: Cli, home: Home, project: Path, tmp_path: Path
 ) -> None:

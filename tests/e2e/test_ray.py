@@ -51,15 +51,12 @@ def supervisors(home: Home) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_vit_trains_while_one_worker_dies_and_another_comes_late(
-    cli: Cli, home: Home, environments: Path
-) -> None:
+def test_a_vit_trains_while_one_worker_dies_and_another_comes_late(cli: Cli, home: Home) -> None:
     """Every image is seen once and in its place, and nothing is left when the head has ended.
 
     On two vCPUs the second worker waits in the queue until the first is gone; on more it is there
     from the start, and the first is as dead.
     """
-    home.envs.symlink_to(environments)
     files = {path.name.replace(".", "__"): path.read_text() for path in JOB.glob("*.py")}
     files["pictures__py"] += PATIENCE
     write_job(cli.folder, "vit-ray", (JOB / "job.toml").read_text(), **files)

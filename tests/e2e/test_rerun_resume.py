@@ -1,7 +1,6 @@
 """A night's run that ended goes on the next morning, and what restarted meanwhile is told."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -33,8 +32,7 @@ print("done", flush=True)
 
 
 @pytest.fixture
-def shared(cli: Cli, environments: Path) -> Cli:
-    cli.home.envs.symlink_to(environments)
+def shared(cli: Cli) -> Cli:
     write_job(cli.folder, "train", JOB, train__py=TRAIN)
     return cli
 

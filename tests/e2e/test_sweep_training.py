@@ -1,11 +1,8 @@
 """Sweeps of the jobs that ship with batchml: their own programs and sweep files, on few digits."""
 
-from pathlib import Path
-
 import pytest
 
 from batchml.client import Client
-from batchml.local.home import Home
 from batchml.model.sweep import Trial, TrialState
 from tests.e2e.test_training import LIMIT, real_mnist
 from tests.support.cli import Cli
@@ -14,12 +11,6 @@ from tests.support.few_digits import few_digits
 JOBS = ("lenet", "lenet-mxnet")
 GOOD = ((0.05, 32), (0.03, 32), (0.08, 32), (0.04, 64))
 POOR = (0.005, 256)  # after an epoch it knows little
-
-
-@pytest.fixture
-def home(home: Home, environments: Path) -> Home:
-    home.envs.symlink_to(environments)
-    return home
 
 
 def prepare(cli: Cli, job: str, *points: tuple[float, int]) -> None:

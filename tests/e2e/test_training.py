@@ -71,8 +71,7 @@ def test_the_readmes_two_commands_work_as_they_are_written(tmp_path: Path, home:
 
 
 @pytest.mark.slow
-def test_lenet_in_mxnet_trains_too(cli: Cli, environments: Path) -> None:
-    cli.home.envs.symlink_to(environments)
+def test_lenet_in_mxnet_trains_too(cli: Cli) -> None:
     command = ("submit", "--wait", "--vcpus", "1", "lenet-mxnet")
     shown = cli(*command, timeout=LIMIT, **real_mnist())
     check_training(shown)

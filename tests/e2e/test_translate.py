@@ -217,14 +217,11 @@ def heard(side: int, text: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_a_broken_run_has_learnt_the_next_one_translates(
-    cli: Cli, environments: Path, python: Path
-) -> None:
+def test_what_a_broken_run_has_learnt_the_next_one_translates(cli: Cli, python: Path) -> None:
     """Two nodes train, a rank is killed, they go on from the checkpoint and say what they learnt.
 
     Then a run that only translates finds the model in the workspace, and so does a conversation.
     """
-    cli.home.envs.symlink_to(environments)
     command = ("torchrun", "--nproc-per-node", str(PER_NODE), "train.py", *LEARN, "--epochs", "8")
     watching = cli.watch("submit", "--wait", "translate", *TWO_NODES, "--", *command)
     seen = read_until(watching, "Submitted job")

@@ -31,8 +31,8 @@ BATCHML = (
                      "workspace", "setup", "sweeps")
     ),
     "batchml.client", "batchml.context", "batchml.history", "batchml.cli.app", "batchml.cli.render",
-    "batchml.cli.options", "batchml.local.control", "botocore.client", "botocore.httpsession",
-    "botocore.session", "encodings.idna",
+    "batchml.cli.options", "batchml.local.control", "batchml.local.server.daemon",
+    "botocore.client", "botocore.httpsession", "botocore.session", "encodings.idna",
 )  # fmt: skip
 AWS_CLI = ("awscli.clidriver", "awscli.handlers", "encodings.idna")
 
