@@ -80,14 +80,14 @@ def script_mistakes(name: str, content: bytes) -> Iterator[str]:
         )
 
 
-_SHELL = re.compile(rb"#!.*?(?:/|\s)(?:ba)?sh\s*(?:-\w+\s*)*\n")
+_SHELL = rb"#!.*?(?:/|\s)(?:ba)?sh\s*(?:-\w+\s*)*\n"
 _SYNTAX_SECONDS = 10.0
 
 
 def _syntax_mistakes(name: str, content: bytes) -> Iterator[str]:
     """What bash says of a script of the shell that it cannot read; nothing without bash here."""
     bash = shutil.which("bash")
-    if bash is None or not _SHELL.match(content):
+    if bash is None or not re.match(_SHELL, content):
         return
     try:
         done = subprocess.run(

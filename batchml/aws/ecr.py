@@ -482,7 +482,7 @@ def _context(recipe: Recipe) -> bytes:
 # --- The engine's output --------------------------------------------------------------------------
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLOURS = r"\x1b\[[0-9;]*[A-Za-z]"
 
 
 class BuildOutput:
@@ -495,7 +495,7 @@ class BuildOutput:
 
     def read(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield each line to show, and whether it begins a step."""
-        for line in filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())):
+        for line in filter(None, map(str.strip, re.sub(_COLOURS, "", text).splitlines())):
             if line.startswith("Step "):
                 self.step = _short(" ".join(line.split()))
                 words = self.step.partition(" : ")[2].split()

@@ -434,7 +434,7 @@ class _Variables(Mapping[str, str]):
 # --- Identity -------------------------------------------------------------------------------------
 
 
-_ARN = re.compile(r"arn:(?P<partition>aws[a-z-]*):(?:sts|iam)::(?P<account>\d{12}):(?P<what>.+)")
+_ARN = r"arn:(?P<partition>aws[a-z-]*):(?:sts|iam)::(?P<account>\d{12}):(?P<what>.+)"
 
 # In each partition, a region that is enabled in every account.
 _HOME_REGIONS = {"aws": "us-east-1", "aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
@@ -449,7 +449,7 @@ class CallerIdentity(Struct, frozen=True):
 
     @property
     def partition(self) -> str:
-        match = _ARN.fullmatch(self.arn)
+        match = re.fullmatch(_ARN, self.arn)
         return match["partition"] if match else "aws"
 
     @property
@@ -459,13 +459,13 @@ class CallerIdentity(Struct, frozen=True):
     @property
     def user_name(self) -> str:
         """The name of an IAM user, or ""."""
-        match = _ARN.fullmatch(self.arn)
+        match = re.fullmatch(_ARN, self.arn)
         return match["what"].rpartition("/")[2] if match and ":user/" in self.arn else ""
 
     @property
     def role_name(self) -> str:
         """The name of the assumed role, without its path; or ""."""
-        match = _ARN.fullmatch(self.arn)
+        match = re.fullmatch(_ARN, self.arn)
         if not match or not match["what"].startswith("assumed-role/"):
             return ""
         return match["what"].split("/")[1]

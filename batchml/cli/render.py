@@ -45,7 +45,7 @@ def printable(text: str) -> str:
                    for char in text)  # fmt: skip
 
 
-_SGR = re.compile(r"\x1b\[([0-9;:]*)m")  # ECMA-48: Select Graphic Rendition
+_SGR = r"\x1b\[([0-9;:]*)m"  # ECMA-48: Select Graphic Rendition
 _SIZES = {"5": 3, "2": 5}  # parameters of a colour: 38;5;INDEX and 38;2;RED;GREEN;BLUE
 
 
@@ -56,7 +56,7 @@ def output_line(text: str, *, colour: bool) -> str:
     """
     if "\x1b[" not in text:
         return printable(text)
-    parts = _SGR.split(text.rstrip("\r").rpartition("\r")[2])  # text, parameters, text, ...
+    parts = re.split(_SGR, text.rstrip("\r").rpartition("\r")[2])  # text, parameters, text, ...
     for index in range(1, len(parts), 2):
         is_wanted = colour and not _conceals(parts[index].split(";"))
         parts[index] = f"\x1b[{parts[index]}m" if is_wanted else ""
@@ -66,7 +66,7 @@ def output_line(text: str, *, colour: bool) -> str:
 
 def without_colours(text: str) -> str:
     """A line of a program's output as a person reads it."""
-    return _SGR.sub("", text)
+    return re.sub(_SGR, "", text)
 
 
 def _conceals(codes: list[str]) -> bool:

@@ -20,7 +20,7 @@ from batchml.runtime.protocol.instance_types import (
 
 _USABLE = "Name types with NVIDIA GPUs, such as g6.xlarge, or Neuron chips, such as trn1.32xlarge"
 # Source: EC2 User Guide, "Amazon EC2 instance type naming conventions".
-_SIZE = re.compile(r"nano|micro|small|medium|large|\d*xlarge|metal(-\d+xl)?")
+_SIZE = r"nano|micro|small|medium|large|\d*xlarge|metal(-\d+xl)?"
 _SIZES = ("medium", "large", "xlarge", *(f"{n}xlarge" for n in (2, 4, 8, 12, 16, 24, 48)), "metal")
 _MAKERS = {"habana": "Habana", "qualcomm": "Qualcomm", "xilinx": "Xilinx"}
 
@@ -51,7 +51,7 @@ def _unknown_size(name: str, accelerator: Accelerator | None) -> str:
     """Why a type has no such size, as far as is known; "" for a family."""
     family, _, size = name.partition(".")
     known = [each.instance_type for each in family_types(family)] if accelerator else []
-    if not size or (name in known if known else _SIZE.fullmatch(size)):
+    if not size or (name in known if known else re.fullmatch(_SIZE, size)):
         return ""
     hint = did_you_mean(name, known or [f"{family}.{each}" for each in _SIZES])
     listed = f" It knows {', '.join(known)}." if known else ""

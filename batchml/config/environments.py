@@ -113,28 +113,28 @@ def _resolve_sharing(env: Environment, environments: Mapping[str, Environment]) 
 # --- The file -------------------------------------------------------------------------------------
 
 
-_ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
-_AMI = re.compile(r"ami-[0-9a-f]{8,17}")
-_INSTANCE = re.compile(r"[a-z]+[0-9][a-z0-9-]*(\.[a-z0-9-]+)?|optimal|default_x86_64|default_arm64")
-_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none")
-_BLOCK = re.compile(r"cr-[0-9a-f]{8,17}")
-_CIDR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])")
-_SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
-_SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
-_VPC = re.compile(r"vpc-[0-9a-f]{8,17}")
-_GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
-_SECRET = re.compile(r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsmanager:)\S+")
-_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_ENV_NAME = r"[a-z][a-z0-9-]{0,19}"
+_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]"
+_AMI = r"ami-[0-9a-f]{8,17}"
+_INSTANCE = r"[a-z]+[0-9][a-z0-9-]*(\.[a-z0-9-]+)?|optimal|default_x86_64|default_arm64"
+_RESERVATION = r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none"
+_BLOCK = r"cr-[0-9a-f]{8,17}"
+_CIDR = r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])"
+_SHARE = r"[A-Za-z0-9]{1,254}\*?"
+_SUBNET = r"subnet-[0-9a-f]{8,17}"
+_VPC = r"vpc-[0-9a-f]{8,17}"
+_GROUP = r"sg-[0-9a-f]{8,17}"
+_SECRET = r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsmanager:)\S+"
+_EMAIL = r"[^@\s]+@[^@\s]+\.[^@\s]+"
 
 
 def is_instance_type(text: str) -> bool:
     """Whether a text looks like an instance type, a family, or `optimal`."""
-    return _INSTANCE.fullmatch(text) is not None
+    return re.fullmatch(_INSTANCE, text) is not None
 
 
 def is_region(text: str) -> bool:
-    return _REGION.fullmatch(text) is not None
+    return re.fullmatch(_REGION, text) is not None
 
 
 class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +184,7 @@ def read_config(table: Mapping[str, Any]) -> ConfigContent:
         environments[name], found = read_struct(inner, Environment, f"env.{name}")
         found += _mistakes(environments[name], inner, is_local=name == LOCAL)
         found = [f"env.{name}.{mistake}" for mistake in found]
-        if not _ENV_NAME.fullmatch(name):
+        if not re.fullmatch(_ENV_NAME, name):
             found.append(
                 f"env.{name}: an environment's name has 1 to 20 lower-case letters, digits and "
                 "hyphens, and begins with a letter."
@@ -300,7 +300,7 @@ def _location_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
             yield "region: local is this machine: it has no region and no profile."
     elif not env.region:
         yield 'region: missing. For example region = "us-east-1".'
-    elif not _REGION.fullmatch(env.region):
+    elif not re.fullmatch(_REGION, env.region):
         yield f'region: found {env.region!r}. Expected a region such as "us-east-1".'
     if not is_local and env.usd_per_hour:
         yield "usd_per_hour: is the price of this machine: only for [env.local]."
@@ -309,13 +309,13 @@ def _location_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
     if not is_local and env.endpoints:
         yield "endpoints: are for [env.local] only. In AWS, the SDKs know the services' addresses."
     yield from (f"endpoints.{mistake}" for mistake in endpoint_mistakes(env.endpoints))
-    if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
+    if env.ami not in ("build", "ecs-gpu") and not re.fullmatch(_AMI, env.ami):
         yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
 
 
 def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
     for arn in secrets:
-        if not _SECRET.fullmatch(arn):
+        if not re.fullmatch(_SECRET, arn):
             yield (
                 f"secrets: found {arn!r}. Expected the ARN of an SSM parameter or of a secret of "
                 "Secrets Manager."
@@ -323,16 +323,16 @@ def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
 
 
 def _network_mistakes(network: Network) -> Iterator[str]:
-    match = _CIDR.fullmatch(network.cidr)
+    match = re.fullmatch(_CIDR, network.cidr)
     if not match or any(int(part) > 255 for part in match.groups()[:4]):
         yield f"network.cidr: found {network.cidr!r}. Expected an IPv4 range of /16 to /22."
     for subnet in network.subnets:
-        if not _SUBNET.fullmatch(subnet):
+        if not re.fullmatch(_SUBNET, subnet):
             yield f"network.subnets: found {subnet!r}. Expected ids like subnet-0123abcd."
     for group in network.security_groups:
-        if not _GROUP.fullmatch(group):
+        if not re.fullmatch(_GROUP, group):
             yield f"network.security_groups: found {group!r}. Expected ids like sg-0123abcd."
-    if network.vpc and not _VPC.fullmatch(network.vpc):
+    if network.vpc and not re.fullmatch(_VPC, network.vpc):
         yield f"network.vpc: found {network.vpc!r}. Expected an id like vpc-0123abcd."
     if len({bool(network.vpc), bool(network.subnets), bool(network.security_groups)}) > 1:
         yield "network: vpc, subnets and security_groups go together: give all three or none."
@@ -360,7 +360,7 @@ def _budget_mistakes(budget: Budget | None, table: Mapping[str, Any]) -> Iterato
     if budget is not None:
         if "usd" not in table:
             yield "budget.usd: missing. Dollars a month, for example usd = 500."
-        if not _EMAIL.fullmatch(budget.email):
+        if not re.fullmatch(_EMAIL, budget.email):
             yield f"budget.email: found {budget.email!r}. Expected the address for warnings."
 
 
@@ -372,7 +372,7 @@ def _compute_mistakes(name: str, compute: Compute, table: Mapping[str, Any]) -> 
     if not compute.instance_types and not table.get("instance_types"):
         yield '.instance_types: missing. For example ["g5.xlarge", "g6.xlarge"].'
     for each in compute.instance_types:
-        if not _INSTANCE.fullmatch(each):
+        if not re.fullmatch(_INSTANCE, each):
             yield f'.instance_types: found {each!r}. Expected a type, "g5.xlarge", or family, "g5".'
     if compute.instance_types and len({is_arm_type(each) for each in compute.instance_types}) > 1:
         yield ".instance_types: Arm and x86 types cannot be mixed in one compute environment."
@@ -395,11 +395,13 @@ def _instance_mistakes(compute: Compute) -> Iterator[str]:
         )
     if compute.bid_percentage is not None and not compute.spot:
         yield ".bid_percentage: needs spot = true."
-    if compute.ami not in ("", "build", "ecs-gpu") and not _AMI.fullmatch(compute.ami):
+    if compute.ami not in ("", "build", "ecs-gpu") and not re.fullmatch(_AMI, compute.ami):
         yield f'.ami: found {compute.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id.'
     if not 30 <= compute.disk_gib <= 16_384:
         yield f'.disk: found {compute.disk!r}. Expected "30 GiB" to "16384 GiB".'
-    if compute.capacity_reservation and not _RESERVATION.fullmatch(compute.capacity_reservation):
+    if compute.capacity_reservation and not re.fullmatch(
+        _RESERVATION, compute.capacity_reservation
+    ):
         yield (
             f".capacity_reservation: found {compute.capacity_reservation!r}. Expected a "
             'reservation\'s id ("cr-0123..."), a resource group\'s ARN, "open" or "none".'
@@ -418,7 +420,7 @@ def _block_mistakes(compute: Compute) -> Iterator[str]:
     """Settings that exclude a capacity block. Source: EC2 User Guide, "Capacity Blocks for ML"."""
     if not compute.capacity_block:
         return
-    if not _BLOCK.fullmatch(compute.capacity_block):
+    if not re.fullmatch(_BLOCK, compute.capacity_block):
         yield (
             f".capacity_block: found {compute.capacity_block!r}. Expected the id of its "
             'reservation, "cr-0123...".'
@@ -475,7 +477,7 @@ def _share_mistakes(policy: FairShare) -> Iterator[str]:
     if decay is None or decay > 604_800:
         yield f'.decay: found {policy.decay!r}. Expected up to "7d".'
     for share, weight in policy.shares.items():
-        if not _SHARE.fullmatch(share):
+        if not re.fullmatch(_SHARE, share):
             yield (
                 f".shares: {share!r} is not a share identifier, which has letters, digits and "
                 "perhaps * at its end."

@@ -23,17 +23,17 @@ ReadText = Callable[[str], str | None]  # reads a file of the folder; None if it
 # --- requirements.txt -----------------------------------------------------------------------------
 
 
-_INCLUDE = re.compile(r"(?:-r|--requirement)(?:\s*=\s*|\s+|(?<=^-r))(\"[^\"]*\"|'[^']*'|\S+).*")
-_URL = re.compile(r"\w+://")
-_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_INCLUDE = r"(?:-r|--requirement)(?:\s*=\s*|\s+|(?<=^-r))(\"[^\"]*\"|'[^']*'|\S+).*"
+_URL = r"\w+://"
+_COMMENT = r"(?:^|\s+)#.*$"
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _CLAUSE = r"(?:(?:==|!=|<=|>=|<|>|~=)\s*[\w.*+!-]+|===\s*[^\s,;)]+)"
 _CLAUSES = rf"{_CLAUSE}(?:\s*,\s*{_CLAUSE})*\s*,?"
 _EXTRAS = rf"(?:\[\s*(?:{_NAME}\s*(?:,\s*{_NAME}\s*)*)?\]\s*)?"
-_REQUIREMENT = re.compile(rf"{_NAME}\s*{_EXTRAS}(?:{_CLAUSES}|\(\s*{_CLAUSES}\s*\))?")
+_REQUIREMENT = rf"{_NAME}\s*{_EXTRAS}(?:{_CLAUSES}|\(\s*{_CLAUSES}\s*\))?"
 # Paths, URLs, variables and options, which are no names of packages.
-_OTHER = re.compile(r"[/\\@$]|^[.-]|^\[")
+_OTHER = r"[/\\@$]|^[.-]|^\["
 _CORRECTIONS = (
     (re.compile(r"=([<>])"), r"\1="),  # `=>2`
     (re.compile(r"(?<![=<>!~])=(?!=)"), "=="),  # `=2`
@@ -69,8 +69,8 @@ def _read(
         mistakes.append(f"{' -> '.join((*trail, file))}: is not in the folder.")
         return
     for number, line in _logical_lines(text):
-        include = _INCLUDE.fullmatch(line)
-        if include is None or _URL.match(include[1]):
+        include = re.fullmatch(_INCLUDE, line)
+        if include is None or re.match(_URL, include[1]):
             lines.append(line)
             mistake = requirement_mistake(line)
             mistakes += [f"{file}:{number}: {mistake}"] if mistake else []
@@ -88,11 +88,11 @@ def _read(
 def requirement_mistake(line: str) -> str:
     """Why pip cannot read a line, with the probable correction; "" if it can, or may."""
     requirement = re.split(r"\s-|;", line)[0].strip()  # without options and the marker
-    if _OTHER.search(requirement) or _REQUIREMENT.fullmatch(requirement):
+    if re.search(_OTHER, requirement) or re.fullmatch(_REQUIREMENT, requirement):
         return ""
     for wrong, right in _CORRECTIONS:
         better = wrong.sub(right, requirement)
-        if _REQUIREMENT.fullmatch(better):
+        if re.fullmatch(_REQUIREMENT, better):
             return f"{requirement!r} is no requirement that pip can read. Did you mean {better!r}?"
     return f"{requirement!r} is no requirement that pip can read, such as 'pandas==2.2'."
 
@@ -102,7 +102,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     parts, start = list[str](), 0
     for number, raw in enumerate(text.splitlines(), 1):
         start = start if parts else number
-        line = _COMMENT.sub("", raw).strip()
+        line = re.sub(_COMMENT, "", raw).strip()
         if line.endswith("\\"):
             parts.append(line[:-1].strip())
             continue
@@ -138,7 +138,7 @@ CUDA = "12.6"  # conda chooses packages for this version, which the driver of GP
 
 _NOT_OF_IMAGES = ("name", "prefix", "platforms")  # keys on which an image does not depend
 _SPEC = re.compile(r"(?:[\w./:-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(.*)", re.DOTALL)
-_PIN = re.compile(r"={1,2}\s*(\d+(?:\.\d+)*)(\.\*)?")
+_PIN = r"={1,2}\s*(\d+(?:\.\d+)*)(\.\*)?"
 
 
 class CondaFile(Struct, frozen=True):
@@ -171,7 +171,7 @@ class CondaFile(Struct, frozen=True):
         for spec in self.specs:
             match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
             name, pinned = (match[1].lower(), match[2].strip()) if match else ("", "")
-            pin = _PIN.fullmatch(pinned)
+            pin = re.fullmatch(_PIN, pinned)
             if name == "python" and (pin or not pinned):
                 version = ".".join(pin[1].split(".")[:2]) if pin else version
             elif name != "pip" and (pinned or name not in ("setuptools", "wheel")):
@@ -262,11 +262,11 @@ CONDA_SETTINGS = f'[cuda]\nbuild_args = {{ CONDA_OVERRIDE_CUDA = "{CUDA}" }}\n'
 # --- Dockerfile -----------------------------------------------------------------------------------
 
 
-_DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*)")
+_DIRECTIVE = r"#\s*(\w+)\s*=\s*(.*)"
 # A here-document is a separate word: `<<<` is a string of the shell, `1 << n` is arithmetic.
-_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)([\w.-]+)\1(?=$|[\s>|;&])")
+_HEREDOC = r"(?:^|\s)\d*<<-?([\"']?)([\w.-]+)\1(?=$|[\s>|;&])"
 _MAY_HAVE_HEREDOC = ("RUN", "COPY", "ADD")
-_REMOTE_SOURCE = re.compile(r"(?:https?|git|ssh)://|git@")
+_REMOTE_SOURCE = r"(?:https?|git|ssh)://|git@"
 _RUNTIME = "batchml.runtime.run"
 
 
@@ -299,7 +299,7 @@ def instructions(text: str) -> list[Instruction]:
         found.append(_instruction(start, parts))
         parts = []
         if found[-1].word in _MAY_HAVE_HEREDOC:
-            for _, mark in _HEREDOC.findall(found[-1].rest):
+            for _, mark in re.findall(_HEREDOC, found[-1].rest):
                 next((inner for _, inner in lines if inner.strip() == mark), None)
     return [*found, _instruction(start, parts)] if any(parts) else found
 
@@ -312,7 +312,7 @@ def _instruction(number: int, parts: list[str]) -> Instruction:
 def _escape(text: str) -> str:
     """Return the character that continues a line: the directive `escape`, or a backslash."""
     for line in text.splitlines():
-        directive = _DIRECTIVE.fullmatch(line.strip())
+        directive = re.fullmatch(_DIRECTIVE, line.strip())
         if directive is None:
             break
         if directive[1].lower() == "escape":
@@ -325,14 +325,14 @@ def copy_sources(text: str) -> tuple[list[CopySource], list[str]]:
     found: list[CopySource] = []
     mistakes: list[str] = []
     for each in instructions(text):
-        if each.word not in ("COPY", "ADD") or _HEREDOC.search(each.rest):
+        if each.word not in ("COPY", "ADD") or re.search(_HEREDOC, each.rest):
             continue
         words = _words(each.rest)
         flags = list(takewhile(lambda word: word.startswith("--"), each.rest.split()))
         if any(flag.startswith("--from=") for flag in flags):
             continue
         for path in words[len(flags) : -1]:
-            if _REMOTE_SOURCE.match(path):
+            if re.match(_REMOTE_SOURCE, path):
                 continue
             if "$" in path:
                 mistakes.append(

@@ -168,7 +168,7 @@ def _spelling_notices(text: str) -> Iterator[str]:
 
 
 _MISSPELT = re.compile(r"[ \t]*#(SBATCH|BATCHML)(?=[ \t-])", re.IGNORECASE)
-_SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k|a)?sh")
+_SHELLS = r"(?:.*/)?(?:ba|da|z|k|a)?sh"
 _CLUSTER_COMMANDS = (
     (
         re.compile(
@@ -202,7 +202,7 @@ _CLUSTER_COMMANDS = (
 def _cluster_notices(text: str, program: Sequence[str]) -> Iterator[str]:
     """Report commands of cluster scripts that do not work in a run, each at its first line."""
     shell = program[-1] if program[:1] == ["/usr/bin/env"] else "".join(program[:1])
-    if not _SHELLS.fullmatch(shell):
+    if not re.fullmatch(_SHELLS, shell):
         return
     for pattern, notice in _CLUSTER_COMMANDS:
         match = pattern.search(text)

@@ -119,7 +119,7 @@ BARE = READ_BARE | PASSED_OVER_BARE | REFUSED_BARE
 # a text that is not valid in Slurm.
 
 
-_TIME = re.compile(
+_TIME = (
     r"(?:(?P<days>[0-9]{1,5})-(?P<hours>[0-9]{1,5})(?::(?P<minutes>[0-9]{1,5}))?"
     r"(?::(?P<seconds>[0-9]{1,5}))?"
     r"|(?P<h>[0-9]{1,5}):(?P<hm>[0-9]{1,5}):(?P<hs>[0-9]{1,5})"
@@ -127,11 +127,9 @@ _TIME = re.compile(
 )
 _SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"k": 1024, "": 1024**2, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]{1,5})")
-_GRES = re.compile(
-    r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=]([0-9]{1,5}))?(?:\(S:[0-9,-]+\))?"
-)
-_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_GPUS = r"(?:([A-Za-z][\w.-]*):)?([0-9]{1,5})"
+_GRES = r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=]([0-9]{1,5}))?(?:\(S:[0-9,-]+\))?"
+_SPAN = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?"
 UNLIMITED = -1
 MAX_TASKS = 1_000_000  # of an array
 
@@ -150,7 +148,7 @@ def parse_time(text: str) -> int | None:
     """Return the seconds of `90` (minutes), `90:30`, `1:30:00`, `2-12:30:00`; or UNLIMITED."""
     if text.lower() in ("unlimited", "infinite", "-1"):
         return UNLIMITED
-    match = _TIME.fullmatch(text)
+    match = re.fullmatch(_TIME, text)
     if match is None:
         return None
     found = {name: int(value) for name, value in match.groupdict().items() if value}
@@ -167,7 +165,7 @@ def parse_size(text: str) -> int | None:
 
 def parse_gpus(text: str) -> GpuRequest | None:
     """Parse `2` or `a100:2`; None for several types, `a100:1,v100:1`."""
-    match = _GPUS.fullmatch(text)
+    match = re.fullmatch(_GPUS, text)
     return GpuRequest(int(match[2]), match[1] or "") if match else None
 
 
@@ -175,7 +173,7 @@ def parse_gres(text: str) -> tuple[GpuRequest | None, tuple[str, ...]]:
     """Parse `gpu:a100:2,nvme:1` into GPUs and other resources."""
     gpus, others = None, list[str]()
     for part in filter(None, text.split(",")):
-        match = _GRES.fullmatch(part)
+        match = re.fullmatch(_GRES, part)
         if match and gpus is None:
             gpus = GpuRequest(int(match[2] or 1), match[1] or "")
         elif part != "none":
@@ -190,7 +188,7 @@ def parse_array(text: str) -> ArrayTasks | None:
         return None
     ids: dict[int, None] = {}
     for part in listed.split(","):
-        match = _SPAN.fullmatch(part)
+        match = re.fullmatch(_SPAN, part)
         if match is None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])

@@ -9,8 +9,8 @@ from batchml.runtime.protocol.variables import DATA_CACHE, STAGED, data_variable
 S3 = "s3://"
 MAX_DATA = 20  # data sets of one job: AWS Batch limits the variables of a run
 MAX_ADDRESS = 1100  # characters; a key of S3 has up to 1,024
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # Amazon S3 User Guide, naming rules
+_NAME = r"[a-z][a-z0-9_]{0,39}"
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"  # Amazon S3 User Guide, naming rules
 _FOLDERS = ("{workspace}", "{data}")
 _TAKEN = {
     "BATCHML_DATA_DIR": "the folder of data sets",
@@ -26,7 +26,7 @@ def data_mistakes(data: Mapping[str, str]) -> Iterator[str]:
     if len(data) > MAX_DATA:
         yield f"data: has {len(data)} data sets; at most {MAX_DATA}. Put them below one prefix."
     for name, address in data.items():
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             yield (
                 f"data.{name[:80]}: is no name for a data set. Allowed: 1-40 lower-case letters, "
                 f"digits and _, starting with a letter."
@@ -42,7 +42,7 @@ def _address_mistakes(address: str) -> Iterator[str]:
         yield f"found {shown}, of {len(address)} characters. {_EXAMPLE}"
     elif address.startswith(S3):
         bucket = address.removeprefix(S3).partition("/")[0]
-        if not _BUCKET.fullmatch(bucket):
+        if not re.fullmatch(_BUCKET, bucket):
             yield f"found {shown}: {bucket!r} is no name of a bucket. {_EXAMPLE}"
     elif not address.startswith(("/", *(f"{folder}/" for folder in _FOLDERS))):
         yield f"found {shown}. {_EXAMPLE}"

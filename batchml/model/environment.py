@@ -29,7 +29,7 @@ TIME_LIMITS = {
 }
 
 
-_ARM_FAMILY = re.compile(r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)")
+_ARM_FAMILY = r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)"
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
@@ -277,7 +277,7 @@ def _has_maker(instance_type: str, maker: str) -> bool:
 def is_arm_type(instance_type: str) -> bool:
     """Whether an instance type or family has Arm processors."""
     return instance_type == "default_arm64" or bool(
-        _ARM_FAMILY.fullmatch(instance_type.partition(".")[0])
+        re.fullmatch(_ARM_FAMILY, instance_type.partition(".")[0])
     )
 
 
@@ -293,7 +293,7 @@ def sharers(owner: str, environments: Mapping[str, Environment]) -> tuple[str, .
 
 # --- Endpoints ------------------------------------------------------------------------------------
 
-_SERVICE = re.compile(r"[a-z][a-z0-9_]*")
+_SERVICE = r"[a-z][a-z0-9_]*"
 
 # The embedded server answers for these services itself.
 _SERVED = ("batch", "cloudwatch_logs", "ecs", "logs", "sts")
@@ -304,7 +304,7 @@ def endpoint_mistakes(endpoints: Mapping[str, str]) -> Iterator[str]:
     for service, url in endpoints.items():
         if service in _SERVED:
             yield f"{service}: the embedded AWS Batch answers for {service} itself."
-        elif not _SERVICE.fullmatch(service):
+        elif not re.fullmatch(_SERVICE, service):
             yield (
                 f"{service}: not a service. Expected a name as in AWS's variables, in lower case: "
                 f"s3, dynamodb, secrets_manager."

@@ -23,7 +23,7 @@ DEFAULT_AFTER = "30m"
 
 # The beginning of CancelJob's reason for a job that is moved. AWS allows 1,024 characters.
 MOVED_MARK = "batchml: moved to the queue "
-_MOVED_TO = re.compile(rf"{MOVED_MARK}([A-Za-z0-9_-]{{1,128}}): ")
+_MOVED_TO = rf"{MOVED_MARK}([A-Za-z0-9_-]{{1,128}}): "
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ def move_reason(queue: str, seconds: int) -> str:
 
 def moved_to(run: Run) -> str:
     """The queue to which the run of a cancelled job has moved; "" for other jobs."""
-    found = _MOVED_TO.match(run.status_reason) if run.status is JobStatus.FAILED else None
+    found = re.match(_MOVED_TO, run.status_reason) if run.status is JobStatus.FAILED else None
     return found[1] if found else ""
 
 

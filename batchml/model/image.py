@@ -32,12 +32,12 @@ FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTING
 
 _TAG_LENGTH = 12
 _SMALL = 128 * 1024  # bytes of a file whose hash is remembered
-_CAPABILITY = re.compile(r"([1-9][0-9]?)\.([0-9])")
-_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
-_REFERENCE = re.compile(
+_CAPABILITY = r"([1-9][0-9]?)\.([0-9])"
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # valid for ECR and Docker
+_REFERENCE = (
     rf"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{{{_TAG_LENGTH}}})(?:-({'|'.join(PROCESSORS)}))?"
 )
-_PINNED = re.compile(r".+@sha256:[0-9a-f]{64}|[^@]*[^/:@]:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_PINNED = r".+@sha256:[0-9a-f]{64}|[^@]*[^/:@]:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 
 
 class ImageTag(NamedTuple):
@@ -85,7 +85,7 @@ class GpuLimits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _capability(text: str) -> tuple[int, int] | None:
-    match = _CAPABILITY.fullmatch(text)
+    match = re.fullmatch(_CAPABILITY, text)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -194,13 +194,13 @@ def make_tag(content: str, processor: str) -> str:
 
 def parse_reference(text: str) -> ImageTag | None:
     """The parts of `batchml/NAME:HASH-PROCESSOR`; None for other references."""
-    match = _REFERENCE.fullmatch(text)
+    match = re.fullmatch(_REFERENCE, text)
     return ImageTag(match[1], match[2], match[3] or "") if match else None
 
 
 def is_pinned(reference: str) -> bool:
     """Whether a reference has a digest, or a tag other than `latest`."""
-    return bool(_PINNED.fullmatch(reference)) and not reference.endswith(":latest")
+    return bool(re.fullmatch(_PINNED, reference)) and not reference.endswith(":latest")
 
 
 def _hash_of(data: bytes) -> str:
@@ -250,7 +250,7 @@ def _settings(folder: Mapping[str, bytes]) -> tuple[ImageSettings, list[str]]:
 
 def _mistakes(name: str, flavor: str, base: str, args: Mapping[str, str]) -> list[str]:
     found = []
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         found.append(
             f"the folder's name {name!r} is not valid for a repository: lower-case letters and "
             "digits, with single . _ or - between them."
@@ -279,7 +279,7 @@ def _unpinned(base: str) -> str:
 
 HERE = "."  # an `image` in the job's folder
 
-_BASE_AND_FILE = re.compile(r"\s*([^\s+]+)\s*\+\s*(\S.*?)\s*")
+_BASE_AND_FILE = r"\s*([^\s+]+)\s*\+\s*(\S.*?)\s*"
 
 
 class OwnImage(Struct, frozen=True):
@@ -295,7 +295,7 @@ def parse_own_image(image: str) -> OwnImage | None:
         return OwnImage()
     if image.startswith("./"):
         return OwnImage(image[2:])
-    found = _BASE_AND_FILE.fullmatch(image)
+    found = re.fullmatch(_BASE_AND_FILE, image)
     if found:
         return OwnImage(found[2].removeprefix("./"), found[1])
     return None

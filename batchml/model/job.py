@@ -423,8 +423,8 @@ def _mistakes(
         yield from _metric_mistakes(name, metric)
 
 
-_SHELL = re.compile(r"(?:.*/)?(?:(?:ba|da|z|k|a)?sh|fish)")
-_VARIABLE = re.compile(r"\$\{?((?:BATCHML|AWS_BATCH)_[A-Z0-9_]+)\}?")
+_SHELL = r"(?:.*/)?(?:(?:ba|da|z|k|a)?sh|fish)"
+_VARIABLE = r"\$\{?((?:BATCHML|AWS_BATCH)_[A-Z0-9_]+)\}?"
 
 
 def command_mistakes(command: Sequence[str]) -> Iterator[str]:
@@ -432,10 +432,10 @@ def command_mistakes(command: Sequence[str]) -> Iterator[str]:
     if len(command) == 1 and " " in command[0].strip() and command[0][0] not in "./":
         yield f"command: is one word. Did you mean: sh -c {shlex.quote(command[0])}"
         return
-    if any(_SHELL.fullmatch(word) for word in command):
+    if any(re.fullmatch(_SHELL, word) for word in command):
         return
     names = {placeholder: name for name, placeholder in FOLDERS.items()}
-    for found in dict.fromkeys(name for word in command for name in _VARIABLE.findall(word)):
+    for found in dict.fromkeys(name for word in command for name in re.findall(_VARIABLE, word)):
         instead = f"Write {{{names[found]}}}." if found in names else "Write: sh -c '...'"
         yield f"command: no shell expands ${found}. {instead}"
 

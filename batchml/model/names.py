@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from decimal import Decimal
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_ARN = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
+_ARN = r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)"
 
 # A key begins with a digit, so that no word of a name looks like it. 80 random bits follow.
-_KEY = re.compile(r"[2-7][a-z2-7]{16}")
+_KEY = r"[2-7][a-z2-7]{16}"
 _KEY_DIGITS = "234567"
 _KEY_BYTES = 10
 
@@ -40,13 +40,13 @@ class Arn(NamedTuple):
 
 def parse_arn(text: str) -> Arn | None:
     """The parts of an ARN of AWS Batch; None for other texts."""
-    match = _ARN.fullmatch(text)
+    match = re.fullmatch(_ARN, text)
     return Arn(*match.groups()) if match else None
 
 
 def is_valid_name(text: str) -> bool:
     """Whether a text has 1-128 letters, digits, - and _, and begins with a letter or digit."""
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(_NAME, text) is not None
 
 
 def to_name(text: str) -> str:
@@ -92,7 +92,7 @@ def new_token(random_bytes: Callable[[int], bytes]) -> str:
 
 def is_key(text: str) -> bool:
     """Whether a text has the form of `new_key`."""
-    return _KEY.fullmatch(text) is not None
+    return re.fullmatch(_KEY, text) is not None
 
 
 def keyed_name(name: str, key: str) -> str:

@@ -111,7 +111,7 @@ def _new_name_mistake(name: str, spec: JobSpec, takes_any: bool, flags: Sequence
             f"{did_you_mean(name, known)} Parameters: {', '.join(known) or 'none'}. For parameters "
             "of any name write {params} into its command."
         )
-    if not _PARAM_NAME.fullmatch(name) or name == ALL:
+    if not re.fullmatch(_PARAM_NAME, name) or name == ALL:
         return f"-p {name}=...: a name has letters, digits, _, - and ., and is not {ALL}."
     same = parameter_variable(name)
     other = next((each for each in known if parameter_variable(each) == same), "")
@@ -142,7 +142,7 @@ def _as_toml(value: Scalar) -> str:
     return f"{value}".lower() if isinstance(value, bool) else repr(value)
 
 
-_PARAM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+_PARAM_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,99}"
 
 
 def _parse_value(text: str) -> Scalar:

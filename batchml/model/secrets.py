@@ -14,10 +14,10 @@ from msgspec import Struct
 SSM, MANAGER = "ssm", "secretsmanager"
 EXAMPLES = '"ssm:/team/wandb", "secretsmanager:NAME" or "secretsmanager:NAME#KEY"'
 
-_PARAMETER = re.compile(r"[A-Za-z0-9_.\-/]{1,1011}")
-_SECRET = re.compile(r"[A-Za-z0-9/_+=.@\-]{1,512}")
-_KEY = re.compile(r"[^:#\s]+")
-_ARN = re.compile(
+_PARAMETER = r"[A-Za-z0-9_.\-/]{1,1011}"
+_SECRET = r"[A-Za-z0-9/_+=.@\-]{1,512}"
+_KEY = r"[^:#\s]+"
+_ARN = (
     r"(arn:aws[a-z-]*:(ssm|secretsmanager):[a-z0-9-]+:\d{12}):(parameter/|secret:)([^:#\s]+)"
     r"(?::([^:]*):([^:]*):([^:]*))?(?:#(\S+))?"
 )
@@ -43,7 +43,7 @@ class SecretSource(Struct, frozen=True):
 
 def parse_secret(text: str) -> SecretSource | None:
     """Parse a value of `[secrets]`; None for a wrong text."""
-    arn = _ARN.fullmatch(text)
+    arn = re.fullmatch(_ARN, text)
     if arn:
         scope, service, kind, name, key, stage, version, member = arn.groups()
         if (kind == "parameter/") != (service == SSM) or (service == SSM and (key or member)):
@@ -55,9 +55,9 @@ def parse_secret(text: str) -> SecretSource | None:
         )
     service, _, rest = text.partition(":")
     name, mark, key = rest.partition("#")
-    if service == SSM and not mark and _PARAMETER.fullmatch(name):
+    if service == SSM and not mark and re.fullmatch(_PARAMETER, name):
         return SecretSource(SSM, name)
-    if service == MANAGER and _SECRET.fullmatch(name) and (not mark or _KEY.fullmatch(key)):
+    if service == MANAGER and re.fullmatch(_SECRET, name) and (not mark or re.fullmatch(_KEY, key)):
         return SecretSource(MANAGER, name, key)
     return None
 

@@ -15,12 +15,12 @@ from batchml.errors import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_UNKNOWN = r"Object contains unknown field `(.*)`$"
+_STEP = r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]"
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
+_DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+"
 
 
 def read_struct(
@@ -44,7 +44,7 @@ def read_struct(
             text, _, path = str(error).partition(" - at `")
             steps = _parse_path(path.removesuffix("`"))
             steps = _fill_in_keys(left, kind, str(error), steps)
-            unknown = _UNKNOWN.match(text)
+            unknown = re.match(_UNKNOWN, text)
             if unknown and unknown[1] in _at(left, steps):
                 steps = [*steps, unknown[1]]
                 mistakes.append(_unknown_key(steps, kind, within, tables))
@@ -76,7 +76,7 @@ def parse_duration(text: str | int) -> int | None:
     text = str(text).strip().lower()
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    if len(text) > 100 or not _DURATION.fullmatch(text):
+    if len(text) > 100 or not re.fullmatch(_DURATION, text):
         return None
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", text)
     return int(sum(float(number) * _SECONDS[unit] for number, unit in parts))
@@ -87,7 +87,7 @@ _SOME_KEY = ""  # `[...]` in a path of msgspec: an unnamed key of a table with f
 
 def _parse_path(path: str) -> list[str | int]:
     """The keys and indices of a path in a message of msgspec, such as `$.env[...].queues`."""
-    found = _STEP.findall(path.removeprefix("$"))
+    found = re.findall(_STEP, path.removeprefix("$"))
     return [name or (int(index) if index else _SOME_KEY) for name, index in found]
 
 

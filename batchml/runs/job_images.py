@@ -32,7 +32,7 @@ from batchml.runs.options import (
     RunRequest,
 )
 
-_PINNED = re.compile(r"/batchml/[^/@]+@sha256:")  # images that batchml pushed
+_PINNED = r"/batchml/[^/@]+@sha256:"  # images that batchml pushed
 
 
 class JobWithImage(Struct, frozen=True):
@@ -134,7 +134,7 @@ def check_kept_image(context: Context, image: str, before: str, queue: str) -> N
     environment = context.settings.environment
     names = [context.bare(context.queue(each)) for each in (before, queue)]
     old, new = map(environment.processor_of_queue, names)
-    if old and new and old != new and _PINNED.search(image) and not context.settings.is_local:
+    if old and new and old != new and re.search(_PINNED, image) and not context.settings.is_local:
         raise ConfigError(
             COMMAND_LINE,
             [

@@ -16,9 +16,9 @@ from batchml.model.group import is_listed
 from batchml.model.names import bare_name, is_key, short_id, split_key
 from batchml.model.run import SWEEP_TAG, RunName
 
-_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_LAST = re.compile(r"@last(?:~(\d{1,6}))?")
-_CHILD = re.compile(r"(.+?)([:#]\d{1,5})")
+_JOB_ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_LAST = r"@last(?:~(\d{1,6}))?"
+_CHILD = r"(.+?)([:#]\d{1,5})"
 
 MIN_PREFIX = 4  # characters: a shorter start would often belong to several runs
 SURE_PREFIX = 8  # characters of a start for which AWS is not asked about other runs
@@ -98,16 +98,16 @@ def select_run(
     word = bare_name(word)
     if not word:
         raise UsageError("An empty word names no run: give a job id, a name or @last.")
-    part = _CHILD.fullmatch(word)
+    part = re.fullmatch(_CHILD, word)
     if part:
         return _select(part[1], history, list_runs, scope) + part[2]
     return _select(word, history, list_runs, scope)
 
 
 def _select(word: str, history: KnownRuns, list_runs: ListRuns, scope: ProjectScope) -> str:
-    if _JOB_ID.fullmatch(word.lower()):
+    if re.fullmatch(_JOB_ID, word.lower()):
         return word.lower()
-    last = _LAST.fullmatch(word)
+    last = re.fullmatch(_LAST, word)
     if last:
         before = int(last[1] or 0)
         own = history.newest(scope.project, before + 1)

@@ -574,19 +574,19 @@ def _check(request: RunRequest) -> None:
 
 
 # Programs that run a script or module: the run gets the name of the script or module.
-_INTERPRETERS = re.compile(
+_INTERPRETERS = (
     r"python[0-9.]*|pypy[0-9.]*|(ba|da|z|k)?sh|fish|perl|ruby|node|deno|Rscript|julia|lua|php"
     r"|torchrun|accelerate|deepspeed|uv|poetry|env|time|nice|nohup|exec"
 )
-_SUFFIXES = re.compile(r"\.(py|sh|bash|zsh|pl|rb|js|mjs|ts|R|r|jl|lua|php)$")
+_SUFFIXES = r"\.(py|sh|bash|zsh|pl|rb|js|mjs|ts|R|r|jl|lua|php)$"
 
 
 def name_of(command: Sequence[str]) -> str:
     """The name of a run without a job: `train` for `python -u data/train.py --lr 1`, `python` for
     `python -c ...`."""
     first = PurePath(command[0]).name
-    script = _script_of(command) if _INTERPRETERS.fullmatch(first) else ""
-    return to_name(_SUFFIXES.sub("", PurePath(script or first).name))
+    script = _script_of(command) if re.fullmatch(_INTERPRETERS, first) else ""
+    return to_name(re.sub(_SUFFIXES, "", PurePath(script or first).name))
 
 
 def _script_of(command: Sequence[str]) -> str:
@@ -597,6 +597,6 @@ def _script_of(command: Sequence[str]) -> str:
             return next(words, "").rpartition(".")[2]
         if word in ("-c", "-e", "-lc", "-ec", "-"):
             return ""
-        if _SUFFIXES.search(word):
+        if re.search(_SUFFIXES, word):
             return word
     return ""

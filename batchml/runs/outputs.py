@@ -302,7 +302,7 @@ def _is_unchanged(path: Path, entry: OutputEntry) -> bool:
 # --- Where outputs lie ----------------------------------------------------------------------------
 
 
-_STORE = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
+_STORE = r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)"
 
 
 class BucketOutputs:
@@ -555,7 +555,7 @@ def _bucket_outputs(context: Context, found: "FoundRun", part: str) -> OutputSou
     if not store and found.record and found.record.key:
         bucket = open_cache(context).outputs().get("BucketName", "")
         store = f"s3://{bucket}/runs/{found.record.key}" if bucket else ""
-    parts = _STORE.fullmatch(store)
+    parts = re.fullmatch(_STORE, store)
     if parts is None:
         raise NotFound(
             "Outputs of run", found.job_id, [],

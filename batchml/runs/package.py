@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _CODE_FOLDER = "code"  # jobs may read this folder of the bucket: cfn/roles.yaml
 
 # The reference of an image that `batchml image push` has pushed.
-_BATCHML_IMAGE = re.compile(r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$")
+_BATCHML_IMAGE = r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$"
 
 
 class PackageStore(Struct, frozen=True):
@@ -106,7 +106,7 @@ def find_package_store(
     if cache is None:
         return PackageStore(str(context.home.code))
     bucket = cache.outputs().get("BucketName", "")
-    is_read = source is not None or _BATCHML_IMAGE.search(image) is not None
+    is_read = source is not None or re.search(_BATCHML_IMAGE, image) is not None
     return PackageStore(f"s3://{bucket}/{_CODE_FOLDER}" if bucket else "", bucket, is_read)
 
 
@@ -209,7 +209,7 @@ def store_package(
 # --- Packages that were sent ----------------------------------------------------------------------
 
 
-_S3_URL = re.compile(r"s3://([^/]+)/(.+)")
+_S3_URL = r"s3://([^/]+)/(.+)"
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def fetch_package(context: "Context", address: str) -> Iterator[Path]:
 
     Raises NotFound for a package that was deleted.
     """
-    stored = _S3_URL.fullmatch(address)
+    stored = re.fullmatch(_S3_URL, address)
     with tempfile.TemporaryDirectory(prefix="batchml-again-") as folder:
         path = context.home.code / Path(address).name  # the state folder may have been moved
         if stored is not None:
@@ -303,7 +303,7 @@ def describe_changed_code(
 
 PATIENCE = 0.2  # seconds that `git status` may take
 
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 _MAX_BYTES = 4 * 1024**2  # of packed-refs; a larger file would take too long
 
 
@@ -414,7 +414,7 @@ def _head(git: Path) -> str:
 
 
 def _valid_commit(text: str) -> str:
-    return text if _COMMIT.fullmatch(text) else ""
+    return text if re.fullmatch(_COMMIT, text) else ""
 
 
 def _start_git_status(folder: Path) -> "subprocess.Popen[bytes] | None":

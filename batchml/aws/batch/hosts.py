@@ -20,7 +20,7 @@ from batchml.model.names import bare_name
 MAX_CONTAINER_INSTANCES = 100  # in one DescribeContainerInstances
 _MAX_FILTER_VALUES = 200  # in one filter of EC2
 TRIES = 2  # of a call to ECS and EC2
-_EC2_ID = re.compile(r"i-[0-9a-f]+")
+_EC2_ID = r"i-[0-9a-f]+"
 
 
 class HostPool(Struct, frozen=True):
@@ -78,7 +78,7 @@ def find_hosts(
     call; the clusters are asked one after the other, for 100 ids in a call, until all are found.
     """
     wanted = set(ids) - {""}
-    instances = sorted(each for each in wanted if _EC2_ID.fullmatch(each))
+    instances = sorted(each for each in wanted if re.fullmatch(_EC2_ID, each))
     left = wanted - set(instances)
     found: dict[str, RunHost] = {}
     with suppress(BatchmlError):

@@ -12,7 +12,7 @@ from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runtime.protocol.launch import NEURON_DEVICE
 from batchml.runtime.protocol.variables import read_params
 
-_INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
+_INSTANCE = r"Host EC2 \(instance ([^)\s]+)\)"
 
 
 def to_run(detail: Mapping[str, Any]) -> Run:
@@ -155,7 +155,7 @@ def _attempt(entry: Mapping[str, Any]) -> Attempt:
 
 
 def _host(container: Mapping[str, Any], status_reason: str) -> str:
-    lost = _INSTANCE.search(status_reason)
+    lost = re.search(_INSTANCE, status_reason)
     if lost:
         return lost[1]
     # arn:aws:ecs:REGION:ACCOUNT:container-instance/CLUSTER/ID

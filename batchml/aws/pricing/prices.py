@@ -13,7 +13,7 @@ from batchml.errors import AccessError, BatchmlError, ServiceError
 
 _TRIES = 2  # of a call: a price is not worth a long wait
 _PAGE_SIZE = 100
-_PAGE = re.compile(r"(?i)<(!doctype|html|\?xml)")
+_PAGE = r"(?i)<(!doctype|html|\?xml)"
 _MOST = 300  # characters of a reason
 _DENIED = ("UnauthorizedOperation", "AccessDeniedException", "AccessDenied")
 
@@ -74,7 +74,7 @@ def describe_failure(operation: str, error: BatchmlError) -> str:
     if isinstance(error, AccessError | ServiceError) and error.code in _DENIED:
         return f"{operation} is not allowed"
     line = str(error).lstrip().partition("\n")[0]
-    if _PAGE.search(line):
+    if re.search(_PAGE, line):
         return f"{operation}: the answer is a web page, which did not come from AWS"
     return line.rstrip().rstrip(".") if len(line) <= _MOST else f"{line[:_MOST].rstrip()} ..."
 

@@ -12,8 +12,8 @@ from batchml.errors import UsageError, did_you_mean
 from batchml.model.run import Record
 from batchml.runs.metrics.series import best_values, child_of
 
-_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
-_FUNCTION = re.compile(r"([a-z]\w*)\((.+)\)")
+_CONDITION = r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*"
+_FUNCTION = r"([a-z]\w*)\((.+)\)"
 FUNCTIONS = ("first", "last", "best", "min", "max")  # of the values of a metric
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
@@ -74,7 +74,7 @@ class MetricCondition(Struct, frozen=True):
 
 def read_condition(text: str, flag: str) -> MetricCondition:
     """Parse `val_accuracy>0.98` or `max(val_accuracy)>0.98`. Raises UsageError."""
-    found = _CONDITION.fullmatch(text)
+    found = re.fullmatch(_CONDITION, text)
     if found:
         value = read_metric_value(found[1], flag)
         with suppress(ValueError):
@@ -87,7 +87,7 @@ def read_condition(text: str, flag: str) -> MetricCondition:
 
 def read_metric_value(text: str, flag: str) -> MetricValue:
     """Parse `loss` or `min(loss)`. Raises UsageError for a function that does not exist."""
-    found = _FUNCTION.fullmatch(text)
+    found = re.fullmatch(_FUNCTION, text)
     if found is None:
         return MetricValue(text)
     if found[1] not in FUNCTIONS:

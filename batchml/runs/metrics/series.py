@@ -488,7 +488,7 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _BAR = re.compile(r"(?:^|[\s:])(\d{1,3})%\|")  # tqdm: ` 45%|####     | 45/100 [00:10<00:12]`
-_KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12})\s+(?:\[[=>.]|\u2501)")
+_KERAS = r"^\s*(\d{1,12})/(\d{1,12})\s+(?:\[[=>.]|\u2501)"
 _PERCENT = re.compile(r"\bprogress\b[ \t:=]{0,3}(\d{1,3}(?:\.\d+)?) ?%", re.IGNORECASE)
 _MAX_LINE = 2000  # characters; longer lines do not show progress
 
@@ -539,7 +539,7 @@ def _part_of_bar(plain: str) -> float | None:
         found = pattern.search(plain)
         if found:
             return min(1.0, float(found[1]) / 100)
-    counted = _KERAS.search(plain)
+    counted = re.search(_KERAS, plain)
     return int(counted[1]) / int(counted[2]) if counted and int(counted[2]) else None
 
 

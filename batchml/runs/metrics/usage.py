@@ -388,7 +388,7 @@ def find_restarts(marks: Iterable[LogMark]) -> list[Restart]:
 
 
 UNFIT_FILTER = '"is unfit"'
-_UNFIT = re.compile(r"batchml: (?:.*: )?this host \(([^)]*)\) is unfit: (.*)")
+_UNFIT = r"batchml: (?:.*: )?this host \(([^)]*)\) is unfit: (.*)"
 
 
 class UnfitNotice(Struct, frozen=True):
@@ -401,7 +401,7 @@ class UnfitNotice(Struct, frozen=True):
 
 def find_unfit_notices(marks: Iterable[LogMark]) -> list[UnfitNotice]:
     """The notices of unfit hosts in these messages, by time."""
-    matches = ((mark, _UNFIT.match(mark.message.strip())) for mark in marks)
+    matches = ((mark, re.match(_UNFIT, mark.message.strip())) for mark in marks)
     found = [UnfitNotice(mark.at, match[1], match[2]) for mark, match in matches if match]
     return sorted(found, key=lambda each: each.at)
 

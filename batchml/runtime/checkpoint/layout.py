@@ -92,7 +92,7 @@ def _holder(path: str) -> FenceTerm | None:
 MANIFEST = "MANIFEST.json"
 SAVING, REMOVING = ".saving-", ".removing-"  # names of incomplete checkpoints
 _BLOCK = 1 << 20
-_NAME = re.compile(r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?")
+_NAME = r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?"
 
 Files = Dict[str, Tuple[int, str]]  # path below the folder -> bytes, SHA-256
 
@@ -113,7 +113,7 @@ class CheckpointName(NamedTuple):
 
 
 def parse_name(name: str) -> Optional[CheckpointName]:
-    found = _NAME.fullmatch(name)
+    found = re.fullmatch(_NAME, name)
     return CheckpointName(int(found[1]), int(found[2] or 0), name) if found else None
 
 

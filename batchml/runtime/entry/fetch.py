@@ -21,7 +21,7 @@ from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store, StoreError
 
 IN_FILE = "batchml-order"  # stands for the job's command if that is in a command file
-_DIGEST = re.compile(r"([0-9a-f]{64})\.")
+_DIGEST = r"([0-9a-f]{64})\."
 MAX_COMMAND_FILE = 8 * 1024**2  # bytes; Linux accepts 2 MiB of arguments and variables
 
 
@@ -55,7 +55,7 @@ def download(url: str, folder: str, environ: Mapping[str, str], check: Callable[
 
 def digest_in_name(url: str) -> str:
     """The SHA-256 in a file's name; empty for any other name."""
-    found = _DIGEST.match(url.rpartition("/")[2])
+    found = re.match(_DIGEST, url.rpartition("/")[2])
     return found[1] if found else ""
 
 

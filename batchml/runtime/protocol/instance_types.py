@@ -265,8 +265,8 @@ _CPU: Dict[str, Dict[str, Tuple[int, int, float]]] = {
 }  # fmt: skip
 
 # The letters of EC2's families with accelerators: EC2 User Guide, "Instance type naming".
-_ACCELERATED_FAMILY = re.compile(r"(p|gr?|trn|inf|dl|f|vt)[0-9][a-z0-9-]*")
-_SIZE = re.compile(r"(?:metal-)?(\d*)xl")
+_ACCELERATED_FAMILY = r"(p|gr?|trn|inf|dl|f|vt)[0-9][a-z0-9-]*"
+_SIZE = r"(?:metal-)?(\d*)xl"
 _METAL = 96  # vCPUs; most metal types have that or more
 
 
@@ -288,7 +288,7 @@ def family_accelerator(name: str) -> Optional[Accelerator]:
     family = name.partition(".")[0]
     if family in _ACCELERATED:
         return _ACCELERATORS[_ACCELERATED[family][0]]
-    return Accelerator(UNKNOWN, "") if _ACCELERATED_FAMILY.fullmatch(family) else None
+    return Accelerator(UNKNOWN, "") if re.fullmatch(_ACCELERATED_FAMILY, family) else None
 
 
 def devices_of(instance_type: str) -> Optional[InstanceDevices]:
@@ -341,7 +341,7 @@ def vcpus_of(instance_type: str) -> int:
     """
     family, _, size = instance_type.partition(".")
     size = size or next(iter(_sizes(family)), "large")
-    match = _SIZE.match(size)
+    match = re.match(_SIZE, size)
     if match:
         return 4 * int(match[1] or 1)
     return _METAL if size == "metal" else 2

@@ -15,7 +15,7 @@ MAX_LINE = 262_117
 
 MARK = "::batchml "  # begins lines that clients read and do not print
 _MARK = MARK.encode()
-_MARKS = re.compile(
+_MARKS = (
     r"::batchml (?="
     r"host |"
     r"end code=[0-9]{1,3} lines=[0-9]{1,15}(?: by=runtime)?$|"
@@ -37,7 +37,7 @@ MAX_METRIC_NAME = 100  # characters
 MAX_WAITS = 500  # characters of the text of an idle attempt
 MAX_RANKS = 64  # ranks of one node in a mark
 # `name:value` in a mark with the usage of ranks.
-_FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
+_FIGURE = r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)"
 
 
 # A line that the embedded AWS Batch writes after the end mark, which does not count it.
@@ -209,7 +209,7 @@ def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
 def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
     """Rank -> figures, from the pairs that `parse_mark` returns for a `ranks` mark."""
     return {
-        int(rank): {name: float(value) for name, value in _FIGURE.findall(figures)}
+        int(rank): {name: float(value) for name, value in re.findall(_FIGURE, figures)}
         for rank, figures in words.items()
         if rank.isdigit()
     }
@@ -227,7 +227,7 @@ def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
     attempt `("idle", {"waits": "rank 1 waits to ..."})`.
     """
     # Most lines are no marks, and `startswith` is faster than the expression.
-    found = _MARKS.match(message) if message.startswith(MARK) else None
+    found = re.match(_MARKS, message) if message.startswith(MARK) else None
     if not found:
         return None
     if found[1] == "metrics":

@@ -105,13 +105,13 @@ Scalar = Union[str, int, float, bool]
 ALL = "params"  # `{params}`: all parameters, unless one has this name
 
 _SWITCH = r"--[A-Za-z0-9][A-Za-z0-9_.-]*"
-_PLACEHOLDER = re.compile(
+_PLACEHOLDER = (
     r"\{(?:params:(key=value|json|kebab)|([A-Za-z_][A-Za-z0-9_.]*)"
     rf"|({_SWITCH})(?:/({_SWITCH}))?)\}}"
 )
-_VARIABLE = re.compile(r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)")
+_VARIABLE = r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)"
 _FLAGS, KEBAB = "flags", "kebab"  # `{params:kebab}`: what `flags = "kebab"` makes of `{params}`
-_NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # what argparse reads as a negative number
+_NEGATIVE = r"-[0-9]+|-[0-9]*\.[0-9]+"  # what argparse reads as a negative number
 
 
 def fill_command(command: Sequence[str], params: Mapping[str, Scalar]) -> List[str]:
@@ -135,7 +135,7 @@ def fill_words(command: Sequence[str], params: Mapping[str, Scalar]) -> List[Lis
     rest = {name: value for name, value in params.items() if name not in named}
     found: List[List[str]] = []
     for word in command:
-        match = _PLACEHOLDER.fullmatch(word)
+        match = re.fullmatch(_PLACEHOLDER, word)
         form = _form(match, params) if match else None
         if match and match[3] and _parameter(match, params) in params:
             found.append(_switch(match, params))
@@ -149,20 +149,20 @@ def placeholders(word: str, params: Container[str]) -> List[str]:
 
     `params` are the names of all parameters.
     """
-    found = _PLACEHOLDER.finditer(word)
+    found = re.finditer(_PLACEHOLDER, word)
     return [_parameter(match, params) for match in found if _form(match, params) is None]
 
 
 def switches(word: str, params: Container[str]) -> List[str]:
     """The parameters that decide whether a word of a command becomes a flag without a value."""
-    return [_parameter(match, params) for match in _PLACEHOLDER.finditer(word) if match[3]]
+    return [_parameter(match, params) for match in re.finditer(_PLACEHOLDER, word) if match[3]]
 
 
 def takes_all(command: Sequence[str], params: Container[str]) -> bool:
     """Whether a command uses all parameters: `{params}` in any form, or BATCHML_PARAMS."""
-    found = (match for word in command for match in _PLACEHOLDER.finditer(word))
+    found = (match for word in command for match in re.finditer(_PLACEHOLDER, word))
     is_placed = any(_form(match, params) is not None for match in found)
-    return is_placed or "BATCHML_PARAMS" in _VARIABLE.findall(" ".join(command))
+    return is_placed or "BATCHML_PARAMS" in re.findall(_VARIABLE, " ".join(command))
 
 
 def takes(command: Sequence[str], name: str, params: Container[str]) -> bool:
@@ -174,7 +174,7 @@ def takes_by_name(command: Sequence[str], name: str, params: Container[str]) -> 
     """Whether a command names the parameter `name` itself: `{lr}`, or $BATCHML_PARAM_LR."""
     return any(name in placeholders(word, params) for word in command) or parameter_variable(
         name
-    ) in _VARIABLE.findall(" ".join(command))
+    ) in re.findall(_VARIABLE, " ".join(command))
 
 
 # --- Folders and the number of a child in a command -----------------------------------------------
@@ -202,7 +202,7 @@ STAGED = "BATCHML_DATA_SECONDS"  # the time that the program waited for them bef
 _DATA_SET = "data."  # begins the placeholder of a data set: `{data.train}`
 
 # Not `${data}` of a shell.
-_FOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(FOLDERS)}|data\.[a-z][a-z0-9_]*)\}}")
+_FOLDER = rf"(?<!\$)\{{({'|'.join(FOLDERS)}|data\.[a-z][a-z0-9_]*)\}}"
 
 
 def data_variable(name: str) -> str:
@@ -235,7 +235,7 @@ def folder_placeholders(command: Sequence[str]) -> List[str]:
 
     The code in `python -c CODE` is left alone: `{data}` may be part of an f-string.
     """
-    return [match[1] for word in _without_code(command) for match in _FOLDER.finditer(word)]
+    return [match[1] for word in _without_code(command) for match in re.finditer(_FOLDER, word)]
 
 
 def folder_values(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -312,13 +312,13 @@ def _fill_folder(word: str, values: Mapping[str, str]) -> str:
         text = values.get(found[1], found[0])
         return shlex.quote(text) if is_line else text
 
-    return _FOLDER.sub(value, word)
+    return re.sub(_FOLDER, value, word)
 
 
 def params_placeholders(params: Mapping[str, object]) -> List[str]:
     """The names in FOLDERS that the values of parameters use."""
     texts = [value for value in params.values() if isinstance(value, str)]
-    return [match[1] for text in texts for match in _FOLDER.finditer(text)]
+    return [match[1] for text in texts for match in re.finditer(_FOLDER, text)]
 
 
 def fill_params(params: Mapping[str, Scalar], values: Mapping[str, str]) -> Dict[str, Scalar]:
@@ -329,16 +329,16 @@ def fill_params(params: Mapping[str, Scalar], values: Mapping[str, str]) -> Dict
 def _fill_param(value: Scalar, values: Mapping[str, str]) -> Scalar:
     if not isinstance(value, str):
         return value
-    filled = _FOLDER.sub(lambda found: values.get(found[1], found[0]), value)
+    filled = re.sub(_FOLDER, lambda found: values.get(found[1], found[0]), value)
     return value if filled == value else parse_number(filled)
 
 
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")  # as in JSON
+_NUMBER = r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?"  # as in JSON
 
 
 def parse_number(text: str) -> Union[str, int, float]:
     """The number of a text that is one in JSON; else the text."""
-    match = _NUMBER.fullmatch(text)
+    match = re.fullmatch(_NUMBER, text)
     if match is None:
         return text
     number = float(text) if match[2] or match[3] else int(text)
@@ -412,7 +412,7 @@ def _flag(name: str, value: str) -> List[str]:
 
     For argparse -0.5 is a number, but -5e-05 and any other text that begins with `-` is an option.
     """
-    if value.startswith("-") and not _NEGATIVE.fullmatch(value):
+    if value.startswith("-") and not re.fullmatch(_NEGATIVE, value):
         return [f"--{name}={value}"]
     return [f"--{name}", value]
 
@@ -430,4 +430,4 @@ def _fill_word(word: str, params: Mapping[str, Scalar], rest: Mapping[str, Scala
         values = _values(form, params, rest)
         return " ".join(map(shlex.quote, values) if is_line else values)
 
-    return _PLACEHOLDER.sub(value, word)
+    return re.sub(_PLACEHOLDER, value, word)

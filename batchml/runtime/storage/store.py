@@ -85,7 +85,7 @@ class Store(Protocol):
 
 _MISSING = ("NoSuchKey", "NotFound", "404")  # "404": botocore's code for an answer without a body
 _DENIED = ("AccessDenied", "Forbidden", "403", "")
-_ACTION = re.compile(r"not authorized to perform: ([\w-]+:\w+)")
+_ACTION = r"not authorized to perform: ([\w-]+:\w+)"
 
 
 def is_missing(status: int, code: str, message: str, may_exist: Callable[[], bool]) -> bool:
@@ -101,7 +101,7 @@ def is_missing(status: int, code: str, message: str, may_exist: Callable[[], boo
         return True
     if status != 403 or code not in _DENIED:
         return False
-    action = _ACTION.search(message)
+    action = re.search(_ACTION, message)
     return action[1] == "s3:ListBucket" if action else not may_exist()
 
 
