@@ -32,13 +32,13 @@ def suggestions(full: bool) -> Iterator[Curve]:
     found = ask_times(sizes(full, 10_000, 10_000), peers=sizes(full, 1_000, 10_000))
     yield Curve(
         name="curves/suggestion", title="A suggestion of TPE, 64 at once", axis="trials",
-        unit="ms of CPU", how="eight parameters; a few trials have changed",
+        unit="ms of CPU", how="eight parameters; a few trials have changed; after 100 suggestions",
         points=found["of 64 at once"],
         peers={name: points for name, points in found.items() if name == "Optuna"},
     )  # fmt: skip
     yield Curve(
         name="curves/suggestion_alone", title="A suggestion of TPE, one at a time", axis="trials",
-        unit="ms of CPU", how="eight parameters; a few trials have changed",
+        unit="ms of CPU", how="eight parameters; a few trials have changed; after 100 suggestions",
         points=found["alone"],
         peers={name: points for name, points in found.items() if name == "Optuna"},
     )  # fmt: skip

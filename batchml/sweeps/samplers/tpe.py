@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import repeat
-from operator import mul, neg
+from operator import and_, is_not, mul, neg
 from random import Random
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 
 
 _ROOT = math.sqrt(2)
+_ROOT_2PI = math.sqrt(2 * math.pi)
 
 
 class KernelAxis(NamedTuple):
@@ -106,10 +107,13 @@ class Kernel(NamedTuple):
         is cut off outside of [0, 1], or the probability of the kernel's own choice."""
         if axis.values:
             return math.log(self.choice_probabilities(axis.values)[0] * axis.values)
-        inside = math.erf((1 - position) / self.width / _ROOT) + math.erf(
-            position / self.width / _ROOT
-        )
-        return math.log(2 / (inside * self.width * math.sqrt(2 * math.pi)))
+        return self.along_number(position)[1]
+
+    def along_number(self, position: float) -> tuple[float, float]:
+        """The coordinate of a position on a number's axis, and `log_height` there."""
+        at = position / self.width / _ROOT
+        inside = math.erf((1 - position) / self.width / _ROOT) + math.erf(at)
+        return at, math.log(2 / (inside * self.width * _ROOT_2PI))
 
     def choice_probabilities(self, count: int) -> tuple[float, float]:
         """The probability of the choice of the kernel's point, and that of each other choice."""
@@ -136,7 +140,7 @@ def _place_of_choice(kernel: Kernel, count: int, chosen: int) -> tuple[float, ..
 
 Row = tuple[float, ...]
 _PART = 32  # kernels whose densities are computed at once
-_MAX_ROWS = 1 << 14  # that are kept for one set of active parameters
+_MAX_ROWS = 1 << 14  # that are kept of one group
 
 
 class Kernels:
@@ -150,21 +154,16 @@ class Kernels:
         self.axes = axes
         self.kernel = kernel
         self._groups: dict[tuple[bool, ...], KernelGroup] = {}
-        self._rows: dict[tuple[bool, ...], dict[Coordinates, tuple[KernelGroup, Row]]] = {}
 
-    def row(self, active: tuple[bool, ...], point: Coordinates) -> tuple["KernelGroup", Row]:
-        """The kernel around a point, for densities at points with these active parameters."""
-        rows = self._rows.setdefault(active, {})
-        found = rows.get(point)
-        if found is None:
-            shared = tuple(a and at is not None for a, at in zip(active, point, strict=True))
-            if shared not in self._groups:
-                self._groups[shared] = KernelGroup(self.axes, self.kernel, shared)
-            group = self._groups[shared]
-            if len(rows) >= _MAX_ROWS:
-                rows.clear()
-            found = rows[point] = group, group.row(point)
-        return found
+    def group(self, active: tuple[bool, ...], point: Coordinates) -> "KernelGroup":
+        """The group of the kernel around a point, for densities at points with these active
+        parameters."""
+        shared = active
+        if None in point:
+            shared = tuple(map(and_, active, map(is_not, point, repeat(None))))
+        if shared not in self._groups:
+            self._groups[shared] = KernelGroup(self.axes, self.kernel, shared)
+        return self._groups[shared]
 
 
 class KernelGroup:
@@ -174,28 +173,54 @@ class KernelGroup:
         self, axes: Sequence[KernelAxis], kernel: Kernel, shared: tuple[bool, ...]
     ) -> None:
         self._kernel = kernel
-        self._axes = [each for each, used in zip(enumerate(axes), shared, strict=True) if used]
+        self._axes = [  # with the height along a choice, which is the same everywhere
+            (n, axis, kernel.log_height(axis, 0.0) if axis.values else 0.0)
+            for n, (axis, used) in enumerate(zip(axes, shared, strict=True))
+            if used
+        ]
+        self._rows: dict[Coordinates, Row] = {}
         # The kernel is highest at an end of the range, where half of it is cut off.
         self._top = sum(
-            max(kernel.log_height(axis, end) for end in (0.0, 1.0)) for _, axis in self._axes
+            max(kernel.log_height(axis, end) for end in (0.0, 1.0)) for _, axis, _ in self._axes
         )
         self.height = math.exp(self._top)  # by which the sum of `exp(-distance ** 2)` is multiplied
 
     def row(self, point: Coordinates) -> Row:
         """The coordinates of a kernel. Its height is one more coordinate, so that one distance
         includes it."""
-        height = sum(self._kernel.log_height(axis, point[n] or 0.0) for n, axis in self._axes)
-        return (*self._place(point), math.sqrt(max(0.0, self._top - height)))
+        found = self._rows.get(point)
+        if found is None:
+            if len(self._rows) >= _MAX_ROWS:
+                self._rows.clear()
+            found = self._rows[point] = self._make_row(point)
+        return found
+
+    def _make_row(self, point: Coordinates) -> Row:
+        kernel, height = self._kernel, 0.0
+        row: list[float] = []
+        for n, axis, log_height in self._axes:
+            position = point[n] or 0.0
+            if axis.values:
+                row += kernel.place(axis, position)
+            else:
+                at, log_height = kernel.along_number(position)
+                row.append(at)
+            height += log_height
+        return (*row, math.sqrt(max(0.0, self._top - height)))
 
     def place(self, point: Coordinates) -> Row:
         """The coordinates at which a density is asked."""
-        return (*self._place(point), 0.0)
-
-    def _place(self, point: Coordinates) -> Row:
         place: Row = ()
-        for n, axis in self._axes:
+        for n, axis, _ in self._axes:
             place += self._kernel.place(axis, point[n] or 0.0)
-        return place
+        return (*place, 0.0)
+
+
+class _Part(NamedTuple):
+    """At most _PART kernels of one group. Their rows are computed when a density is asked."""
+
+    points: list[Coordinates]
+    rows: list[Row]
 
 
 class Mixture:
@@ -207,8 +232,7 @@ class Mixture:
         self.prior = prior
         self._kernels = kernels
         self._places = {axis.name: place for place, axis in enumerate(self.axes)}
-        # By active parameters: the kernels in parts of _PART.
-        self._views: dict[tuple[bool, ...], dict[KernelGroup, list[list[Row]]]] = {}
+        self._views: dict[tuple[bool, ...], dict[KernelGroup, list[_Part]]] = {}  # by active ones
 
     def add(self, point: Coordinates) -> None:
         self.points.append(point)
@@ -216,11 +240,10 @@ class Mixture:
             self._add_to_view(active, point)
 
     def _add_to_view(self, active: tuple[bool, ...], point: Coordinates) -> None:
-        group, row = self._kernels.row(active, point)
-        parts = self._views[active].setdefault(group, [])
-        if not parts or len(parts[-1]) == _PART:
-            parts.append([])
-        parts[-1].append(row)
+        parts = self._views[active].setdefault(self._kernels.group(active, point), [])
+        if not parts or len(parts[-1].points) == _PART:
+            parts.append(_Part([], []))
+        parts[-1].points.append(point)
 
     def log_density(self, point: Coordinates) -> float:
         """The logarithm of the density at a point, in the subspace of its active parameters."""
@@ -236,7 +259,8 @@ class Mixture:
                 self._add_to_view(active, other)
         for group, parts in self._views[active].items():
             place = repeat(group.place(point))
-            for rows in reversed(parts):
+            for points, rows in reversed(parts):
+                rows += map(group.row, points[len(rows) :])
                 distances = list(map(math.dist, place, rows))
                 yield group.height * sum(map(math.exp, map(neg, map(mul, distances, distances))))
 
