@@ -177,3 +177,8 @@ def _parse_like(default: Scalar, text: str) -> Scalar | None:
             continue
         return number if math.isfinite(number) else None
     return None
+
+
+def is_seed(name: str) -> bool:
+    """Whether a parameter is a seed: `seed`, `random_seed`, `data-seed`."""
+    return name.lower().replace("-", "_").rpartition("_")[2] == "seed"

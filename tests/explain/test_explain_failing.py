@@ -448,7 +448,7 @@ def test_the_containers_reason_tells_why_it_was_not_started(
 def test_what_a_table_of_clues_means_is_in_words_for_people() -> None:
     for clue in (*clues.GPU, *clues.DISK, *clues.START, *clues.PULL, *clues.LOG):
         assert clue.verdict.endswith(".") and clue.fix.endswith("."), clue
-        assert clue.verdict.count("{") <= clue.pattern.groups, clue
+        assert clue.verdict.count("{") <= re.compile(clue.pattern).groups, clue
 
 
 def test_the_page_about_explain_names_every_cause() -> None:

@@ -13,6 +13,7 @@ from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.cost.bill import Bill, bill_from_history
 from batchml.jobs.code import pack
+from batchml.model.params import is_seed
 from batchml.model.run import Attempt, JobStatus, MetricRange, Record, Run
 from batchml.runs.compare.conclusions import WorkerOffer, conclude
 from batchml.runs.compare.figures import (
@@ -21,7 +22,6 @@ from batchml.runs.compare.figures import (
     RunGroup,
     figures_of,
     group_runs,
-    is_seed,
     mean_value,
 )
 from batchml.runs.compare.render import (

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from batchml.cost.bill import Bill
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.names import short_id
+from batchml.model.params import is_seed
 from batchml.runs.compare.facts import Value, list_facts
 from batchml.runs.metrics.pace import Pace
 from batchml.runs.metrics.series import Series
@@ -146,11 +147,6 @@ def _cost(measured: MeasuredRun, now_ms: int) -> dict[str, float | None]:
 
 
 # --- Runs that differ only in a seed --------------------------------------------------------------
-
-
-def is_seed(name: str) -> bool:
-    """Whether a parameter is a seed: `seed`, `random_seed`, `data-seed`."""
-    return name.lower().replace("-", "_").rpartition("_")[2] == "seed"
 
 
 def group_runs(entries: Iterable[Sequence[MeasuredRun]], now_ms: int) -> list[RunGroup]:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from batchml.cli.render import cells, cut, duration, printable, table
 from batchml.cli.terminal import Screen
 from batchml.model.names import dollars, short_id
+from batchml.model.params import is_seed
 from batchml.model.run import classify, describe_state
 from batchml.runs.compare.conclusions import Conclusion
 from batchml.runs.compare.facts import UNUSED, unused_params
-from batchml.runs.compare.figures import Figure, MeanValue, RunGroup, is_seed
+from batchml.runs.compare.figures import Figure, MeanValue, RunGroup
 from batchml.runs.metrics.plot import Chart, escape_text, metric_chart, write_plot
 from batchml.runs.metrics.series import Series
 from batchml.runs.metrics.usage import usage_charts

@@ -171,6 +171,7 @@ class Controller:
         self._terminated: dict[int, float] = {}  # number of a batch -> when its job was terminated
         self._deadline: float | None = None  # as last published
         self._over_since: float | None = None  # since when nothing is left to do
+        self._none_since: float | None = None  # since when no trial waits or runs
         self._running_limit: int | None = None  # trials at once, as last set by this controller
         self._counted_trials: tuple[SweepLimits | None, int | None] = None, None
 
@@ -486,9 +487,16 @@ class Controller:
         return make_snapshot(self._totals, self._wanted, self._money(now), now)
 
     def _pause(self) -> float:
+        intervals, now = self._intervals, self._clock.now()
         begun = began_at(self._totals.state)
-        is_young = begun is None or self._clock.now() - begun < self._intervals.first_period
-        return self._intervals.poll_at_first if is_young else self._intervals.poll
+        is_young = begun is None or now - begun < intervals.first_period
+        pause = intervals.poll_at_first if is_young else intervals.poll
+        if count_in_flight(self._totals.state):
+            self._none_since = None
+            return pause
+        # The jobs end soon, unless their next rung waits for a free machine.
+        self._none_since = now if self._none_since is None else self._none_since
+        return min(pause, max(intervals.at_end, now - self._none_since))
 
     def _release_lease(self) -> None:
         try:

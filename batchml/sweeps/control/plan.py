@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.model.params import is_seed
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import MODELS, Params, SweepSpec, Trial, TrialState, count_points
-from batchml.runs.compare.figures import is_seed
 from batchml.runtime.protocol.sweep import TrialEntry
 from batchml.sweeps.control.events import PlannedTrial, TrialBatch
 from batchml.sweeps.control.pruning import rung_ends

@@ -16,7 +16,7 @@ from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweeps.control.events import TrialBatch, TrialObserved
 from batchml.sweeps.control.lease import ControllerIntervals
 from batchml.sweeps.control.plan import SubmitMode, trials_in
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.totals import SweepTotals, count_in_flight
 
 # --- The jobs of a sweep --------------------------------------------------------------------------
 
@@ -131,7 +131,9 @@ class JobWatch:
 
     def observe(self, totals: SweepTotals, now: float) -> None:
         """Observe the unfinished jobs with one call, if it is due. Raises BatchmlError."""
-        if now - self._last_observed < self._intervals.observe:
+        is_any_in_flight = count_in_flight(totals.state) > 0
+        interval = self._intervals.observe if is_any_in_flight else self._intervals.at_end
+        if now - self._last_observed < interval:
             return
         waves = self._due(totals)
         if not waves:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batchml.errors import did_you_mean
 from batchml.model.conditions import satisfies
 from batchml.model.job import JobSpec
-from batchml.model.params import new_name_mistakes
+from batchml.model.params import is_seed, new_name_mistakes
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import (
     MODELS,
@@ -22,7 +22,6 @@ from batchml.model.sweep import (
     draw_point,
     every_point,
 )
-from batchml.runs.compare.figures import is_seed
 from batchml.runtime.protocol.variables import SEED, placeholders, takes, takes_all, takes_by_name
 from batchml.sweeps.spec.sections import MAX_TRIALS
 
