@@ -35,6 +35,30 @@ def test_many_waves_are_looked_at_in_turn_with_one_call_at_a_time() -> None:
     assert {job for _, jobs in looked for job in jobs} == set(world.jobs.by_id)
 
 
+def test_an_array_ends_its_sweep_soon_after_its_last_trial_whenever_that_ends() -> None:
+    for step_seconds in (0.01, 0.013, 0.017, 0.019):
+        world = World(spec_of("random", trials=20, parallel=2), step_seconds=step_seconds)
+        world.run()
+        ended = world.state().ended
+        last = max(trial.stopped_at or 0.0 for trial in world.state().trials.values())
+        assert ended is not None
+        assert ended.at - last <= LOCAL_INTERVALS.poll + 2 * LOCAL_INTERVALS.at_end
+
+
+def test_a_job_whose_end_does_not_come_is_looked_at_ever_more_seldom() -> None:
+    world = World(spec_of("random", trials=4, parallel=2))
+    real, until = world.jobs.observe, world.clock.now() + 600.0
+
+    def look(job_ids: Any) -> dict[str, JobObservation]:
+        if world.clock.now() >= until:
+            return real(job_ids)
+        return dict.fromkeys(job_ids, JobObservation(JobStatus.RUNNING))
+
+    world.jobs.observe = look  # type: ignore[method-assign]
+    world.run()
+    assert len(world.clock.naps) <= 600.0 / LOCAL_INTERVALS.poll + 10
+
+
 def test_children_that_fail_unheard_are_asked_for_seldom() -> None:
     faults = {number: Fault("vanishes", 0) for number in range(0, 300, 3)}
     spec = spec_of("random", "asha", trials=300, parallel=4, failed_share=None)
