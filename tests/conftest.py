@@ -1,5 +1,6 @@
 """Fixtures: a state folder, a real server in a process of its own, and clients for it."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -28,8 +29,9 @@ from tests.support.worlds import Worlds, make_pytorch, open_worlds
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
 
-# A session of botocore reads a service's description once; ours, of all tests, read each once. They
-# are files of its package, which all clients of a session share as it is.
+# A session of botocore reads a service's description once, and looks once through four hundred
+# folders for the names of all; ours, of all tests, do each once. They are files of its package,
+# which all clients of a session share as it is.
 _load_file = JSONFileLoader.load_file
 
 
@@ -44,6 +46,19 @@ def _load(loader: JSONFileLoader, path: str) -> Any:
 
 
 JSONFileLoader.load_file = _load
+
+_list_services = Loader.list_available_services
+_listed: dict[tuple[str, ...], list[str]] = {}
+
+
+def _list_once(loader: Loader, type_name: str) -> list[str]:
+    key = (type_name, *loader.search_paths)
+    if key not in _listed:
+        _listed[key] = _list_services(loader, type_name)
+    return _listed[key]
+
+
+Loader.list_available_services = _list_once
 
 # A shell makes what it runs behind it deaf to Ctrl-C, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let each worker of pytest-xdist begin with other tests. In a fresh clone, the first to come
     to a file compiles it, which takes a third of a minute for all, and the others need not.
     """
+    gc.disable()  # until all tests are collected
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker and [Path(each).resolve() for each in config.args] == [_TESTS]:
         rooms = sorted(path for path in _TESTS.iterdir() if any(path.rglob("test_*.py")))
@@ -68,6 +84,12 @@ def pytest_configure(config: pytest.Config) -> None:
         begin = sum(sizes) * int(worker) / int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         first = sum(end <= begin for end in accumulate(sizes))
         config.args[:] = map(str, rooms[first:] + rooms[:first])
+
+
+def pytest_collection_finish() -> None:
+    """Of half a million objects that collecting makes, nothing is garbage: do not search them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

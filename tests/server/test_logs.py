@@ -116,11 +116,12 @@ def test_a_page_does_not_make_the_next_one_more_costly(rig: Rig) -> None:
     """A line that a page leaves for the next one must not wrap the rest of the merge."""
     add(rig, "a")
     append(rig, "a", *[(n, f"{n}") for n in range(100)])
-    wraps = []
+    wraps = {}
     for number, page in enumerate(pages(rig, "FilterLogEvents", limit=1)):
         assert texts(page) == [f"{number}"]
-        wraps.append(sum(isinstance(each, chain) for each in gc.get_objects()))
-    assert len(wraps) == 100
+        if number in (1, 98):  # looking takes a while
+            wraps[number] = sum(isinstance(each, chain) for each in gc.get_objects())
+    assert number == 99
     assert wraps[98] <= wraps[1]
 
 
