@@ -21,6 +21,7 @@ from batchml.local.home import Home, ServerEndpoint
 from tests.support.browser import Browser, browser
 from tests.support.cli import Cli
 from tests.support.executor_rig import Rig, need_engine
+from tests.support.forked import BATCHML, Asked, run_forked
 from tests.support.leftovers import end_with
 from tests.support.local_server import client_for
 from tests.support.worlds import Worlds, make_pytorch, open_worlds
@@ -156,7 +157,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, runtimes: Path) -> Iter
 
 @pytest.fixture
 def server(home: Home) -> ServerEndpoint:
-    """A running embedded AWS Batch."""
+    """A running embedded AWS Batch. A command starts it, because that is a fork (`forge.py`)."""
+    if not home.is_held():
+        environ = {**os.environ, "BATCHML_HOME": str(home.root)}
+        run_forked(BATCHML, Asked("batchml", ("local", "start"), home.root, environ))
     return control.ensure_server(home, SystemClock())
 
 
