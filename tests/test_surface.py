@@ -102,6 +102,30 @@ def test_who_submits_waits_for_no_other_command() -> None:
     assert shown.stdout.splitlines()[-1] == "[]", shown
 
 
+def test_everyday_commands_import_no_module_and_compile_no_pattern_that_few_runs_need() -> None:
+    """Each module costs such a command about a millisecond, each pattern a tenth.
+
+    Patterns that are tried on each line of a log are compiled at once.
+    """
+    program = """
+import re, sys
+compiled, compile_pattern = set(), re.compile
+def note(*given):
+    compiled.add(sys._getframe(1).f_globals["__name__"])
+    return compile_pattern(*given)
+re.compile = note
+from batchml.runs.commands import cost, list, logs, show, submit
+import batchml.runtime.storage.folder  # keeps the code of runs
+print(sorted(each for each in compiled if each.startswith("batchml")))
+few = {"asyncio", "boto3", "concurrent", "logging", "rich", "ssl", "tomllib"}
+print(sorted(few & {*sys.modules}))
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    compiled, imported = shown.stdout.splitlines()
+    assert compiled == "['batchml.runs.metrics.pace', 'batchml.runs.metrics.series']", shown
+    assert imported == "[]", shown
+
+
 def test_version_is_printed() -> None:
     assert run("--version").stdout == f"batchml {batchml.__version__}\n"
 

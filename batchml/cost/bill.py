@@ -349,7 +349,7 @@ def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
 
 
 # The end of the names of the jobs of a sweep: sweeps/jobs.py, sweeps/run.py.
-_BATCH = re.compile(r"-(w\d+|controller)$")
+_BATCH = r"-(w\d+|controller)$"
 OWNER_TAG = "owner"  # a tag that users give their runs
 USUAL = 10  # last runs of a job from which its usual duration is taken
 
@@ -424,7 +424,7 @@ def cost_of_bill(run: Run, bill: Bill) -> RunCost:
 
 def _sweep_name(name: str, tags: Mapping[str, str]) -> str:
     """The name of the sweep of a run: `lenet` for `lenet-w12`; "" for other runs."""
-    return _BATCH.sub("", name) if SWEEP_TAG in tags else ""
+    return re.sub(_BATCH, "", name) if SWEEP_TAG in tags else ""
 
 
 def cost_of_record(record: Record, cost: float) -> RunCost:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 HOST_DESCRIBED = 2 * 3_600_000  # ms after an attempt in which EC2 may still describe its host
 THIS_MACHINE = "this machine"
 # The suffix of a compute environment with which `setup` replaced another: `gpu-r2`.
-_REPLACED = re.compile(r"-r[0-9]+$")
+_REPLACED = r"-r[0-9]+$"
 
 
 def quote_of(context: "Context", need: ContainerNeed, queue: str) -> Quote:
@@ -250,7 +250,7 @@ def _with_disks(context: "Context", pools: Iterable[HostPool]) -> list[ComputeCh
     """Compute environments with the disk sizes that batchml.toml describes."""
     compute = context.settings.environment.compute
     disks = {context.qualified(name): each.disk_gib for name, each in compute.items()}
-    return [ComputeChoice(pool, disks.get(_REPLACED.sub("", pool.name), 0)) for pool in pools]
+    return [ComputeChoice(pool, disks.get(re.sub(_REPLACED, "", pool.name), 0)) for pool in pools]
 
 
 def _hosts(

@@ -102,11 +102,11 @@ START = (
 # For images that could not be pulled.
 PULL = (
     Clue(
-        "package-missing", MISSING_PACKAGE.pattern, f"No index has {{0}} ({REQUIREMENTS}).",
+        "package-missing", MISSING_PACKAGE, f"No index has {{0}} ({REQUIREMENTS}).",
         f"Correct its name or its version in {REQUIREMENTS}, and submit it again.", "again",
     ),
     Clue(
-        "requirement-invalid", UNREADABLE_LINE.pattern, f"pip cannot read {{0}} ({REQUIREMENTS}).",
+        "requirement-invalid", UNREADABLE_LINE, f"pip cannot read {{0}} ({REQUIREMENTS}).",
         f"Correct its line in {REQUIREMENTS}, and submit it again.", "again",
     ),
     Clue(

@@ -1,6 +1,7 @@
 """Why a run ended: the verdict from its outcome, its log and AWS's reasons. Pure."""
 
 import math
+import re
 
 from msgspec.structs import replace
 
@@ -196,7 +197,7 @@ def _not_started(ended: EndedRun) -> Explanation:
     found = clues.match_reason(reason)
     if found is not None:
         explained = _explain_clue(ended, found)
-        pip = MISSING_PACKAGE.search(reason) or UNREADABLE_LINE.search(reason)
+        pip = re.search(MISSING_PACKAGE, reason) or re.search(UNREADABLE_LINE, reason)
         if found.cause not in _OF_PIP or pip is None:
             return explained
         # Leave out AWS's prefix, which looks like a failure of Docker.

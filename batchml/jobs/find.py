@@ -1,7 +1,6 @@
 """Find a job's folder and the source of its image by the names that a user gives."""
 
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -114,6 +113,8 @@ def load_job(
     Raises ConfigError with every mistake of the file. The image is only looked for in
     `image_folders`. `provided_params` is that of `read_job`.
     """
+    import tomllib  # late: a run of a command reads no job.toml
+
     path = folder / "job.toml"
     try:
         table = tomllib.loads(path.read_text("utf-8"))

@@ -35,10 +35,10 @@ _REQUIREMENT = rf"{_NAME}\s*{_EXTRAS}(?:{_CLAUSES}|\(\s*{_CLAUSES}\s*\))?"
 # Paths, URLs, variables and options, which are no names of packages.
 _OTHER = r"[/\\@$]|^[.-]|^\["
 _CORRECTIONS = (
-    (re.compile(r"=([<>])"), r"\1="),  # `=>2`
-    (re.compile(r"(?<![=<>!~])=(?!=)"), "=="),  # `=2`
-    (re.compile(rf"^({_NAME}(?:\[.*\])?)\s+(?=\d)"), r"\1=="),  # `pandas 2`
-    (re.compile(r"([<>=]\s*\d[\w.*]*)\s*(?=[<>!~=])"), r"\1,"),  # `>=2<3`
+    (r"=([<>])", r"\1="),  # `=>2`
+    (r"(?<![=<>!~])=(?!=)", "=="),  # `=2`
+    (rf"^({_NAME}(?:\[.*\])?)\s+(?=\d)", r"\1=="),  # `pandas 2`
+    (r"([<>=]\s*\d[\w.*]*)\s*(?=[<>!~=])", r"\1,"),  # `>=2<3`
 )
 
 
@@ -91,7 +91,7 @@ def requirement_mistake(line: str) -> str:
     if re.search(_OTHER, requirement) or re.fullmatch(_REQUIREMENT, requirement):
         return ""
     for wrong, right in _CORRECTIONS:
-        better = wrong.sub(right, requirement)
+        better = re.sub(wrong, right, requirement)
         if re.fullmatch(_REQUIREMENT, better):
             return f"{requirement!r} is no requirement that pip can read. Did you mean {better!r}?"
     return f"{requirement!r} is no requirement that pip can read, such as 'pandas==2.2'."
@@ -137,7 +137,7 @@ CHANNEL = "conda-forge"
 CUDA = "12.6"  # conda chooses packages for this version, which the driver of GPU hosts supports
 
 _NOT_OF_IMAGES = ("name", "prefix", "platforms")  # keys on which an image does not depend
-_SPEC = re.compile(r"(?:[\w./:-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(.*)", re.DOTALL)
+_SPEC = r"(?s)(?:[\w./:-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(.*)"
 _PIN = r"={1,2}\s*(\d+(?:\.\d+)*)(\.\*)?"
 
 
@@ -169,7 +169,7 @@ class CondaFile(Struct, frozen=True):
         """
         version = PYTHON
         for spec in self.specs:
-            match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
+            match = re.fullmatch(_SPEC, spec) if isinstance(spec, str) else None
             name, pinned = (match[1].lower(), match[2].strip()) if match else ("", "")
             pin = re.fullmatch(_PIN, pinned)
             if name == "python" and (pin or not pinned):
@@ -181,7 +181,7 @@ class CondaFile(Struct, frozen=True):
 
 
 def _package(spec: Any) -> str:
-    match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
+    match = re.fullmatch(_SPEC, spec) if isinstance(spec, str) else None
     return match[1].lower() if match else ""
 
 

@@ -64,7 +64,7 @@ def read_script(text: str, program: Sequence[str]) -> Script:
     notices += (*_foreign_notices(text), *_spelling_notices(text))
     notices += _cluster_notices(text, program)
     is_slurm = has_slurm(text)
-    resumes = _AUTO_RESUME.search(text) if is_slurm else None
+    resumes = re.search(_AUTO_RESUME, text) if is_slurm else None
     if resumes:  # it is about the whole run, as if a line #SBATCH had it
         number = text.count("\n", 0, resumes.start()) + 1
         slurms.append(ScriptLine(number, ("--auto-resume=1",)))
@@ -73,10 +73,9 @@ def read_script(text: str, program: Sequence[str]) -> Script:
 
 # In a call of srun, which may go on in the next lines, or in a variable for one: AWS's scripts have
 # AUTO_RESUME="--auto-resume=1", then srun ${AUTO_RESUME}.
-_AUTO_RESUME = re.compile(
-    r"^[ \t]*(?:srun[ \t](?:[^\n#]|\\\n)*?|(?:export[ \t]+)?\w+=[\"']?)"
-    r"--auto-resume[= ][\"']?1\b",
-    re.MULTILINE,
+_AUTO_RESUME = (
+    r"(?m)^[ \t]*(?:srun[ \t](?:[^\n#]|\\\n)*?|(?:export[ \t]+)?\w+=[\"']?)"
+    r"--auto-resume[= ][\"']?1\b"
 )
 
 
@@ -158,7 +157,7 @@ def _foreign_notices(text: str) -> Iterator[str]:
 def _spelling_notices(text: str) -> Iterator[str]:
     """Report comments such as `#sbatch --time 1`. `##SBATCH` and `# SBATCH` disable a line."""
     for number, line in enumerate(text.split("\n"), 1):
-        match = _MISSPELT.match(line)
+        match = re.match(_MISSPELT, line)
         if match and not _kind(line):
             kind = f"#{match[1].upper()}"
             yield (
@@ -167,26 +166,24 @@ def _spelling_notices(text: str) -> Iterator[str]:
             )
 
 
-_MISSPELT = re.compile(r"[ \t]*#(SBATCH|BATCHML)(?=[ \t-])", re.IGNORECASE)
+_MISSPELT = r"(?i)[ \t]*#(SBATCH|BATCHML)(?=[ \t-])"
 _SHELLS = r"(?:.*/)?(?:ba|da|z|k|a)?sh"
 _CLUSTER_COMMANDS = (
     (
-        re.compile(
-            r"^[ \t]*(?:module[ \t]+(?:load|add|purge|use|swap)|ml[ \t]+\w).*", re.MULTILINE
-        ),
+        r"(?m)^[ \t]*(?:module[ \t]+(?:load|add|purge|use|swap)|ml[ \t]+\w).*",
         "an image has its packages installed and has no environment modules: `module` does nothing",
     ),
     (
-        re.compile(r"^[ \t]*(?:conda|mamba|micromamba|source)[ \t]+activate\b.*", re.MULTILINE),
+        r"(?m)^[ \t]*(?:conda|mamba|micromamba|source)[ \t]+activate\b.*",
         "an image has one environment, which is active already. Choose packages by --image",
     ),
     (
-        re.compile(r"^[ \t]*sbatch\b.*", re.MULTILINE),
+        r"(?m)^[ \t]*sbatch\b.*",
         "a run has no Slurm: submit the next run with batchml submit --after",
     ),
     *(
         (
-            re.compile(rf"^[ \t]*{name}\b.*", re.MULTILINE),
+            rf"(?m)^[ \t]*{name}\b.*",
             f"a run has no Slurm: use batchml {ours} outside of the run",
         )
         for name, ours in (
@@ -205,7 +202,7 @@ def _cluster_notices(text: str, program: Sequence[str]) -> Iterator[str]:
     if not re.fullmatch(_SHELLS, shell):
         return
     for pattern, notice in _CLUSTER_COMMANDS:
-        match = pattern.search(text)
+        match = re.search(pattern, text)
         if match:
             number = text.count("\n", 0, match.start()) + 1
             yield f"line {number}: `{match[0].strip()[:60]}`: {notice}."

@@ -125,7 +125,7 @@ _TIME = (
     r"|(?P<h>[0-9]{1,5}):(?P<hm>[0-9]{1,5}):(?P<hs>[0-9]{1,5})"
     r"|(?P<m>[0-9]{1,9})(?::(?P<ms>[0-9]{1,9}))?)"
 )
-_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
+_SIZE = r"(?i)([0-9]{1,12})([KMGT]?)B?"
 _UNITS = {"k": 1024, "": 1024**2, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _GPUS = r"(?:([A-Za-z][\w.-]*):)?([0-9]{1,5})"
 _GRES = r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=]([0-9]{1,5}))?(?:\(S:[0-9,-]+\))?"
@@ -159,7 +159,7 @@ def parse_time(text: str) -> int | None:
 
 def parse_size(text: str) -> int | None:
     """Return the bytes of `16G`, or of `512`, which is in MiB. 0 means all memory of a host."""
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     return int(match[1]) * _UNITS[match[2].lower()] if match else None
 
 

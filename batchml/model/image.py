@@ -7,7 +7,6 @@ embedded server adds that of its engine.
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Annotated, NamedTuple
@@ -235,6 +234,8 @@ def _context(folder: Mapping[str, bytes], flavor: str) -> dict[str, bytes]:
 def _settings(folder: Mapping[str, bytes]) -> tuple[ImageSettings, list[str]]:
     if SETTINGS not in folder:
         return ImageSettings(), []
+    import tomllib  # late, as in `jobs.find`
+
     try:
         table = tomllib.loads(folder[SETTINGS].decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

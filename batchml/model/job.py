@@ -411,7 +411,7 @@ def _mistakes(
     yield from fallback_mistakes(spec.fallback, spec.queue, spec.groups)
     yield from _keep_mistakes(spec.keep)
     for name in spec.env:
-        if not ENV_NAME.fullmatch(name):
+        if not re.fullmatch(ENV_NAME, name):
             yield f"env.{name}: is not a name for an environment variable."
         elif name.startswith("AWS_BATCH"):
             yield f"env.{name}: names that start with AWS_BATCH are reserved for AWS Batch."

@@ -27,14 +27,14 @@ from batchml.runtime.protocol.launch import LaunchPlan
 _LOCAL_HOST = "this-machine"  # the only host of `local`
 
 # Messages of pip and uv about a package or version that the index does not have.
-MISSING_PACKAGE = re.compile(
+MISSING_PACKAGE = (
     r"(?:No matching distribution found for|"
     r"Could not find a version that satisfies the requirement|"
     r"Because there (?:is|are) no versions? of|Because only \S+ is available and you require|"
     r"Because(?= \S+ (?:was not found in|has no wheels))) ([^\s,]+[^\s,.])"
 )
 # Messages of pip about a line of a requirements.txt.
-UNREADABLE_LINE = re.compile(r"Invalid (?:requirement|marker): (\"[^\"]+\"|'[^']+')")
+UNREADABLE_LINE = r"Invalid (?:requirement|marker): (\"[^\"]+\"|'[^']+')"
 REQUIREMENTS = "requirements.txt"
 # The classes that `[retry] on` has to name: by default only a lost host is retried.
 _NOT_RETRIED = (OutcomeClass.APP_ERROR, OutcomeClass.OUT_OF_MEMORY, OutcomeClass.IMAGE_ERROR)
@@ -187,7 +187,7 @@ def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
 def _why_not_started(run: Run) -> str:
     """The reason that AWS Batch gives; if pip failed, the package or line that is its cause."""
     reason = run.reason or run.status_reason
-    package, line = MISSING_PACKAGE.search(reason), UNREADABLE_LINE.search(reason)
+    package, line = re.search(MISSING_PACKAGE, reason), re.search(UNREADABLE_LINE, reason)
     if package is None and line is None:
         return reason
     why = f"no index has {package[1]}" if package else f"pip cannot read {line[1] if line else ''}"

@@ -21,7 +21,7 @@ _ARN = (
     r"(arn:aws[a-z-]*:(ssm|secretsmanager):[a-z0-9-]+:\d{12}):(parameter/|secret:)([^:#\s]+)"
     r"(?::([^:]*):([^:]*):([^:]*))?(?:#(\S+))?"
 )
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SUFFIX = "AbCdEf"  # stands for the six random characters of an ARN
 
 
@@ -68,7 +68,7 @@ def secret_mistakes(secrets: dict[str, str], env: Sequence[str]) -> Iterator[str
     `env` has the names of the variables in `[env]`.
     """
     for name, text in secrets.items():
-        if not ENV_NAME.fullmatch(name):
+        if not re.fullmatch(ENV_NAME, name):
             yield f"secrets.{name}: is not a name for an environment variable."
         elif name.startswith(("AWS_BATCH", "BATCHML_")):
             yield f"secrets.{name}: such names are reserved for AWS Batch and batchml."

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = r"Object contains unknown field `(.*)`$"
 _STEP = r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]"
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_SIZE = r"(?i)\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?\s*"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+"
 
@@ -62,7 +62,7 @@ def parse_size(text: str | int) -> int | None:
 
     A bare number is MiB, as in AWS Batch.
     """
-    match = _SIZE.fullmatch(str(text))
+    match = re.fullmatch(_SIZE, str(text))
     if not match:
         return None
     number, unit, suffix = match.groups()

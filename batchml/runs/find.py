@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from batchml.aws.batch.jobs import USAGE, LogMark
+from batchml.aws.batch.jobs import MAX_DESCRIBE, USAGE, LogMark
 from batchml.context import Context
 from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
 from batchml.model.fallback import MOVED_MARK
@@ -96,21 +96,26 @@ class NewestRuns(NamedTuple):
 def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
     """The newest `limit` runs that match the filter."""
     left_out = SkippedRuns()
-    newest = list(islice(find_all(context, wanted, left_out), limit + 1))
+    # A filter on what only DescribeJobs returns leaves out many runs.
+    first = MAX_DESCRIBE if wanted.is_deep else min(limit + 1, MAX_DESCRIBE)
+    newest = list(islice(find_all(context, wanted, left_out, first), limit + 1))
     return NewestRuns(newest[:limit], len(newest) > limit, left_out)
 
 
 def find_all(
-    context: Context, wanted: RunFilter, left_out: SkippedRuns | None = None
+    context: Context,
+    wanted: RunFilter,
+    left_out: SkippedRuns | None = None,
+    first: int = MAX_DESCRIBE,
 ) -> Iterator[FoundRun]:
-    """The runs that match the filter, the newest first. `left_out` is filled, as in `search`."""
+    """The runs that match the filter, the newest first; `left_out` and `first` as in `search`."""
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
     now = int(context.clock.now() * 1000)
     try:
         yield from search(
             api, context.history, context.env, queues, wanted, _measure(context), now, left_out,
-            lambda runs: with_trials(context, runs),
+            lambda runs: with_trials(context, runs), first,
         )  # fmt: skip
     except ServiceError as error:
         if error.operation == "ListJobs":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice, repeat
 from math import isnan
 
 from msgspec import Struct, field
@@ -326,15 +326,16 @@ def search(
     now: int = 0,
     left_out: SkippedRuns | None = None,
     complete: Callable[[list[FoundRun]], list[FoundRun]] = list,
+    first: int = MAX_DESCRIBE,
 ) -> Iterator[FoundRun]:
     """The runs that match the filter, newest first; calls are made as the caller iterates.
 
     A round is one page of ListJobs for each queue, and one DescribeJobs for up to a hundred runs
-    whose end is not in the history. The history keeps their ends. `measure` adds the metrics in a
-    run's log to its record; it is called if the filter has metrics that are not in the history.
-    `now` is in milliseconds since the epoch. `left_out` is filled. `complete` adds the parameters
-    of trials, where runs of sweeps are listed. After `MAX_OTHERS` jobs of other
-    projects only runs of the history are searched.
+    whose end is not in the history; at first only for `first` runs. The history keeps their ends.
+    `measure` adds the metrics in a run's log to its record; it is called if the filter has metrics
+    that are not in the history. `now` is in milliseconds since the epoch. `left_out` is filled.
+    `complete` adds the parameters of trials, where runs of sweeps are listed. After `MAX_OTHERS`
+    jobs of other projects only runs of the history are searched.
     """
     left_out = SkippedRuns() if left_out is None else left_out
     records = history.records(env)
@@ -354,7 +355,8 @@ def search(
     )
     without_metrics = replace(filters, metrics=())
     has_found = False
-    for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
+    sizes = chain([first], repeat(MAX_DESCRIBE))
+    for chunk in iter(lambda: list(islice(candidates, next(sizes))), []):
         described = describe_candidates(api, history, chunk, now)
         for found in described if filters.leaves_out_sweeps else complete(described):
             if matches(found, without_metrics):

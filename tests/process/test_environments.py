@@ -1,6 +1,7 @@
 """Environments of real uv, pip and venv, from packages that the tests make. No network."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -247,7 +248,7 @@ def test_a_requirement_that_fails_is_one_clear_line(
         else "Could not find a version that satisfies the requirement quick==2.0 (from versions: "
         "1.0)"
     )
-    missing = MISSING_PACKAGE.search(last)
+    missing = re.search(MISSING_PACKAGE, last)
     assert missing is not None and missing[1] == "quick==2.0"
     assert "pip makes it" not in said, "pip would fail, too"
     assert not (maker.target / ".complete").exists()

@@ -280,6 +280,9 @@ def test_no_more_is_asked_than_is_read(history: History) -> None:
     some = list(islice(search(api, history, "local", ["default"], RunFilter()), 31))
     assert len(some) == 31
     assert api.calls == ["ListJobs", "DescribeJobs 100"]
+    few = list(islice(search(api, history, "local", ["default"], RunFilter(), first=31), 31))
+    assert few == some
+    assert api.calls[2:] == ["ListJobs", "DescribeJobs 31"]
 
 
 def test_a_state_is_looked_for_after_the_look_that_is_newer(history: History) -> None:

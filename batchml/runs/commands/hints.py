@@ -8,8 +8,8 @@ from batchml.cli.app import CheckedCommand, ClickUsageError
 from batchml.cli.render import printable
 from batchml.runs.options import option_rows
 
-_PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
-_PROGRAM = re.compile(r".*\.(py|sh)|python[0-9.]*|bash|sh|torchrun", re.DOTALL)
+_PAIR = r"(?s)[A-Za-z_][A-Za-z0-9_.]*=.*"
+_PROGRAM = r"(?s).*\.(py|sh)|python[0-9.]*|bash|sh|torchrun"
 
 
 class CommandAfterOptions(CheckedCommand):
@@ -54,7 +54,7 @@ def slurm_hint(option: str, given: Sequence[str]) -> str:
     if not option:
         return ""
     place = next((i for i, word in enumerate(given) if word.startswith(option)), None)
-    if place is None or [word for word in given[:place] if _PROGRAM.fullmatch(word)]:
+    if place is None or [word for word in given[:place] if re.fullmatch(_PROGRAM, word)]:
         return ""  # an option after the program is the program's
     from batchml.jobs import slurm
 
@@ -126,7 +126,7 @@ def words_hint(given: Sequence[str], rest: Sequence[str]) -> str:
     """A hint for `rest`, the words after the job: parameters `lr=0.3`, or a command; else ""."""
     if not rest:
         return ""
-    if all(_PAIR.fullmatch(word) for word in rest):
+    if all(re.fullmatch(_PAIR, word) for word in rest):
         return f"Parameters of the job: {_quote(part for word in rest for part in ('-p', word))}"
     first = given.index(rest[0])
     return _command(given[max(0, first - 1) :])
@@ -138,7 +138,7 @@ def option_hint(given: Sequence[str], option: str) -> str:
     if place is None:  # one of several letters: -xvf
         return ""
     before = [word for word in given[:place] if not word.startswith("-")]
-    if len(before) > 1 or (before and _PROGRAM.fullmatch(before[0])):
+    if len(before) > 1 or (before and re.fullmatch(_PROGRAM, before[0])):
         return _command(given[given.index(before[0]) :])
     if not option.startswith("--"):
         return ""

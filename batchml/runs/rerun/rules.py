@@ -159,7 +159,7 @@ PER_RUN = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
 SIZE = "BATCHML_ARRAY_SIZE"  # variable: the size of the first array
 
-_REFERENCE_MARKS = re.compile("[/:@.]")  # in a reference, and not in the name of a folder
+_REFERENCE_MARKS = "/:@."  # in a reference, and not in the name of a folder
 
 
 class RerunSpec(Struct, frozen=True):
@@ -328,7 +328,7 @@ def _spec_from_run(run: Run) -> JobSpec:
     """A job that leads to the same requests, as far as AWS Batch returns them."""
     return JobSpec(
         # In a JobSpec, a bare name is a folder; in AWS Batch, an official image of Docker Hub.
-        image=run.image if _REFERENCE_MARKS.search(run.image) else f"docker.io/library/{run.image}",
+        image=run.image if {*run.image} & {*_REFERENCE_MARKS} else f"docker.io/library/{run.image}",
         command=run.command,
         name=to_name(run.name),
         queue=run.queue,
@@ -356,7 +356,7 @@ def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
 # --- Renumbering the events and the output of a partial rerun -------------------------------------
 
 
-_CHILD_PREFIX = re.compile(r"^(Child |\[)(\d+)\b")  # the start of a message about a child
+_CHILD_PREFIX = r"^(Child |\[)(\d+)\b"  # the start of a message about a child
 
 
 class Numbering:
@@ -380,7 +380,7 @@ class Numbering:
             if not self._first:
                 yield each
             elif isinstance(each, RunMessage):
-                text = _CHILD_PREFIX.sub(lambda it: it[1] + self._number(it[2]), each.text)
+                text = re.sub(_CHILD_PREFIX, lambda it: it[1] + self._number(it[2]), each.text)
                 yield replace(each, text=text)
             else:
                 yield self._with_number(each)

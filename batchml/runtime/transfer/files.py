@@ -12,10 +12,9 @@ import errno
 import fcntl
 import hashlib
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Tuple
 
 from batchml.runtime.transfer.tree import (
     PARTS_FOLDER,
@@ -26,6 +25,9 @@ from batchml.runtime.transfer.tree import (
     TreeEntry,
     join_path,
 )
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 BLOCK = 1 << 20  # bytes
 WINDOW = 64 * BLOCK  # bytes of a large file that are read back while the next ones are written
@@ -125,6 +127,9 @@ class _Comparison:
     def begin(self, written: int) -> None:
         """Begin to compare what was written since the last call, if that is much."""
         if self._file.is_near and written - self._begun >= WINDOW:
+            # Imported late: most submissions copy no large file, and it imports logging.
+            from concurrent.futures import ThreadPoolExecutor
+
             self._thread = self._thread or ThreadPoolExecutor(1)
             self._windows.append(self._thread.submit(self._sync_and_compare, self._begun, written))
             self._begun = written
