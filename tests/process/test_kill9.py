@@ -127,6 +127,24 @@ def test_a_program_keeps_no_dead_servers_that_it_started(home: Home) -> None:
     assert not Path(f"/proc/{first}").exists()
 
 
+def test_a_job_that_fits_only_into_the_next_server_is_prepared_once(
+    home: Home, started: Path
+) -> None:
+    one = control.start_server(home, CLOCK, options=("--vcpus", "1"))
+    batch = client_for(home, one, "batch")
+    definition = define(batch, ["sh", "-c", UNTIL_TOLD])
+    first, second = (submit(batch, definition, started) for _ in range(2))
+    wait_for(lambda: _text(started / first), "the first job has started")
+    kill_server(home)
+    two = control.start_server(home, CLOCK, options=("--vcpus", "2"))
+    wait_for(lambda: _text(started / second), "the second job has started")
+    (started / "go").touch()
+    batch = client_for(home, two, "batch")
+    for job_id in (first, second):
+        assert wait_for_job(batch, job_id)["container"]["exitCode"] == 5
+    assert len(list(home.attempts.iterdir())) == 2
+
+
 @pytest.mark.journey
 def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
     home: Home, started: Path

@@ -127,9 +127,9 @@ class Server:
             on_upgrade=self._upgraded, installation=installation, pause=0.05,
         )  # fmt: skip
         self.core.executor = self.executor
+        daemon.adopt_all(state, self.executor)
         self.task = loop.create_task(self.core.run())
         loop.run_until_complete(daemon.create_defaults(self.core, CLOCK))
-        daemon.adopt_all(self.core.state, self.executor)
         self.core.report(ClockTicked(now))
         home.write_endpoint(ServerEndpoint(os.getpid(), 1))
 

@@ -183,6 +183,9 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         processors=MachineProcessors(find_processors()),
     )  # fmt: skip
     core.executor = executor
+    # Before the core starts attempts of its own, which need no adoption.
+    await network.restore(state.by_task)
+    adopt_all(state, executor)
     logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log", clock)
     server = BatchServer(
         core, journal, logs, keys, endpoint.port, clock, lambda: executor.held_back
@@ -191,8 +194,6 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     await create_defaults(core, clock)
     if options.vcpus is not None:
         await _resize_environment(core, clock)
-    await network.restore(core.state.by_task)
-    adopt_all(core.state, executor)
     core.report(ClockTicked(int(clock.now() * 1000)))  # waiting jobs may fit now
     home.write_endpoint(endpoint)
     _send_ready(options.ready_fd, msgspec.to_builtins(endpoint))
