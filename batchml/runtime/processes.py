@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -47,7 +48,8 @@ def spawn(
     mask: Optional[Collection[int]] = None,
 ) -> int:
     """Start a program in its own session, with no signal ignored; its pid. It is searched for on
-    the PATH in `environ`. Its standard output and errors go to the descriptor `output`.
+    the PATH in `environ`. Its standard output and errors go to the descriptor `output`. It inherits
+    the other files of this process that are inheritable: see `keep_files`.
 
     `mask`: the signals that it blocks, by default those of this thread. Raises OSError, ValueError,
     and NotImplementedError if this Python was built for a C library that cannot make sessions.
@@ -74,6 +76,16 @@ def _set_path(path: Optional[str]) -> None:
         os.environ.pop("PATH", None)
     elif os.environ.get("PATH") != path:
         os.environ["PATH"] = path
+
+
+def keep_files() -> None:
+    """Let no program that this process starts inherit a file that is open now, but 0, 1 and 2: who
+    started this process may have left some open, such as locks.
+    """
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+        if int(name) > 2:
+            with suppress(OSError):  # it was the descriptor of the list itself
+                os.set_inheritable(int(name), False)
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:

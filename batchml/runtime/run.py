@@ -47,7 +47,7 @@ from batchml.runtime.entry.working_folder import (
     watch_working_folder,
 )
 from batchml.runtime.package import drop_working_folder
-from batchml.runtime.processes import become_reaper, shell_code
+from batchml.runtime.processes import become_reaper, keep_files, shell_code
 from batchml.runtime.processors import count_processors, with_processors
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -486,6 +486,7 @@ def main() -> None:
     """Run the command line. It never returns, because Python's exit would reset signal handlers."""
     code = 70
     try:
+        keep_files()
         code = run_once()
     finally:
         os._exit(code)

@@ -74,6 +74,14 @@ def test_a_command_that_is_not_there_is_127_and_one_that_may_not_run_126(tmp_pat
     assert line.endswith(b"no such command in this image. Did you mean: sh -c 'echo a; ls'")
 
 
+def test_a_command_inherits_no_file_that_the_entry_got(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        words = [sys.executable, "-m", "batchml.runtime.run", "ls", "-l", "/proc/self/fd"]
+        done = subprocess.run(words, cwd=tmp_path, pass_fds=[lock.fileno()], stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert b"/dev/null" in done.stdout and str(tmp_path).encode() not in done.stdout
+
+
 def test_a_command_names_the_folders_of_its_run(tmp_path: Path) -> None:
     folders = {"BATCHML_OUTPUT_DIR": str(tmp_path), "AWS_BATCH_JOB_ID": JOB, "BATCHML_FILL": "1"}
     assert run(tmp_path, "echo", "{outputs}/m", "{run}", **folders)[1][0] == (
