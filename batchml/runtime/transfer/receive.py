@@ -376,7 +376,7 @@ class _Receiver:
             if entry.sha256:
                 return digest_of(reader.read, entry.size) == entry.sha256
             with self._source.open(entry) as file:
-                return has_same_bytes(file.read, reader.read, 0, entry.size)
+                return has_same_bytes(file, reader.read, 0, entry.size)
         finally:
             reader.close()
 
