@@ -25,7 +25,7 @@ MAX_BYTES = 1_048_576  # of one page
 MAX_SCAN = 8 * 1_048_576  # bytes that one page may read
 NO_TIME = -1  # the time of a line that is not an event
 _BLOCK = 64 * 1024
-_NEAR = 8 * 1024  # bytes; a shorter range is read through instead of bisected
+_NEAR = 1024  # bytes; a shorter range is read through instead of bisected
 _STAMP_DIGITS = 15
 
 
@@ -134,7 +134,7 @@ def first_at(file: BinaryIO, since: int) -> int:
             high = middle
         else:
             low = event.end
-    for line in _lines(file, low):
+    for line in _lines(file, low, block=_NEAR):
         if line.timestamp >= since:
             return line.start
         low = line.end
