@@ -28,8 +28,8 @@ def weight_of(weights: Mapping[str, float], share: str) -> float:
     """The weight factor of a share. At most one entry applies: entries that end with `*` are
     prefixes, and do not overlap with other entries.
     """
-    if share in weights:
-        return weights[share]
+    if share in weights or not weights:
+        return weights.get(share, DEFAULT_WEIGHT)
     starts = (f"{share[:length]}*" for length in range(len(share) + 1))
     return next((weights[start] for start in starts if start in weights), DEFAULT_WEIGHT)
 
