@@ -74,6 +74,22 @@ def test_a_command_that_is_not_there_is_127_and_one_that_may_not_run_126(tmp_pat
     assert line.endswith(b"no such command in this image. Did you mean: sh -c 'echo a; ls'")
 
 
+@pytest.mark.parametrize(
+    ("script", "code"), [("echo a; sleep 60 & exit 3", 3), ("echo a; kill -KILL $$", 137)]
+)
+def test_a_python_that_cannot_make_sessions_by_posix_spawn_runs_commands_too(
+    tmp_path: Path, script: str, code: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef spawn(*_, **more): raise NotImplementedError('setsid')\n"
+        "os.posix_spawnp = spawn\n"
+    )
+    words = [sys.executable, "-m", "batchml.runtime.run", "sh", "-c", script]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDEVMODE": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"a\n", b"")
+
+
 def test_a_command_inherits_no_file_that_the_entry_got(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         words = [sys.executable, "-m", "batchml.runtime.run", "ls", "-l", "/proc/self/fd"]

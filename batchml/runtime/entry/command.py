@@ -56,6 +56,8 @@ class Program:
             if pid == self.pid:
                 was_killed = os.WIFSIGNALED(status)
                 self.code = -os.WTERMSIG(status) if was_killed else os.WEXITSTATUS(status)
+                if self._popen is not None:
+                    self._popen.returncode = self.code  # or it warns on standard error
         return True
 
     def read(self) -> Optional[bytes]:
