@@ -9,7 +9,7 @@ from msgspec import Struct
 from batchml.local.batch.state import Job, JobAttempt, SubmittedSpec
 
 
-class LogProof(Struct, frozen=True):
+class LogProof(Struct, frozen=True, omit_defaults=True):
     """The content of an attempt's log at its end, as counts and digests
     (executors/runner/files.py).
     """
@@ -20,6 +20,7 @@ class LogProof(Struct, frozen=True):
     sha256: str
     stride: int  # lines between two checkpoints
     checkpoints: str  # the first bytes of the digest at each checkpoint, in hex
+    text: str = ""  # the log itself, if it is short and has only marks: its file is not synced
 
 
 NO_LINES = LogProof(0, 0, 0, sha256(b"").hexdigest(), 1, "")  # the log of a program that never ran

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchml.local.batch.events import LogEnd, LogProof
 from batchml.local.executors.runner.files import CHECKPOINT, count_marks, line_end
 from batchml.model.logcheck import LogCheck, LogState
-from batchml.runtime.storage.files import open_regular
+from batchml.runtime.storage.files import open_regular, write_atomically
 
 _BLOCK = 1_048_576
 _SMALL = _BLOCK  # bytes: checking such a file takes a millisecond
@@ -110,6 +110,24 @@ class _Begun(NamedTuple):
     key: _Key
     file: BinaryIO
     steps: Steps
+
+
+def restore_short(path: str, end: LogEnd | None) -> None:
+    """Write the lines again that the proof contains, and that a power cut has taken."""
+    proof = end.proof if end is not None else None
+    if proof is None or not proof.text:
+        return
+    text = proof.text.encode()
+    try:
+        with open_regular(path) as file:
+            if file.read(len(text)) == text:
+                return
+    except OSError:
+        pass
+    try:
+        write_atomically(path, text, 0o600)
+    except OSError:  # the check reports what is missing
+        pass
 
 
 def check_small(path: str, end: LogEnd) -> LogCheck | None:

@@ -43,6 +43,7 @@ _RETRY_AFTER = 0.2  # seconds between tries when the disk is full
 _BLOCK = 1_048_576
 _MARK = b" " + MARK.encode()
 _STAMP = 15  # digits of a time, at most
+_MAX_INLINE = 512  # bytes of a log that its proof contains
 
 
 class LogDigest:
@@ -59,6 +60,10 @@ class LogDigest:
     @property
     def is_empty(self) -> bool:
         return not self._lines
+
+    @property
+    def has_only_marks(self) -> bool:
+        return self._lines == self._marks
 
     def add(self, data: bytes, count: int) -> None:
         """Add `count` whole lines, each `<ms> <message>` with its newline."""
@@ -82,7 +87,7 @@ class LogDigest:
             self._stride *= 2
 
     def proof(self) -> dict[str, Any]:
-        """The fields of a LogProof (events.py). Less than 1 KiB as JSON."""
+        """The fields of a LogProof (events.py), without its text. Less than 1 KiB as JSON."""
         return {
             "lines": self._lines,
             "shown": self._lines - self._marks,
@@ -130,6 +135,7 @@ class AttemptLog:
         self._digest = LogDigest()
         self.must_persist = False  # True once it contains output of the program
         self._is_lost = False  # the folder was deleted: lines go to /dev/null
+        self._content = b""  # of a short log that this runner has written
         if os.path.exists(self._path):  # another runner was killed during this attempt
             self._resume()
 
@@ -169,6 +175,8 @@ class AttemptLog:
                 self._while_waiting()
                 time.sleep(_RETRY_AFTER)
         self._digest.add(content, len(lines))
+        if len(self._content) <= _MAX_INLINE:
+            self._content += content
 
     def _resume(self) -> None:
         """Add the content of the file to the digest. A torn last line is cut off."""
@@ -182,11 +190,25 @@ class AttemptLog:
         if self.full:  # the last line may be torn
             self._digest = LogDigest()
             self._resume()
+        proof = self._digest.proof()
+        if self._is_short(proof["size"]):
+            proof["text"] = self._content.decode()
         if self._file >= 0:
-            if self.must_persist and not self._is_lost:
+            if self.must_persist and not self._is_lost and "text" not in proof:
                 until_it_works(lambda: os.fsync(self._file), self._while_waiting)
             os.close(self._file)
-        return self._digest.proof()
+        return proof
+
+    def _is_short(self, size: int) -> bool:
+        """Whether the proof, which the server's journal keeps, can contain the whole log. It then
+        does so instead of a sync, which takes a quarter of the time of a job that prints nothing.
+        Only batchml writes such a log.
+        """
+        return (
+            self._digest.has_only_marks
+            and 0 < len(self._content) == size <= _MAX_INLINE
+            and self._content.isascii()
+        )
 
 
 def cut_torn_line(path: str) -> None:

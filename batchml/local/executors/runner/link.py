@@ -23,7 +23,7 @@ from batchml.local.executors.runner.files import AttemptLog, RecordFile, until_i
 from batchml.runtime.processes import signal_file, signals_in
 from batchml.runtime.protocol.log_marks import MARK, LineSplitter
 
-VERSION = f"{__version__}/3"  # of the runner's code, and of the messages between it and the server
+VERSION = f"{__version__}/4"  # of the runner's code, and of the messages between it and the server
 INLINE = 32_768  # bytes of a message; a larger spec comes in an anonymous file beside it
 HOST_LOST = "Host EC2 (instance this-machine) terminated: "  # begins the reason, in AWS's words
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)  # that a runner handles
