@@ -71,8 +71,10 @@ def _imports(path: Path, node: ast.AST, in_function: bool) -> Iterator[Import]:
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"{path}:{child.lineno}: relative import"
             names = [f"{child.module}.{alias.name}" for alias in child.names]
+        elif isinstance(child, ast.expr):  # no import is in it
+            continue
         else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from _imports(path, child, in_function or is_function)
             continue
         for name in names:
@@ -227,6 +229,14 @@ def replaced_words() -> list[str]:
     return [word for row in _ROW.finditer(text) for word in _WORD.findall(row["old"])]
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All that is below a node, without expressions, which are most of it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
+
+
 def old_words() -> list[str]:
     """Modules, and classes or functions of modules, whose name is a replaced word."""
     words = replaced_words()
@@ -237,7 +247,7 @@ def old_words() -> list[str]:
     for path in paths():
         if any(fnmatch.fnmatchcase(path.stem, word) for word in files if not word.endswith("()")):
             found.append(f"{place(path)}: the module")
-        for node in ast.walk(tree_of(path)):
+        for node in _statements(tree_of(path)):
             match node:
                 case ast.ClassDef(name=name) if name in names:
                     found.append(f"{place(path)}:{getattr(node, 'lineno', 0)}: {name}")
