@@ -21,6 +21,7 @@ from batchml.model.environment import (
     TIME_LIMITS,
     Budget,
     Compute,
+    ConfigContent,
     Environment,
     FairShare,
     Network,
@@ -143,24 +144,6 @@ class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
     default: str = LOCAL
     project: str = ""  # "": the folder
     env: dict[str, dict[str, Any]] = {}
-
-
-class ConfigContent(Struct, frozen=True):
-    """The content of a `batchml.toml`, with its mistakes by environment ("" for the rest).
-
-    An environment with mistakes has defaults in place of the wrong values, so use it in messages
-    only.
-    """
-
-    default: str
-    environments: dict[str, Environment]
-    mistakes: dict[str, tuple[str, ...]]
-    project: str = ""
-
-    def mistakes_of(self, *names: str) -> list[str]:
-        """All mistakes of the file, if these environments or the rest of the file have some."""
-        matters = any(self.mistakes.get(name) for name in ("", *names))
-        return [text for texts in self.mistakes.values() for text in texts] if matters else []
 
 
 def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[str, Environment]]:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchml.config.environments import ConfigContent, read_config
 from batchml.config.project import PROJECT_VARIABLE, folder_project
 from batchml.errors import ConfigError, NotFound
-from batchml.model.environment import LOCAL, Environment
+from batchml.model.environment import LOCAL, ConfigContent, Environment
 
 CONFIG_NAME = "batchml.toml"
 
@@ -79,6 +78,8 @@ def load_settings(
     content = ConfigContent(LOCAL, {LOCAL: Environment()}, {})
     source = "default"
     if path is not None:
+        from batchml.config.environments import read_config  # late: there may be no file
+
         content = read_config(_parse(path))
         source = str(path)
     check_config(content, source)

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct, field
 
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration, parse_size
-from batchml.runtime.protocol.instance_types import NEURON, NVIDIA, family_accelerator
 
 LOCAL = "local"
 DEFAULT_QUEUE = "default"
@@ -246,6 +245,24 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
+class ConfigContent(Struct, frozen=True):
+    """The content of a `batchml.toml`, with its mistakes by environment ("" for the rest).
+
+    An environment with mistakes has defaults in place of the wrong values, so use it in messages
+    only.
+    """
+
+    default: str
+    environments: dict[str, Environment]
+    mistakes: dict[str, tuple[str, ...]]
+    project: str = ""
+
+    def mistakes_of(self, *names: str) -> list[str]:
+        """All mistakes of the file, if these environments or the rest of the file have some."""
+        matters = any(self.mistakes.get(name) for name in ("", *names))
+        return [text for texts in self.mistakes.values() for text in texts] if matters else []
+
+
 def choose_queue(environment: Environment, gpus: int | Literal["auto"], neurons: int = 0) -> str:
     """The queue of a run that names none, by its number of GPUs or Neuron chips.
 
@@ -261,17 +278,19 @@ def choose_queue(environment: Environment, gpus: int | Literal["auto"], neurons:
 
 def is_gpu_type(instance_type: str) -> bool:
     """Whether an instance type or family has NVIDIA GPUs."""
-    return _has_maker(instance_type, NVIDIA)
+    return _accelerator_maker(instance_type) == "nvidia"
 
 
 def is_neuron_type(instance_type: str) -> bool:
     """Whether an instance type or family has AWS's Neuron chips: Trainium or Inferentia."""
-    return _has_maker(instance_type, NEURON)
+    return _accelerator_maker(instance_type) == "neuron"
 
 
-def _has_maker(instance_type: str, maker: str) -> bool:
+def _accelerator_maker(instance_type: str) -> str:
+    from batchml.runtime.protocol.instance_types import family_accelerator  # late: a large table
+
     accelerator = family_accelerator(instance_type)
-    return accelerator is not None and accelerator.maker == maker
+    return accelerator.maker if accelerator else ""
 
 
 def is_arm_type(instance_type: str) -> bool:

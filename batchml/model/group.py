@@ -7,12 +7,12 @@ not know that these jobs are one run: their names, tags and variables connect th
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.model.fallback import WATCHES_TAG
-from batchml.model.job import Group, Health, JobSpec, Resources
 from batchml.model.names import keyed_name, to_name
 from batchml.model.run import SWEEP_TAG, RunName
 from batchml.model.tables import parse_duration, parse_size
@@ -26,13 +26,16 @@ from batchml.runtime.protocol.launch import (
     WorkerGroup,
 )
 
+if TYPE_CHECKING:
+    from batchml.model.job import Group, Health, JobSpec, Resources
+
 # --- The launch of the nodes: `[launch]` and `[health]` of a job ----------------------------------
 
 
 HEALTH = "BATCHML_HEALTH"  # the variable with the host checks
 
 
-def launch_plan(spec: JobSpec) -> LaunchPlan | None:
+def launch_plan(spec: "JobSpec") -> LaunchPlan | None:
     """The launch plan of a run; None for a command that is started once on each node.
 
     For a group run it has no role and no groups yet: `group_jobs` adds them for each job.
@@ -51,7 +54,7 @@ def launch_plan(spec: JobSpec) -> LaunchPlan | None:
     )
 
 
-def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
+def launch_variables(spec: "JobSpec", token: str) -> dict[str, str]:
     """The variables for the nodes of a run. `token` is their secret: hex digits, new for each run.
 
     The jobs of a group run get theirs from `group_jobs`.
@@ -65,9 +68,9 @@ def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
     return found
 
 
-def health_variable(health: Health) -> dict[str, str]:
+def health_variable(health: "Health") -> dict[str, str]:
     """The variable with the host checks of a job; empty where the job has no `[health]`."""
-    if health == Health():
+    if health == type(health)():
         return {}
     settings = {
         "checks": health.checks,
@@ -99,7 +102,7 @@ class GroupJob(Struct, frozen=True):
     """One job of a group run. `env` and `tags` are added to those of its `spec`."""
 
     group: str
-    spec: JobSpec
+    spec: "JobSpec"
     key: str
     plan: LaunchPlan
     queue: str  # its name in AWS
@@ -113,7 +116,7 @@ class GroupJob(Struct, frozen=True):
 
 
 def group_jobs(
-    spec: JobSpec,
+    spec: "JobSpec",
     keys: Sequence[str],
     token: str,
     *,
@@ -165,12 +168,12 @@ def group_jobs(
     ]
 
 
-def min_workers(group: Group) -> int:
+def min_workers(group: "Group") -> int:
     """The number of workers of a group that must join before the program starts."""
     return group.count if group.min is None else min(group.min, group.count)
 
 
-def resources_of(spec: JobSpec, group: Group) -> Resources:
+def resources_of(spec: "JobSpec", group: "Group") -> "Resources":
     """The resources of each container of a group."""
     return group.resources or spec.resources
 
@@ -186,13 +189,13 @@ def is_listed(run: RunName) -> bool:
     return not (run.gang or is_of_sweep_or_watcher or is_worker(run.tags))
 
 
-def _group_spec(spec: JobSpec, group: Group) -> JobSpec:
+def _group_spec(spec: "JobSpec", group: "Group") -> "JobSpec":
     """The job of one group."""
     queue = group.queue or spec.queue
     return replace(spec, groups=(), queue=queue, resources=resources_of(spec, group))
 
 
-def _worker_spec(spec: JobSpec, group: Group) -> JobSpec:
+def _worker_spec(spec: "JobSpec", group: "Group") -> "JobSpec":
     """The job of a group of workers.
 
     Workers survive the attempts of the head, so their timeout covers all its attempts.

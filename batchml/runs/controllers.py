@@ -15,13 +15,12 @@ from msgspec.structs import replace
 from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests, make_submission
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.naming import Platform
-from batchml.config.environments import ConfigContent
 from batchml.config.settings import Setting, Settings
 from batchml.context import Context
 from batchml.errors import AccessError, ConfigError, NotFound, ServiceError, ServiceUnreachable
 from batchml.jobs.find import find_image
 from batchml.local import control
-from batchml.model.environment import Environment
+from batchml.model.environment import ConfigContent, Environment
 from batchml.model.job import JobSpec, Resources
 
 if TYPE_CHECKING:

@@ -246,9 +246,12 @@ def _complete(
 
 def _with_idleness(context: "Context", found: "Sequence[FoundRun]", now: int) -> "list[FoundRun]":
     """The runs with the time for which they have been idle."""
+    running = [each.run for each in found if each.run and each.run.status is JobStatus.RUNNING]
+    if not running:
+        return list(found)
     from batchml.runs.metrics.usage import read_idle_seconds
 
-    idle = read_idle_seconds(context, [each.run for each in found if each.run], now)
+    idle = read_idle_seconds(context, running, now)
     return [
         replace(each, idle=idle[each.job_id]) if each.job_id in idle else each for each in found
     ]
