@@ -27,13 +27,14 @@ from batchml.handles import (
 from batchml.jobs.find import KnownJob, list_jobs
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
+from batchml.runs.compare.newest import find
 from batchml.runs.compare.service import (
     ComparedRuns,
     RunComparison,
     compare_requests,
     compare_results,
 )
-from batchml.runs.find import check_queues, describe_runs, find, load_runs, select
+from batchml.runs.find import check_queues, describe_runs, load_runs, select
 from batchml.runs.functions.submit import Function, prepare_function
 from batchml.runs.metrics.conditions import read_condition
 from batchml.runs.options import SubmitOptions, to_request

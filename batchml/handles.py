@@ -19,15 +19,7 @@ from batchml.model.explanation import Explanation
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.rich_html import to_html
 from batchml.runs.cancel import refuse_nodes
-from batchml.runs.find import (
-    RunMetrics,
-    current_job_id,
-    describe_runs,
-    display_id,
-    load_runs,
-    read_children,
-    read_metrics,
-)
+from batchml.runs.find import current_job_id, describe_runs, display_id, load_runs
 from batchml.runs.functions.results import (
     ItemResult,
     check_is_function,
@@ -36,6 +28,7 @@ from batchml.runs.functions.results import (
     read_results,
 )
 from batchml.runs.groups.members import find_worker_groups, group_bill, terminate_all
+from batchml.runs.metrics.reading import RunMetrics, read_children, read_metrics
 from batchml.runs.metrics.series import SampleWindow, Series
 from batchml.runs.metrics.usage import (
     NodeRun,

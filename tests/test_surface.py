@@ -126,6 +126,18 @@ print(sorted(few & {*sys.modules}))
     assert imported == "[]", shown
 
 
+def test_ls_imports_nothing_that_reads_logs_or_files_of_users() -> None:
+    program = """
+import sys
+from batchml.runs.commands import list
+few = ("batchml.config.environments", "batchml.model.job", "batchml.runs.metrics.series",
+       "batchml.runs.metrics.usage", "batchml.runtime.protocol.instance_types")
+print([each for each in few if each in sys.modules])
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout.splitlines() == ["[]"], shown
+
+
 def test_version_is_printed() -> None:
     assert run("--version").stdout == f"batchml {batchml.__version__}\n"
 

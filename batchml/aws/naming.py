@@ -10,7 +10,6 @@ from typing import Literal
 from msgspec import Struct
 
 from batchml.model.environment import LOCAL, Compute, Environment
-from batchml.model.fabric import efa_of_queue
 from batchml.model.run import PROJECT_TAG
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
@@ -187,6 +186,8 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
     """The Platform of an environment. `outputs` has the outputs of all its stacks."""
     if env == LOCAL:
         return Platform()
+    from batchml.model.fabric import efa_of_queue  # late: it has a table of instance types
+
     has_workspace = _workspace(environment, outputs).kind != "none"
     return Platform(
         gpu=environment.gpu_mode,

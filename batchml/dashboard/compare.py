@@ -43,8 +43,7 @@ from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.figures import RunGroup, choose_labels, request_facts
 from batchml.runs.compare.render import figure_rows, title_of
 from batchml.runs.compare.service import ComparedRuns
-from batchml.runs.metrics.conditions import MetricValue
-from batchml.runs.metrics.series import child_of
+from batchml.runs.metrics.conditions import MetricValue, child_of
 from batchml.runs.search import FoundRun, code_digest
 
 MOST_RUNS = 2_000  # in the plots and in the table of values

@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from batchml.dashboard.html import Html, tag, visible
 from batchml.errors import UsageError
+from batchml.runs.metrics.conditions import child_of
 from batchml.runs.metrics.plot import thin_points
-from batchml.runs.metrics.series import SampleWindow, Series, child_of
+from batchml.runs.metrics.series import SampleWindow, Series
 
 MOST_POINTS = 20_000  # in one chart; more are thinned out
 MOST_LINES = 64  # in one chart: of children of an array, or of runs

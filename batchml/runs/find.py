@@ -1,145 +1,34 @@
-"""Find runs in AWS Batch and in the history: by filters, by job ids, by words of a command line."""
+"""Find runs in AWS Batch and in the history: by job ids, by words of a command line."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from batchml.aws.batch.jobs import MAX_DESCRIBE, USAGE, LogMark
 from batchml.context import Context
-from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
+from batchml.errors import BatchmlError, NotFound
 from batchml.model.fallback import MOVED_MARK
 from batchml.model.numbering import format_ranges, original_id, original_numbers, rerun_id
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
-    MetricRange,
     Record,
     Run,
     first_child_id,
     first_start,
     has_begun,
 )
-from batchml.runs.metrics.conditions import MetricValue
-from batchml.runs.metrics.pace import PaceLog
-from batchml.runs.metrics.series import (
-    SampleWindow,
-    Series,
-    last_values,
-    ranges_of,
-    read_series,
-)
 from batchml.runs.names import ProjectScope, bare_id, select_run
-from batchml.runs.search import (
-    FoundRun,
-    RunFilter,
-    SkippedRuns,
-    keep_ends,
-    lacks_ranges,
-    run_from_history,
-    search,
-    with_metrics,
-)
-from batchml.runtime.protocol.log_marks import MARK
+from batchml.runs.search import FoundRun, keep_ends, run_from_history
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
     from batchml.history import HistoryRecords
 
-_USAGE = f"{MARK}{USAGE} "
 MAX_CHILDREN = 32  # of an array, whose logs are read
-READING_TIME = 5.0  # seconds for which a log is read for its metrics; the rest is not read
-
-
-class RunMetrics(NamedTuple):
-    """The metrics in a run's log, and the marks with its usage.
-
-    `is_whole` is False if the log was too long to read all of it, or if `is_damaged`: the log is
-    not what the run wrote.
-    """
-
-    series: dict[str, Series]
-    is_whole: bool
-    is_damaged: bool = False
-    usage: tuple[LogMark, ...] = ()
-
-    @property
-    def last(self) -> dict[str, float]:
-        """The last value of each metric; without NaN and infinity, which JSON cannot hold."""
-        return last_values(self.series)
-
-    @property
-    def ranges(self) -> dict[str, MetricRange]:
-        """The first, least and greatest value of each metric."""
-        return ranges_of(self.series)
-
-    def added_to(self, record: Record | None) -> Record:
-        """The record with these metrics, or with its own if there are none here."""
-        record = record or Record()
-        if not self.series:
-            return record
-        return msgspec.structs.replace(record, metrics=self.last, ranges=self.ranges)
-
-
-class NewestRuns(NamedTuple):
-    """The result of a search."""
-
-    runs: list[FoundRun]
-    has_more: bool
-    left_out: SkippedRuns
-
-
-def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
-    """The newest `limit` runs that match the filter."""
-    left_out = SkippedRuns()
-    # A filter on what only DescribeJobs returns leaves out many runs.
-    first = MAX_DESCRIBE if wanted.is_deep else min(limit + 1, MAX_DESCRIBE)
-    newest = list(islice(find_all(context, wanted, left_out, first), limit + 1))
-    return NewestRuns(newest[:limit], len(newest) > limit, left_out)
-
-
-def find_all(
-    context: Context,
-    wanted: RunFilter,
-    left_out: SkippedRuns | None = None,
-    first: int = MAX_DESCRIBE,
-) -> Iterator[FoundRun]:
-    """The runs that match the filter, the newest first; `left_out` and `first` as in `search`."""
-    api = context.batch
-    queues = [wanted.queue] if wanted.queue else api.queues()
-    now = int(context.clock.now() * 1000)
-    try:
-        yield from search(
-            api, context.history, context.env, queues, wanted, _measure(context), now, left_out,
-            lambda runs: with_trials(context, runs), first,
-        )  # fmt: skip
-    except ServiceError as error:
-        if error.operation == "ListJobs":
-            check_queues(api, [wanted.queue] if wanted.queue else [])
-        raise
-
-
-def _measure(context: Context) -> Callable[[Run, Record], Record]:
-    """A function that adds the metrics in a run's log to its record."""
-
-    def measure(run: Run, record: Record) -> Record:
-        is_array = run.array_size > 0
-        found = FoundRun(run, record)
-        read = read_children(context, found) if is_array else read_metrics(context, run, record)
-        return read.added_to(record)
-
-    return measure
-
-
-def measure_runs(
-    context: Context, runs: Iterable[FoundRun], values: Sequence[MetricValue]
-) -> list[FoundRun]:
-    """The runs with these values of metrics: a log is read if the history does not have them."""
-    return [with_metrics(each, values, _measure(context)) for each in runs]
 
 
 def check_queues(api: "JobApi", queues: Iterable[str]) -> None:
@@ -257,96 +146,6 @@ def load_children(context: Context, found: FoundRun) -> list[FoundRun]:
     size = found.run.array_size if found.run else 0
     ids = [f"{found.job_id}:{index}" for index in range(min(size, MAX_CHILDREN))]
     return with_trials(context, load_runs(context, ids))
-
-
-def read_metrics(
-    context: Context, run: Run, record: Record | None, beside: PaceLog | None = None,
-    window: SampleWindow | None = None,
-) -> RunMetrics:  # fmt: skip
-    """Read the metrics in a run's log; the history keeps those of a run that has ended.
-
-    There are none if the log is gone, if the user may not read it, and for an array: see
-    `read_children`. `beside` reads the same lines. With a window, read only the samples in it.
-    """
-    end = context.clock.monotonic() + READING_TIME
-    found = _read_log(context, run, record, end, beside, window)
-    is_part = run.array_size or window is not None
-    return found if is_part else _keep_metrics(context, run, record, found)
-
-
-def read_children(
-    context: Context, array: FoundRun, window: SampleWindow | None = None
-) -> RunMetrics:
-    """Read the metrics in the logs of an array's first children: `loss:3` is of child 3."""
-    assert array.run is not None
-    end = context.clock.monotonic() + READING_TIME
-    first = original_numbers(array.run, array.record)
-    series: dict[str, Series] = {}
-    try:
-        children = load_children(context, array)
-    except BatchmlError:  # AWS Batch has forgotten some
-        return RunMetrics({}, False)
-    is_whole, is_damaged = len(children) == array.run.array_size, False
-    for index, child in enumerate(each.run for each in children):
-        if child is None:
-            is_whole = False
-            continue
-        found = _read_log(context, child, array.record, end, window=window)
-        number = first[index] if index < len(first) else index
-        for name, each in found.series.items():
-            whole = f"{name}:{number}"
-            series[whole] = Series(whole, each.samples, each.breaks, each.total)
-        is_whole, is_damaged = is_whole and found.is_whole, is_damaged or found.is_damaged
-    found = RunMetrics(series, is_whole, is_damaged)
-    if window is not None:
-        return found
-    return _keep_metrics(context, array.run, array.record, found)
-
-
-def _keep_metrics(
-    context: Context, run: Run, record: Record | None, found: RunMetrics
-) -> RunMetrics:
-    """Keep the metrics of a run that has ended in the history."""
-    is_new = record is not None and (not record.measured or lacks_ranges(record))
-    if is_new and run.status.is_terminal and found.is_whole:
-        with suppress(OSError):  # a full disk must not hide the metrics
-            context.history.add_end(run, found.last, ranges=found.ranges)
-    return found
-
-
-def _read_log(
-    context: Context, run: Run, record: Record | None, end: float, beside: PaceLog | None = None,
-    window: SampleWindow | None = None,
-) -> RunMetrics:  # fmt: skip
-    """Read the metrics in the log of one container, until the monotonic time `end`."""
-    late: list[bool] = []
-    damaged: list[bool] = []
-    usage: list[LogMark] = []
-
-    def messages(stream: str) -> Iterator[tuple[int, str]]:
-        reader = context.open_log(run, stream)
-        if beside is not None:
-            beside.new_attempt()
-        for line in reader.read():
-            if context.clock.monotonic() > end:
-                late.append(True)
-                return
-            if line.message.startswith(_USAGE):
-                usage.append(LogMark(stream, line.timestamp, line.message))
-            if beside is not None:
-                beside.read(line.timestamp, line.message)
-            yield line.timestamp, line.message
-        if reader.check is not None and reader.check.is_damaged:
-            damaged.append(True)
-
-    streams = [attempt.log_stream for attempt in run.attempts if attempt.log_stream]
-    try:
-        series = read_series(
-            (messages(stream) for stream in streams), record.patterns if record else {}, window
-        )
-    except (AccessError, ServiceError):
-        return RunMetrics({}, False)
-    return RunMetrics(series, not (late or damaged), bool(damaged), tuple(usage))
 
 
 # --- Runs by the words of a command line ----------------------------------------------------------

@@ -37,8 +37,13 @@ from batchml.model.run import (
     run_from_record,
     times_of,
 )
-from batchml.runs.metrics.conditions import MetricCondition, MetricValue
-from batchml.runs.metrics.series import best_values, child_of, first_values
+from batchml.runs.metrics.conditions import (
+    MetricCondition,
+    MetricValue,
+    best_values,
+    child_of,
+    first_values,
+)
 from batchml.runtime.protocol.launch import own_command
 
 COMMIT_TAG = "batchml:commit"

@@ -12,7 +12,7 @@ from batchml.history import History, end_record
 from batchml.model.run import SWEEP_TAG, JobStatus, MetricRange, Record, Run
 from batchml.runs.compare.columns import FACTS, Column, first_runs, metric_column
 from batchml.runs.compare.first import find_first
-from batchml.runs.find import NewestRuns
+from batchml.runs.compare.newest import NewestRuns
 from batchml.runs.metrics.conditions import MetricCondition, MetricValue
 from batchml.runs.search import FoundRun, RunFilter, SkippedRuns, search
 

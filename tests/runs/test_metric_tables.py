@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from batchml.errors import UsageError
 from batchml.history import History
 from batchml.model.run import JobStatus, MetricRange, Record, Run
-from batchml.runs.find import RunMetrics
+from batchml.runs.metrics.conditions import best_values
 from batchml.runs.metrics.event_files import crc32c, write_events
 from batchml.runs.metrics.plot import html, make_axis, thin_points, ticks, time_charts, write_plot
+from batchml.runs.metrics.reading import RunMetrics
 from batchml.runs.metrics.series import (
     MAX_SAMPLES,
     Metrics,
     Sample,
     SampleWindow,
     Series,
-    best_values,
     describe_unmatched,
     last_values,
     metric_lines,

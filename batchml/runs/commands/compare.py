@@ -16,8 +16,8 @@ from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.render import fact_rows, figure_rows, tables, to_json, write_page
 from batchml.runs.compare.service import changed_files, compare_results
 from batchml.runs.find import select
+from batchml.runs.metrics.conditions import NO_METRICS
 from batchml.runs.metrics.plot import check_plot_path
-from batchml.runs.metrics.series import NO_METRICS
 
 
 @app.command(epilog="Example: batchml compare @last~1 @last --plot compared.html")

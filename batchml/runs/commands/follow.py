@@ -14,14 +14,8 @@ from batchml.model.run import JobStatus, MetricRange, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
 from batchml.runs.commands.next_commands import needs_explanation, say_explain_command
-from batchml.runs.metrics.series import (
-    Metrics,
-    best_values,
-    describe_unmatched,
-    first_values,
-    metric_texts,
-    shown_values,
-)
+from batchml.runs.metrics.conditions import best_values, first_values
+from batchml.runs.metrics.series import Metrics, describe_unmatched, metric_texts, shown_values
 from batchml.runs.outputs import describe_checkpoints
 from batchml.runs.watch import wait
 from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEvent

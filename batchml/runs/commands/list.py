@@ -39,10 +39,9 @@ from batchml.runs.compare.columns import (
 )
 from batchml.runs.compare.facts import describe_unused, unused_params
 from batchml.runs.compare.first import find_first
-from batchml.runs.find import find, find_all, measure_runs
+from batchml.runs.compare.newest import find, find_all, measure_runs
 from batchml.runs.groups.members import record_bills
-from batchml.runs.metrics.conditions import MetricValue, read_condition
-from batchml.runs.metrics.series import NO_METRICS
+from batchml.runs.metrics.conditions import NO_METRICS, MetricValue, read_condition
 from batchml.runs.search import (
     MAX_OTHERS,
     FoundRun,

@@ -45,20 +45,18 @@ from batchml.runs.commands.usage import node_lines, nodes_json
 from batchml.runs.compare.facts import unused_params
 from batchml.runs.find import (
     MAX_CHILDREN,
-    RunMetrics,
     display_id,
     load_runs,
-    read_children,
     select,
     with_first_start,
     with_trials,
 )
 from batchml.runs.held import describe_notebook
+from batchml.runs.metrics.conditions import NO_METRICS, child_of
 from batchml.runs.metrics.data_wait import data_wait_json, find_data_wait
+from batchml.runs.metrics.reading import RunMetrics, read_children
 from batchml.runs.metrics.series import (
     FEW,
-    NO_METRICS,
-    child_of,
     children_texts,
     describe_unmatched,
     metric_lines,

@@ -13,8 +13,7 @@ from batchml.model.names import dollars, idle_text, short_id
 from batchml.model.numbering import shown_params
 from batchml.model.run import NOT_KNOWN, OutcomeClass, Record, Run, classify, describe_state
 from batchml.runs.compare.facts import UNUSED, unused_params
-from batchml.runs.metrics.conditions import MetricValue, read_metric_value
-from batchml.runs.metrics.series import NO_METRICS, child_of
+from batchml.runs.metrics.conditions import NO_METRICS, MetricValue, child_of, read_metric_value
 from batchml.runs.search import FoundRun
 
 Value = str | int | float | None

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from batchml.history import History, HistoryRecords
 from batchml.runs.compare.columns import Column, first_runs
-from batchml.runs.find import NewestRuns
-from batchml.runs.metrics.conditions import MetricCondition, MetricValue
-from batchml.runs.metrics.series import child_of
+from batchml.runs.compare.newest import NewestRuns
+from batchml.runs.metrics.conditions import MetricCondition, MetricValue, child_of
 from batchml.runs.search import FoundRun, RunFilter, SkippedRuns, to_bound, to_query
 
 _AT_ONCE = 100  # runs that are completed together

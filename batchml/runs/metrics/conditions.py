@@ -9,8 +9,7 @@ from math import fsum
 from msgspec import Struct
 
 from batchml.errors import UsageError, did_you_mean
-from batchml.model.run import Record
-from batchml.runs.metrics.series import best_values, child_of
+from batchml.model.run import MetricRange, Record
 
 _CONDITION = r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*"
 _FUNCTION = r"([a-z]\w*)\((.+)\)"
@@ -19,6 +18,35 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
     "=": operator.eq, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
+
+
+NO_METRICS = (
+    "No metrics: the program called no report(), and no pattern of [metrics] in a job.toml matched "
+    "its output. `batchml adopt SCRIPT` proposes patterns."
+)
+
+
+def child_of(metric: str) -> tuple[str, int | None]:
+    """The name and the child of a metric: `("loss", 3)` for `loss:3`, `("loss", None)` else."""
+    name, _, child = metric.rpartition(":")
+    is_child = bool(name) and child.isascii() and child.isdecimal()
+    return (name, int(child)) if is_child else (metric, None)
+
+
+def first_values(ranges: Mapping[str, MetricRange]) -> dict[str, float]:
+    """The first value of each metric."""
+    return {name: each.first for name, each in ranges.items()}
+
+
+def best_values(
+    ranges: Mapping[str, MetricRange], directions: Mapping[str, str]
+) -> dict[str, float]:
+    """The best value of each metric whose direction is known, also for children (`loss:3`)."""
+    return {
+        name: each.greatest if direction == "max" else each.least
+        for name, each in ranges.items()
+        if (direction := directions.get(name) or directions.get(child_of(name)[0]))
+    }
 
 
 class MetricValue(Struct, frozen=True):

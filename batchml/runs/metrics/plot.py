@@ -9,7 +9,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.runs.metrics.series import NO_METRICS, Series, child_of
+from batchml.runs.metrics.conditions import NO_METRICS, child_of
+from batchml.runs.metrics.series import Series
 from batchml.runtime.storage.files import write_atomically
 
 WIDTH, HEIGHT = 560, 260

@@ -12,6 +12,7 @@ from batchml.cli.render import cells, pad, printable
 from batchml.cli.terminal import sparkline
 from batchml.model.outcome import is_supervised
 from batchml.model.run import MetricRange
+from batchml.runs.metrics.conditions import best_values, child_of
 from batchml.runs.watch.events import (
     LogOpened,
     MetricsReported,
@@ -324,28 +325,6 @@ def ranges_of(series: Mapping[str, Series]) -> dict[str, MetricRange]:
     return {name: known for name, each in series.items() if (known := each.range)}
 
 
-def first_values(ranges: Mapping[str, MetricRange]) -> dict[str, float]:
-    """The first value of each metric."""
-    return {name: each.first for name, each in ranges.items()}
-
-
-def best_values(
-    ranges: Mapping[str, MetricRange], directions: Mapping[str, str]
-) -> dict[str, float]:
-    """The best value of each metric whose direction is known, also for children (`loss:3`)."""
-    return {
-        name: each.greatest if direction == "max" else each.least
-        for name, each in ranges.items()
-        if (direction := directions.get(name) or directions.get(child_of(name)[0]))
-    }
-
-
-NO_METRICS = (
-    "No metrics: the program called no report(), and no pattern of [metrics] in a job.toml matched "
-    "its output. `batchml adopt SCRIPT` proposes patterns."
-)
-
-
 def describe_unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
     """The message about patterns that matched nothing in a whole log; "" if all have matched.
 
@@ -395,13 +374,6 @@ def by_child(metrics: Mapping[str, float]) -> dict[str, dict[int, float]]:
         if child is not None:
             found.setdefault(name, {})[child] = value
     return found
-
-
-def child_of(metric: str) -> tuple[str, int | None]:
-    """The name and the child of a metric: `("loss", 3)` for `loss:3`, `("loss", None)` else."""
-    name, _, child = metric.rpartition(":")
-    is_child = bool(name) and child.isascii() and child.isdecimal()
-    return (name, int(child)) if is_child else (metric, None)
 
 
 def metric_texts(

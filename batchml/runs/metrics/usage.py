@@ -16,8 +16,8 @@ from batchml.model.names import format_used
 from batchml.model.numbering import format_ranges
 from batchml.model.outcome import is_supervised, restarts_in_place
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.find import RunMetrics, read_metrics
 from batchml.runs.metrics.pace import PaceLog
+from batchml.runs.metrics.reading import RunMetrics, read_metrics
 from batchml.runs.metrics.series import Sample, SampleCollector, Series
 from batchml.runtime.protocol.launch import AGAIN
 from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
