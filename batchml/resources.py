@@ -1,8 +1,10 @@
 """Find the folders that are installed with batchml: `images/`, `jobs/` and `cfn/`."""
 
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def shipped_folder(folder: str) -> Path:
     """Return the path of the folder `images`, `jobs` or `cfn` of this installation.
 

@@ -71,14 +71,18 @@ def folder_project(folder: str) -> str:
 
 def project_root(folder: str) -> str:
     """The root of the folder's git repository or worktree; the folder itself without one."""
-    above = folder = os.path.abspath(folder)
-    while True:
-        if os.path.exists(os.path.join(above, ".git")):
-            return above
-        parent = os.path.dirname(above)
-        if parent == above:
-            return folder
-        above = parent
+    folder = os.path.abspath(folder)
+    return repository_root(folder) or folder
+
+
+def repository_root(folder: str) -> str:
+    """The root of the git repository or worktree of an absolute folder; "" without one."""
+    above = folder
+    while not os.path.exists(os.path.join(above, ".git")):
+        below, above = above, os.path.dirname(above)
+        if above == below:
+            return ""
+    return above
 
 
 def folder_above(folder: str, known: Iterable[str]) -> str:

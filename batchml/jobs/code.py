@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from batchml.clock import Clock
+from batchml.config.project import repository_root
 from batchml.errors import AccessError, ConfigError
 from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
 from batchml.jobs.written import WRITTEN, is_outputs_rule, read_written
@@ -268,7 +269,8 @@ class _Search:
         self._without = without
         self._written = read_written(without)
         self._defaults = default_rules()
-        above = _repository(root)
+        top = repository_root(str(root))
+        above = Path(top) if top else None
         # Rules match paths below the top of the repository, whose folders have rules, too.
         self._prefix = "" if above is None else _posix(root.relative_to(above))
         self.git = IgnoreRules()
@@ -391,11 +393,6 @@ class _Search:
             return entry.is_file() and Path(entry.path).resolve().is_relative_to(self._root)
         except OSError:  # a link to itself, or into a folder that cannot be read
             return False
-
-
-def _repository(folder: Path) -> Path | None:
-    """Find the top of the folder's git repository."""
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
 
 
 def _posix(path: Path) -> str:

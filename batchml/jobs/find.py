@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from batchml.jobs.own_image import (
     choose_file,
     file_kind,
     image_name,
+    is_file,
     make_files,
     read_files,
 )
@@ -154,7 +156,7 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
     if any(mark in name for mark in "/:@."):
         return None
     for folder in folders:
-        if name and (folder / name / "requirements.txt").is_file():
+        if name and is_file(f"{folder}/{name}/{REQUIREMENTS}"):
             return folder / name
     for folder in folders:
         if name and (folder / name).is_dir():
@@ -187,14 +189,14 @@ class ImageSource(Struct, frozen=True):
         self, flavor: str = "cpu", *, base: str = "", build_args: Mapping[str, str] | None = None
     ) -> Recipe:
         """Read the recipe of the image. Raises ConfigError with every mistake of its files."""
-        if self.file:
-            files, more, programs = make_files(self.folder, self.file, self.base)
-        else:
-            files, more, programs = read_files(self.folder), {}, frozenset[str]()
-        return make_recipe(
-            self.name, files, sources(has_whole_package(files)), flavor, base=base,
-            build_args=build_args, more=more, programs=programs,
-        )  # fmt: skip
+        args = tuple((build_args or {}).items())
+        if not self.file:
+            files = tuple(read_files(self.folder).items())
+            return _make_recipe(self.name, files, flavor, base, args)
+        own, more, programs = make_files(self.folder, self.file, self.base)
+        return _make_recipe.__wrapped__(
+            self.name, tuple(own.items()), flavor, base, args, tuple(more.items()), programs
+        )
 
     def push_argument(self, here: Path) -> str:
         """Return the argument of `batchml image push` for this image, in the folder `here`."""
@@ -204,6 +206,25 @@ class ImageSource(Struct, frozen=True):
         if folder == here:
             return self.word or HERE
         return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+# Of the images of the last submissions: with the hash of its 140 files, a recipe takes a tenth of
+# a submission. A job's own image is not kept: it may have large files.
+@lru_cache(maxsize=8)
+def _make_recipe(
+    name: str,
+    files: tuple[tuple[str, bytes], ...],
+    flavor: str,
+    base: str,
+    build_args: tuple[tuple[str, str], ...],
+    more: tuple[tuple[str, bytes], ...] = (),
+    programs: frozenset[str] = frozenset(),
+) -> Recipe:
+    folder = dict(files)
+    return make_recipe(
+        name, folder, sources(has_whole_package(folder)), flavor, base=base,
+        build_args=dict(build_args), more=dict(more), programs=programs,
+    )  # fmt: skip
 
 
 def find_source(image: str, folders: Sequence[Path], folder: Path) -> ImageSource | None:
@@ -255,7 +276,7 @@ def list_job_images(job_folders: Sequence[Path], here: Path) -> Iterator[tuple[P
 
 def own_image_files(folder: Path) -> tuple[str, ...]:
     """Return the files of a folder from which an image can be made."""
-    return tuple(name for name in OWN_IMAGE_FILES if (folder / name).is_file())
+    return tuple(name for name in OWN_IMAGE_FILES if is_file(f"{folder}/{name}"))
 
 
 def unused_files_notice(image: str, folder: Path) -> str:

@@ -6,9 +6,11 @@ files that are made are those of a folder below `images/`.
 """
 
 import codecs
+import errno
 import glob
 import os
 import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +35,18 @@ from batchml.model.image import (
 
 
 OWN_IMAGE_FILES = (REQUIREMENTS, CONDA, "environment.yaml", DOCKERFILE)
+
+
+def is_file(path: str) -> bool:
+    """Path.is_file of a text, which takes a third of the time: a submission asks for a dozen."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except ValueError:  # a zero byte
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def file_kind(file: str) -> str:
@@ -108,7 +122,7 @@ _PYTHON_BASE = "ARG BASE=python:"
 
 def read_files(folder: Path) -> dict[str, bytes]:
     """Read the files of an image's folder that decide the image. Raises OSError."""
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in FILES if is_file(f"{folder}/{name}")}
 
 
 # The files of an image's folder and other files of the build context, contents by path; and the

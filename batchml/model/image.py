@@ -8,7 +8,7 @@ embedded server adds that of its engine.
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
@@ -96,7 +96,7 @@ class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     whole: bool = False  # whether the image has all of batchml, not only its runtime
 
 
-class Recipe(Struct, frozen=True):
+class Recipe(Struct, frozen=True, dict=True):
     """The files of an image's build context, and its build arguments."""
 
     name: str
@@ -112,7 +112,7 @@ class Recipe(Struct, frozen=True):
         """The recipe of the same image for a processor."""
         return replace(self, processor=processor)
 
-    @property
+    @cached_property
     def content(self) -> str:
         """The hash of the files and arguments: the tag without the processor."""
         # The files one by one: the image of a job may copy hundreds of megabytes.

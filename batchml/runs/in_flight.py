@@ -29,7 +29,7 @@ class InFlight:
 
     @classmethod
     def beside(cls, history: History, env: str) -> "InFlight":
-        return cls(history.path.parent / "submitting" / (env or "-"))
+        return cls(history.path.parent.joinpath("submitting", env or "-"))
 
     @contextmanager
     def mark(self, key: str) -> Iterator[None]:
@@ -96,7 +96,7 @@ class UnsentRequests:
 
     @classmethod
     def beside(cls, history: History, env: str) -> "UnsentRequests":
-        return cls(history.path.parent / "gangs" / (env or "-"))
+        return cls(history.path.parent.joinpath("gangs", env or "-"))
 
     def keep(self, head_key: str, requests: Mapping[str, SubmissionRequests]) -> None:
         """Write the requests of the workers, by their keys, to disk.

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from batchml.clock import Clock
+from batchml.config.project import repository_root
 from batchml.errors import BatchmlError, ConfigError, NotFound
 from batchml.jobs.code import CodeArchive, PackMemory, describe_sent, pack, put_once
 from batchml.runtime.entry.fetch import BadArchive, unpack
@@ -375,13 +376,11 @@ class CommitMemory:
 
 def find_commit(folder: Path) -> str:
     """The commit that is checked out at `folder`; "" without a repository or a readable commit."""
-    for above in (folder, *folder.parents):
-        if (above / ".git").exists():
-            try:
-                return _head(_git_folder(above / ".git"))
-            except (OSError, UnicodeDecodeError):
-                return ""
-    return ""
+    top = repository_root(str(folder))
+    try:
+        return _head(_git_folder(Path(top, ".git"))) if top else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _git_folder(path: Path) -> Path:

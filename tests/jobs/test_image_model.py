@@ -1,5 +1,6 @@
 """What names an image: its content, all of it, and nothing else."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
-from batchml.jobs.find import ImageSource
+from batchml.jobs.find import ImageSource, own_image_files
 from batchml.jobs.images import ImageVariant, read_recipes, variants_of
+from batchml.jobs.own_image import OWN_IMAGE_FILES
 from batchml.local.home import Home
 from batchml.local.images import find, publish
 from batchml.model.environment import Compute, Environment
 from batchml.model.image import (
+    DOCKERFILE,
     PROCESSORS,
+    REQUIREMENTS,
     flavor_for,
     has_cuda,
     is_pinned,
@@ -256,3 +260,33 @@ def test_an_image_without_a_dockerfile_is_for_processes_alone(tmp_path: Path) ->
     (tmp_path / "mine" / "requirements.txt").touch()
     with pytest.raises(ConfigError, match="Dockerfile: missing"):
         read_recipes([ImageSource(tmp_path / "mine")], [ImageVariant("cpu")])
+
+
+def test_a_file_of_an_image_that_changes_or_appears_makes_another_image(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    source, references = ImageSource(folder), list[str]()
+    for name, text in (
+        (REQUIREMENTS, "numpy\n"),
+        (REQUIREMENTS, "scipy\n"),
+        (DOCKERFILE, "FROM python:3.12\n"),
+    ):
+        (folder / name).write_text(text)
+        references.append(source.recipe().reference)
+    (folder / DOCKERFILE).unlink()
+    references.append(source.recipe().reference)
+    assert len(set(references[:3])) == 3
+    assert references[3] == references[1]
+
+
+@pytest.mark.parametrize("name", OWN_IMAGE_FILES)
+def test_only_regular_files_are_files_of_an_image(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.symlink_to(name)
+    assert own_image_files(tmp_path) == ()
+    path.unlink()
+    os.mkfifo(path)
+    assert own_image_files(tmp_path) == ()
+    path.unlink()
+    path.write_text("")
+    assert own_image_files(tmp_path) == (name,)
