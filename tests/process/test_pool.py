@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
+from batchml.local.executors.runner.files import AttemptLog, LogDigest
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.reset import forget
+from batchml.model.logcheck import HEADER, parse_header
 from batchml.runtime.processes import send, start_time
 from batchml.runtime.storage.files import read_json
 from tests.process.test_processes import is_alive
@@ -226,6 +229,68 @@ def test_after_a_power_cut_an_attempt_without_a_record_is_a_lost_host(tidy: Home
     reboot(home)
     batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == NO_EVIDENCE
+
+
+def test_a_log_that_is_only_in_the_journal_is_whole_after_a_power_cut(tidy: Home) -> None:
+    """A longer file is not what a power cut leaves: it stays."""
+    home = tidy
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
+    definition = define(batch, ["true"])
+    jobs = [submit(batch, definition, BATCHML_KEY="k") for _ in range(5)]
+    ended = [wait_for_job(batch, job_id)["attempts"][0] for job_id in jobs]
+    streams = [attempt["container"]["logStreamName"] for attempt in ended]
+    files = [home.attempt(stream.rpartition("/")[2]) / "log" for stream in streams]
+    texts = [file.read_bytes() for file in files]
+    kill_server(home)
+    files[0].unlink()
+    shutil.rmtree(files[1].parent)
+    files[2].write_bytes(b"")
+    files[3].write_bytes(bytes(20))
+    files[4].write_bytes(b"9" * 600)
+    reboot(home)
+
+    logs = client_for(home, control.ensure_server(home, CLOCK), "logs")
+    group = "/aws/batch/job"
+    found = logs.filter_log_events(logGroupName=group, startTime=1)["events"]
+    assert {event["logStreamName"] for event in found} == set(streams[:4])
+    described = logs.describe_log_streams(logGroupName=group)["logStreams"]
+    assert sum("lastEventTimestamp" in stream for stream in described) == 4
+    assert [file.read_bytes() for file in files] == [*texts[:4], b"9" * 600]
+    assert all(b"::batchml end code=0" in text for text in texts)
+    for stream in streams[:4]:
+        page = logs.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)
+        check = parse_header(page["ResponseMetadata"]["HTTPHeaders"][HEADER])
+        assert check is not None and check.is_complete
+
+
+def test_a_record_that_survived_a_power_cut_brings_its_log_back(tidy: Home) -> None:
+    home = tidy
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
+    go = home.root.parent / "go"
+    job_id = submit(batch, define(batch, ["sh", "-c", f"until [ -e {go} ]; do sleep 0.02; done"]))
+    wait_for_job(batch, job_id, "RUNNING")
+    (folder,) = home.attempts.iterdir()
+    kill_server(home)
+    go.touch()
+    wait_for((folder / "exit.json").exists, "the attempt has ended")
+    record, text = read_json(str(folder / "exit.json")), "1 ::batchml host x\n"
+    digest = LogDigest()
+    digest.add(text.encode(), 1)
+    record["log"] = {**digest.proof(), "text": text}
+    (folder / "exit.json").write_text(json.dumps(record))
+    reboot(home)
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
+    assert wait_for_job(batch, job_id)["status"] == "SUCCEEDED"
+    assert (folder / "log").read_text() == text
+
+
+def test_output_that_a_killed_runner_has_written_is_synced_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"1 printed\n")
+    folder = os.open(tmp_path, os.O_PATH)
+    try:
+        assert AttemptLog(folder, lambda: None).must_persist
+    finally:
+        os.close(folder)
 
 
 def test_a_stop_at_any_moment_of_a_reused_runner_ends_its_own_attempt_alone(

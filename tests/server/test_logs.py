@@ -387,27 +387,15 @@ def test_a_log_is_checked_once_its_attempt_has_ended(rig: Rig) -> None:
     assert checked(rig, stream, **head) == LogCheck(LogState.GONE, 3, file=file)
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("left", [None, b"", b"1 ::batchml host x\n", bytes(60)])
-def test_a_log_that_only_the_journal_has_synced_is_whole_after_a_power_cut(
-    rig: Rig, left: bytes | None, together: bool
-) -> None:
-    """Read alone and with others. A proof contains the log only if it has nothing but marks."""
+def test_a_log_that_the_journal_contains_is_gone_when_somebody_deletes_it(rig: Rig) -> None:
     data = b"1 ::batchml host x\n2 ::batchml end code=0 lines=0\n"
     job = submit(rig)
-    task, stream = rig.task(job), f"d/default/{rig.task(job)}"
-    rig.log_of(task).write_bytes(data)
+    task = rig.task(job)
+    file = rig.log_of(task)
     rig.end(job, log=msgspec.structs.replace(proof_of(data), text=data.decode()))
-    rig.log_of(task).unlink() if left is None else rig.log_of(task).write_bytes(left)
-    logs = rig.client("logs")
-    if together:
-        found = logs.filter_log_events(logGroupName=GROUP, logStreamNames=[stream])["events"]
-    else:
-        assert checked(rig, stream, startFromHead=True) == LogCheck(LogState.COMPLETE, 0)
-        found = logs.get_log_events(logGroupName=GROUP, logStreamName=stream)["events"]
-    messages = [event["message"] for event in found]
-    assert messages == ["::batchml host x", "::batchml end code=0 lines=0"]
-    assert rig.log_of(task).read_bytes() == data
+    found = checked(rig, f"d/default/{task}", startFromHead=True)
+    assert found == LogCheck(LogState.GONE, 0, file=str(file))
+    assert not file.exists()
 
 
 def test_logs_that_are_read_together_are_checked_together(rig: Rig) -> None:

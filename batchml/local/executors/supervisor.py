@@ -53,6 +53,7 @@ from batchml.local.executors.record import AttemptCondition
 from batchml.local.executors.runner.link import HOST_LOST, VERSION
 from batchml.local.executors.spec import RunnerSpecError, SpecMaker
 from batchml.local.home import Home, read_record
+from batchml.local.logs.check import restore_short
 from batchml.local.store.identity import FolderIdentity
 from batchml.model.run import CANNOT_START, MAKING
 
@@ -534,6 +535,8 @@ class AttemptSupervisor:
             log.error("exit.json of attempt %s is not an exit record", task_id)
             self._kill_leftovers(task_id, NO_EVIDENCE)
         else:
+            # The record may have survived a power cut that took the log.
+            restore_short(str(self._home.attempt(task_id) / "log"), exit_.log)
             self._report_ended(task_id, exit_)
 
     def _handle_loss(self, live: _LiveAttempt, why: str) -> None:

@@ -30,7 +30,7 @@ from batchml.errors import LocalServerError
 from batchml.local.batch import reads
 from batchml.local.batch.events import LogEnd
 from batchml.local.batch.state import ACCOUNT, DEFAULT_LOG_GROUP, REGION
-from batchml.local.logs.check import LargeChecks, check_small, restore_short
+from batchml.local.logs.check import LargeChecks, check_small
 from batchml.local.logs.files import (
     MAX_BYTES,
     MAX_EVENTS,
@@ -252,7 +252,6 @@ class LogReads:
         # Read before the page: if the attempt ends in between, the page may lack the last lines.
         end = self._streams.log_end(stream.task_id)
         path = self._files.path(stream.task_id)
-        restore_short(path, end)
         direction, offset = _direction_and_offset(params)
         page = _read_page(Path(path), direction, offset, params)
         body = {
@@ -276,8 +275,6 @@ class LogReads:
         # Read before the page, as in `get_log_events`.
         is_whole = bool(params.get("logStreamNames")) and not params.keys() & _SELECTING
         ends = self._streams.log_ends(streams) if is_whole else {}
-        for stream in streams:
-            restore_short(self._files.path(stream.task_id), ends.get(stream.task_id))
         matches = _parse_pattern(params.get("filterPattern", ""))
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")

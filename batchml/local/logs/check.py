@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchml.local.batch.events import LogEnd, LogProof
 from batchml.local.executors.runner.files import CHECKPOINT, count_marks, line_end
 from batchml.model.logcheck import LogCheck, LogState
-from batchml.runtime.storage.files import open_regular, write_atomically
+from batchml.runtime.storage.files import open_regular
 
 _BLOCK = 1_048_576
 _SMALL = _BLOCK  # bytes: checking such a file takes a millisecond
@@ -112,20 +112,28 @@ class _Begun(NamedTuple):
     steps: Steps
 
 
-def restore_short(path: str, end: LogEnd | None) -> None:
-    """Write the lines again that the proof contains, and that a power cut has taken."""
-    proof = end.proof if end is not None else None
+def restore_short(path: str, proof: LogProof | None) -> None:
+    """Write the lines again that a power cut has taken, if the proof contains them. A power cut
+    leaves a shorter file: file systems record a size after the bytes. Others are not read, as this
+    is done for each log of a long history.
+    """
     if proof is None or not proof.text:
         return
-    text = proof.text.encode()
+    folder = os.path.dirname(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open_regular(path) as file:
-            if file.read(len(text)) == text:
-                return
+        if os.lstat(path).st_size >= proof.size:
+            return
     except OSError:
         pass
     try:
-        write_atomically(path, text, 0o600)
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)
+        file = os.open(path, flags, 0o600)
+        try:
+            os.pwrite(file, proof.text.encode(), 0)
+        finally:
+            os.close(file)
     except OSError:  # the check reports what is missing
         pass
 

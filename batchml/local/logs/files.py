@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from batchml.local.batch.events import LogEnd
+from batchml.local.batch.events import LogEnd, LogProof
 from batchml.local.store.journal import LogStream, open_reader
 from batchml.runtime.storage.files import open_regular
 
@@ -326,6 +326,13 @@ class StreamIndex:
             f"SELECT task_id, body FROM log_ends WHERE task_id IN ({_marks(tasks)})", tasks
         )
         return {task_id: _LOG_END.decode(body) for task_id, body in rows}
+
+    def short_logs(self) -> Iterator[tuple[str, LogProof]]:
+        """The proofs that contain their logs, by task id."""
+        rows = self._db.execute("SELECT task_id, body FROM log_ends WHERE instr(body, '\"text\":')")
+        for task_id, body in rows:
+            if (proof := _LOG_END.decode(body).proof) is not None:
+                yield task_id, proof
 
     def some(self, group: str, names: Sequence[str]) -> list[LogStream]:
         """Those of at most a hundred streams that exist, in the order of their names here."""

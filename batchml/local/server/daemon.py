@@ -57,6 +57,8 @@ from batchml.local.executors.sweeper import remove_unowned
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.images import publish_runtime
 from batchml.local.logs.api import LogReads
+from batchml.local.logs.check import restore_short
+from batchml.local.logs.files import StreamIndex
 from batchml.local.machine import read_machine
 from batchml.local.server import auth
 from batchml.local.server.app import BatchServer, ConnectionGate, ConnectionLimits, wait_until_idle
@@ -240,14 +242,28 @@ def _close(journal: Journal, guard: Callable[[], None]) -> None:
 
 def claim(home: Home, journal: Journal) -> FolderIdentity:
     """Return the identity of this folder, after recording it in the journal and in its identity
-    file.
+    file. In a copy, and after the machine has started again, logs are restored before that.
     """
     kept = journal.identity()
     now = identity.observe(home, kept.id if kept is not None else "")
+    if kept is not None and (kept.boot != now.boot or kept.adopted_from):
+        _restore_logs(home, journal)
     if now != kept:
         journal.set_identity(now)
     identity.write_identity(home, now)
     return replace(now, adopted_from=kept.adopted_from if kept is not None else "")
+
+
+def _restore_logs(home: Home, journal: Journal) -> None:
+    """Write short logs again that a power cut has taken. Nothing is synced: each start of the
+    machine does this.
+    """
+    streams = StreamIndex(journal.path)
+    try:
+        for task_id, proof in streams.short_logs():
+            restore_short(str(home.attempt(task_id) / "log"), proof)
+    finally:
+        streams.close()
 
 
 async def _serve_a_copy(

@@ -184,6 +184,7 @@ class AttemptLog:
         with open(self._path, "rb") as file:
             while lines := file.readlines(_BLOCK):
                 self._digest.add(b"".join(lines), len(lines))
+        self.must_persist = not self.is_empty
 
     def close(self) -> dict[str, Any]:
         """Close the log; the proof of its content."""
