@@ -87,6 +87,8 @@ def test_another_address_is_announced_with_a_warning_and_answers(
         page.evaluate("""document.addEventListener('copy', event => setTimeout(() => {
             window.copied = event.defaultPrevented; }), {capture: true})""")
         page.click(".open-action:not([hidden])")
+        # The dialog grows with its preview, and would move under the pointer.
+        wait_for(page, "document.querySelector('dialog[open] [data-preview]').textContent")
         page.click("dialog[open] .copy")
         wait_for(page, "window.copied")
         page.click("dialog[open] [type=submit]")

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -108,7 +109,8 @@ class Rounds:
         if "server" in victims:
             kill_server(self.home)
         if runner is not None:
-            signal.pidfd_send_signal(runner, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended before it stood still
+                signal.pidfd_send_signal(runner, signal.SIGKILL)
             os.close(runner)
         if "client" in victims:
             self._mortal.replace()
